@@ -63,7 +63,7 @@ bool cards_choose(struct engine *e, uint64_t now_ns, kv_seq_id *out_seq, uint32_
     bool is_chosen = false;
     for (struct pool *p = NULL; !is_chosen && (p = pool_next(e, p)) != NULL;) {
         uint32_t pool = p->id.index;
-        if (pool_is_split(&p->split) || atomic_load(&c->move) != NULL)
+        if (pool_spans(e, p) || atomic_load(&c->move) != NULL)
             continue;
         for (uint32_t i = 0; i < c->peers.n; i++) {
             cards[i].n_blocks =

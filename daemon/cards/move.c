@@ -314,7 +314,7 @@ attn_status cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq,
     const Attnd__Move *ask = req->wire.header->move;
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
-    if (pool_is_split(&pool_of_kv(e, info.pool)->split))
+    if (pool_spans(e, pool_of_kv(e, info.pool)))
         return answer_no(a, ATTN_ENOTSUP,
                          "sequence %" PRIu64 " is in a split pool, which lies on all cards",
                          ask->seq);

@@ -9,6 +9,7 @@
 #include "daemon/cards/names.h"
 #include "daemon/cards/route.h"
 #include "daemon/cards/session.h"
+#include "daemon/cards/split/backend.h"
 #include "daemon/cards/step.h"
 #include "daemon/cards/step_part.h"
 
@@ -56,6 +57,7 @@ static void seq_closes(struct engine *e, kv_seq_id seq)
 }
 
 const struct peers_ops cards_peers_ops = {
+    .split = &cards_split_ops,
     .submit = cards_route,
     .settle = settle,
     .others_of_plan = cards_of_plan,

@@ -44,7 +44,7 @@ static attn_status restore_pools(struct engine *lead, struct engine *e, char *wh
         }
         if (is == NULL)
             continue;
-        if (p == NULL && pool_is_split(&is->split)) {
+        if (p == NULL && pool_spans(lead, is)) {
             if (kv_pool_sequences(lead->parts.kv, is->id) > 0)
                 log_warn("pool \"%s\" is cleared: card %" PRIu32 " has lost its part of it",
                          is->spec.wire->name, e->parts.card);

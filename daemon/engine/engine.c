@@ -16,7 +16,6 @@
 #include "daemon/base/log.h"
 #include "daemon/base/stack.h"
 #include "daemon/base/stats.h"
-#include "daemon/cards/split/backend_split.h"
 #include "daemon/engine/core/message.h"
 #include "daemon/engine/core/pace.h"
 #include "daemon/engine/core/peers.h"
@@ -101,7 +100,7 @@ static bool is_of_split_pool(const struct engine *e, kv_seq_id id)
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, id, &info);
     const struct pool *p = pool_of_kv(e, info.pool);
-    return p != NULL && pool_is_split(&p->split);
+    return p != NULL && pool_spans(e, p);
 }
 
 /* A card is lost: its sequences go; or, is_split, those of the lead that are split over it. May be
@@ -146,7 +145,7 @@ static void drop_if_not_whole(struct engine *e)
     if (!is_primary(e) || peers_all_live(e))
         return;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
-        n += pool_is_split(&p->split) ? kv_pool_sequences(e->parts.kv, p->id) : 0;
+        n += pool_spans(e, p) ? kv_pool_sequences(e->parts.kv, p->id) : 0;
     if (n > 0)
         drop_sequences(e, true);
 }
@@ -169,20 +168,20 @@ static uint64_t slice_ns(const struct engine *e, uint64_t now_ns, uint64_t max_w
     return max_wait_ns < ns ? max_wait_ns : ns;
 }
 
-/* Something goes to the device: of the lead's split batches and its own work by turns. */
+/* Something goes to the device: of the primary's split batches and its own work by turns. */
 static bool launch(struct engine *e)
 {
     if (is_alone(e))
         return batch_launch(e);
-    if (e->was_part_last && batch_launch(e)) {
-        e->was_part_last = false;
+    if (e->was_shard_last && batch_launch(e)) {
+        e->was_shard_last = false;
         return true;
     }
-    if (parts_launch(e)) {
-        e->was_part_last = true;
+    if (e->peers->ops->split->launch(e->split)) {
+        e->was_shard_last = true;
         return true;
     }
-    return !e->was_part_last && batch_launch(e);
+    return !e->was_shard_last && batch_launch(e);
 }
 
 /* When the oldest request that any device holds came; 0: none is held. */

@@ -108,10 +108,9 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
 
 static void close_one(struct engine *e)
 {
-    for (uint32_t i = 0; i < e->n_pools; i++)
-        if (e->pools[i].device != NULL)
-            test_free(e->pools[i].device);
+    struct backend *b = e->parts.backend;
     assert_int_equal(engine_close(e), ATTN_OK);
+    rig_backend_free_pools(b);
 }
 
 static void close_engine(struct rig *r)

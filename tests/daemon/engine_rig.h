@@ -32,6 +32,7 @@ struct rig_batch {
  * t). */
 struct rig;
 struct backend {
+    LIST_HEAD(, backend_pool) pools;
     const struct rig *rig; /* its cache is what patches are compared with */
     uint64_t kv_bytes;
     uint32_t max_in_flight;
@@ -109,6 +110,7 @@ struct rig {
 };
 
 extern const struct backend_ops rig_backend_ops;
+void rig_backend_free_pools(struct backend *b); /* as a backend's close does */
 extern uint64_t rig_now_ns; /* the engine's clock */
 
 /* The device has done what is in flight and says so to all but the engine, up to n words. */

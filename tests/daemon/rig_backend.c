@@ -16,6 +16,7 @@
 uint64_t rig_now_ns;
 
 struct backend_pool {
+    LIST_ENTRY(backend_pool) link;
     struct backend *backend;
     uint64_t place;
     struct backend_pool_config config;
@@ -59,6 +60,7 @@ static attn_status fake_pool_open(struct backend *b, const struct backend_pool_c
     struct backend_pool *p = test_malloc(sizeof *p);
     p->config = *c;
     p->backend = b;
+    LIST_INSERT_HEAD(&b->pools, p, link);
     p->place = c->kv_place != 0 ? c->kv_place : ++b->last_place;
     b->used_bytes += fake_pool_bytes(b, c);
     assert_true(b->used_bytes <= b->kv_bytes);
@@ -152,7 +154,14 @@ static void fake_pool_close(struct backend_pool *p)
 {
     p->backend->n_pools--;
     p->backend->used_bytes -= fake_pool_bytes(p->backend, &p->config);
+    LIST_REMOVE(p, link);
     test_free(p);
+}
+
+void rig_backend_free_pools(struct backend *b)
+{
+    while (!LIST_EMPTY(&b->pools))
+        fake_pool_close(LIST_FIRST(&b->pools));
 }
 
 static void note_conflicts(struct backend *b, const struct backend_batch *batch)

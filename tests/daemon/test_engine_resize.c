@@ -282,7 +282,7 @@ static void all_parts_of_a_split_pool_do_it_or_none(void **state)
     assert_int_equal(n_blocks_of("q"), 12);
     assert_int_equal(n_blocks_there(), 12);
     assert_int_equal(r.second_backend.used_bytes, bytes);
-    rig_assert_says(resize("q", 1u << 28), ATTN_ENOMEM, "card 1: n_blocks is 268435456, pool");
+    rig_assert_says(resize("q", 1u << 28), ATTN_ENOMEM, "n_blocks is 268435456, pool");
 
     r.second_backend.fail_resize = ATTN_EDEVICE; /* it only keeps its memory */
     must_resize("q", 5);

@@ -7,20 +7,19 @@
 /* A block of the pool as [layer][K|V][kv_head][block_tokens][head_dim] (kv_layout.h), behind all
  * batches that the sequences which have it are in; of a split pool from and to all cards.
  * Errors   ATTN_EDEVICE and what the backend gives; of a split pool also ATTN_EOVERLOAD */
-attn_status pool_block_read(struct engine *e, const struct pool *p, uint32_t block, uint8_t *out,
-                            char *why, size_t why_bytes);
-attn_status pool_block_write(struct engine *e, const struct pool *p, uint32_t block,
-                             const uint8_t *bytes, char *why, size_t why_bytes);
+attn_status pool_block_read(const struct pool *p, uint32_t block, uint8_t *out, char *why,
+                            size_t why_bytes);
+attn_status pool_block_write(const struct pool *p, uint32_t block, const uint8_t *bytes, char *why,
+                             size_t why_bytes);
 /* Layers of it alone, which lie behind one another: the device is asked for all, and writing keeps
  * what the others have. Also ATTN_ENOMEM */
 struct pool_layers {
     uint32_t first, n;
 };
-attn_status pool_layers_read(struct engine *e, const struct pool *p, uint32_t block,
-                             struct pool_layers layers, uint8_t *out, char *why, size_t why_bytes);
-attn_status pool_layers_write(struct engine *e, const struct pool *p, uint32_t block,
-                              struct pool_layers layers, const uint8_t *bytes, char *why,
-                              size_t why_bytes);
+attn_status pool_layers_read(const struct pool *p, uint32_t block, struct pool_layers layers,
+                             uint8_t *out, char *why, size_t why_bytes);
+attn_status pool_layers_write(const struct pool *p, uint32_t block, struct pool_layers layers,
+                              const uint8_t *bytes, char *why, size_t why_bytes);
 
 /* The pool's effects in the backend's form; what is of no use any more is left out of them. Room
  * for the capacity and margin of patches. */

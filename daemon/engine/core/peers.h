@@ -17,7 +17,22 @@
 
 struct answer;
 
+/* The backend over the backends of all devices, for pools that are split over them. */
+struct split_ops {
+    const struct backend_ops *backend; /* pools, blocks and submit; batches come back from poll */
+    struct split *(*open)(struct engine *e); /* the engine's share of it; NULL: no memory */
+    void (*close)(struct split *s); /* NULL is fine */
+    struct backend *(*backend_of)(struct split *s, attn_split how);
+    struct backend_batch *(*poll)(struct split *s); /* the primary's; NULL: none is done */
+    bool (*has_work)(const struct split *s); /* something has come from another device */
+    /* Puts work of the primary's batches on this device. false: there is none, or no place. */
+    bool (*launch)(struct split *s);
+    void (*done)(struct split *s, struct backend_batch *d); /* it came back from this device */
+};
+
 struct peers_ops {
+    const struct split_ops *split;
+
     /* --- requests */
     /* A transport's request goes to the engine that it is for. Any thread. */
     void (*submit)(struct engine *e, struct request *req);

@@ -31,6 +31,19 @@ void pool_let_go(struct engine *e, struct pool *p);
 /* The highest request by which the session has held a pool, or let go of one; 0: none. */
 uint64_t pools_last_request(const struct engine *e, uint32_t session);
 
+/* Computed by all devices together: its sequences are the primary's, blocks are counted there, and
+ * a lost device takes them with it. */
+static inline bool pool_spans(const struct engine *e, const struct pool *p)
+{
+    return p->backend != e->parts.backend;
+}
+
+/* A device's shard of such a pool: memory without sequences. */
+static inline bool pool_is_shard(const struct engine *e, const struct pool *p)
+{
+    return pool_spans(e, p) && e->parts.card > 0;
+}
+
 /* Clients know it by a handle of this generation (a card's pool has the lead's). */
 void pool_rename(struct engine *e, struct pool *p, uint32_t generation);
 /* Of all layers. */

@@ -32,10 +32,9 @@ static uint64_t load(const _Atomic uint64_t *from)
 static void pool_publish(struct engine *e, const struct pool *p, struct pool_published *to)
 {
     struct pool_count n = p == NULL ? (struct pool_count){0} : count_here(e, p);
-    bool is_split = p != NULL && pool_is_split(&p->split);
-    if (is_split && !is_primary(e)) /* its blocks are counted by the primary */
+    if (p != NULL && pool_is_shard(e, p)) /* its blocks are counted by the primary */
         n.blocks = n.free = 0;
-    atomic_store_explicit(&to->is_split, is_split, memory_order_relaxed);
+    atomic_store_explicit(&to->is_split, p != NULL && pool_spans(e, p), memory_order_relaxed);
     store(&to->blocks, n.blocks);
     store(&to->free, n.free);
     store(&to->cached, n.cached);

@@ -92,7 +92,7 @@ bool engine_is_quiet(const struct engine *e)
     return stack_is_empty(&e->inbox) && stack_is_empty(&e->tier.came) &&
            !atomic_load(&e->is_stopping) &&
            (is_alone(e) || (stack_is_empty(&e->messages) && stack_is_empty(&e->returned) &&
-                            stack_is_empty(&e->parts_in) && stack_is_empty(&e->parts_back)));
+                            !e->peers->ops->split->has_work(e->split)));
 }
 
 /* Looks at everything until there is something or ns are over. */

@@ -57,7 +57,6 @@
 #include "cache/idle.h"
 #include "cache/kv.h"
 #include "cache/tier_store.h"
-#include "daemon/cards/split/geometry.h"
 #include "daemon/engine/core/trace.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/step/canary.h"
@@ -75,6 +74,7 @@ struct lane;
 struct task;
 struct pool;
 struct peers_ops;
+struct split;
 struct tier_disk;
 
 enum item_state { ITEM_WAITING, ITEM_READY, ITEM_ACTIVE, ITEM_DONE };
@@ -167,8 +167,11 @@ struct pool {
     uint32_t tenant; /* whose it is; of nobody's that is known, too */
     uint32_t n_made; /* blocks that it was made with; what it has is in spec and config */
     struct backend_pool_config config; /* as clients know it */
-    struct pool_split split; /* what of it is on this card */
+    /* What computes it: the engine's device, or of a split pool all devices together (peers.h). */
+    const struct backend_ops *ops;
+    struct backend *backend;
     struct backend_pool *device;
+    bool has_words; /* its batches may have signals */
     uint64_t device_bytes;
     uint32_t generation; /* pools that this one's index was before */
     struct ready_queue ready;
@@ -196,15 +199,6 @@ struct batch {
     uint64_t submitted_ns;
     uint64_t charged_ns; /* to its tenant, as long as nobody knows what it takes */
     bool is_in_flight;
-    /* of a pool that is split (cards/split/backend_split.c) */
-    struct batch_part *parts; /* [cards]; NULL: there is one card */
-    struct cards_outputs *outputs; /* split by tokens */
-    attn_status outputs_status; /* is there memory for them? */
-    uint32_t n_parts_out;
-    uint64_t order, oldest; /* of the lead's batches; the first that had not come back then */
-    bool is_own_loss; /* it was this card's part that lost its device */
-    bool has_bells; /* of a split pool: some tensors lie in lanes' regions */
-    char why[WHY_BYTES]; /* it failed */
 };
 
 /* A live item that is looked at again (engine/step/canary_watch.c). */
@@ -352,8 +346,6 @@ struct engine {
     _Atomic(struct request *) inbox; /* newest first */
     _Atomic(struct engine_message *) messages; /* of other devices' engines, as the next */
     _Atomic(struct request *) returned; /* answered, for the thread that polls */
-    _Atomic(struct batch_part *) parts_in; /* of the lead's batches, to be computed here */
-    _Atomic(struct batch_part *) parts_back; /* the lead's: they are */
     _Atomic uint32_t is_asleep; /* engine/core/sleep.c, as far as polled_ns */
     _Atomic(struct engine_poller *) pollers;
     int epoll_fd, wake_fd;
@@ -391,12 +383,9 @@ struct engine {
     struct batch batches[BACKEND_MAX_IN_FLIGHT];
     bool has_ahead; /* the device can write the cache's words (engine/step/ahead.h) */
     uint32_t max_in_flight, n_in_flight;
-    uint32_t n_on_device; /* batches that poll will give back, parts of the lead's, too */
-    struct batch_part *parts_waiting; /* of the lead's batches: for a place on the device */
-    uint64_t parts_order; /* the lead's: of the batch whose parts it sent last */
-    uint64_t part_failed; /* order of the last part that failed here */
-    struct batch_part *parts_came; /* the lead's: computed, not looked at */
-    bool was_part_last; /* of what went to the device */
+    uint32_t n_on_device; /* batches that poll will give back, shards of the primary's, too */
+    struct split *split; /* batches of split pools; NULL where the engine is alone */
+    bool was_shard_last; /* of what went to the device */
     uint32_t n_about; /* most items lately ready or in flight at a time */
     uint64_t finished_ns; /* when the last batch came back */
     uint64_t progress_ns; /* when a batch last came back, or went to an idle device */

@@ -32,7 +32,6 @@ static void effects_fini(struct pool *p)
 void pools_fini(struct engine *e)
 {
     for (uint32_t i = 0; i < e->n_pools; i++) {
-        pool_split_fini(&e->pools[i].split);
         pool_spec_fini(&e->pools[i].spec);
         effects_fini(&e->pools[i]);
     }
@@ -60,11 +59,10 @@ static attn_status effects_init(struct engine *e, struct pool *p)
 static void pool_undo(struct engine *e, struct pool *p)
 {
     if (p->device != NULL) {
-        e->parts.ops->pool_close(p->device);
+        p->ops->pool_close(p->device);
         e->device_bytes -= p->device_bytes;
     }
     effects_fini(p);
-    pool_split_fini(&p->split);
     pool_spec_fini(&p->spec);
     *p = (struct pool){0};
     e->pool_keys[p - e->pools] = 0;
@@ -85,10 +83,10 @@ static attn_status pool_make(struct engine *e, const struct tenant *who, struct 
         snprintf(why, why_bytes, "no memory for a pool's tables");
         goto fail;
     }
-    p->split.config.kv_place = place;
-    st = e->parts.ops->pool_open(e->parts.backend, &p->split.config, &p->device);
+    p->config.kv_place = place;
+    st = p->ops->pool_open(p->backend, &p->config, &p->device);
     if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "%s", e->parts.ops->last_error(e->parts.backend));
+        snprintf(why, why_bytes, "%s", p->ops->last_error(p->backend));
         goto fail;
     }
     e->device_bytes += p->device_bytes;
@@ -130,8 +128,8 @@ static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t
                               .n_blocks = pool_records(e, p),
                               .spec_bytes = (uint32_t)packed_bytes,
                               .spec = packed,
-                              .place = e->parts.ops->pool_place(p->device)};
-    if (!pool_is_split(&p->split))
+                              .place = p->ops->pool_place(p->device)};
+    if (!pool_spans(e, p))
         ks.idle_pages = idle_block_pages(pool_block_bytes(p));
     note_windows(&p->config, &ks);
     snprintf(ks.name, sizeof ks.name, "%s", p->spec.wire->name);
@@ -145,7 +143,7 @@ static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t
 /* To its tenant, for what this card has of it: a split pool's are counted once. */
 static uint32_t blocks_charged(const struct engine *e, const struct pool *p)
 {
-    return pool_is_part_of_leads(e, p) ? 0 : p->config.n_blocks;
+    return pool_is_shard(e, p) ? 0 : p->config.n_blocks;
 }
 
 static void pool_count(struct engine *e, struct pool *p)
@@ -167,8 +165,8 @@ static void pool_count(struct engine *e, struct pool *p)
                 p->config.num_kv_heads, p->config.head_dim_k, p->config.head_dim_v,
                 attn_dtype_name(p->config.q_dtype), attn_dtype_name(p->config.kv_dtype),
                 p->config.n_blocks, p->config.block_tokens, p->device_bytes >> 20,
-                pool_is_split(&p->split) ? ", split " : "",
-                pool_is_split(&p->split) ? attn_split_name(p->split.how) : "");
+                pool_spans(e, p) ? ", split " : "",
+                pool_spans(e, p) ? attn_split_name((attn_split)p->spec.wire->split) : "");
 }
 
 /* --- the pools of other cards ----------------------------------------------------------------- */
@@ -229,8 +227,9 @@ static attn_status others_create(struct engine *lead, const struct pool *p,
     char ignored[WHY_BYTES];
     uint32_t n_done, n_undone;
     struct pool_ask ask = {asked, p->id.index, p->generation, p->tenant, ATTN_OK, why, why_bytes};
-    if (pool_is_split(&p->split) && !peers_all_live(lead)) {
-        snprintf(why, why_bytes, "split %s: a card is lost", attn_split_name(p->split.how));
+    if (pool_spans(lead, p) && !peers_all_live(lead)) {
+        snprintf(why, why_bytes, "split %s: a card is lost",
+                 attn_split_name((attn_split)p->spec.wire->split));
         return ATTN_EDEVICE;
     }
     attn_status st = ask_others(lead, pool_create_here, &ask, peers_n(lead), &n_done);
@@ -293,7 +292,7 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
         return st;
     }
     pool_count(e, p);
-    if (pool_is_split(&p->split)) /* of as many blocks as here */
+    if (pool_spans(e, p)) /* of as many blocks as here */
         asked = p->spec.wire;
     st = has_others(e) ? others_create(e, p, asked, why, why_bytes) : ATTN_OK;
     if (st != ATTN_OK) {
@@ -461,8 +460,7 @@ static uint32_t leads_n_blocks(const struct engine *e, kv_pool_id id, const stru
     const struct pool *p = lead == NULL ? NULL : pool_of_kv(lead, id);
     bool is_split = spec->wire->split == ATTND__SPLIT__SPLIT_HEADS ||
                     spec->wire->split == ATTND__SPLIT__SPLIT_TOKENS;
-    return is_split && p != NULL && pool_is_split(&p->split) ? p->config.n_blocks
-                                                             : spec->wire->n_blocks;
+    return is_split && p != NULL && pool_spans(lead, p) ? p->config.n_blocks : spec->wire->n_blocks;
 }
 
 attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_bytes)

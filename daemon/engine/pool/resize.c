@@ -6,13 +6,14 @@
  * device has zeroed what comes before the cache counts it. So a kill leaves the old number or the
  * new one, and a successor makes the pool with what the arena says.
  *
- * Of a split pool the lead's arena says it for all cards: their parts have more memory before it
- * says so, and less after it does.
+ * Of a split pool the primary's arena says it for all devices: their shards have more memory before
+ * it says so, and less after it does (cards/split/backend.c).
  */
 #include "daemon/engine/pool/resize.h"
 
 #include <assert.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -42,10 +43,12 @@ static struct batch *batch_of(struct engine *e, const struct pool *p)
     return NULL;
 }
 
-/* One batch more has come back, or some time has gone. */
+/* One batch more has come back, or some time has gone. An engine whose inbox is not empty does not
+ * sleep while other devices compute. */
 static void wait_a_little(struct engine *e)
 {
-    batch_finish_one(e, WAIT_NS);
+    if (!batch_finish_one(e, WAIT_NS))
+        sched_yield();
     batches_watch(e, clock_now_ns());
 }
 
@@ -128,10 +131,10 @@ static attn_status shrink(struct engine *e, struct pool *p, uint32_t n_blocks, u
     if (st == ATTN_OK) {
         kv_pool_shrink_end(e->parts.kv, &s);
         tell_tables(e, p, &s);
-        st = e->parts.ops->pool_resize(p->device, n_blocks, p->config.max_row_blocks);
+        st = p->ops->pool_resize(p->device, n_blocks, p->config.max_row_blocks);
         if (st != ATTN_OK) /* a successor makes it as the cache has it */
             log_error("pool \"%s\" has fewer blocks than the device knows: %s", p->spec.wire->name,
-                      e->parts.ops->last_error(e->parts.backend));
+                      p->ops->last_error(p->backend));
         tenant_give(tenants_of_id(e->parts.tenants, p->tenant), TENANT_BLOCKS,
                     p->config.n_blocks - n_blocks);
         st = ATTN_OK;
@@ -148,7 +151,7 @@ static attn_status grow(struct engine *e, struct pool *p, uint32_t n_blocks, uin
 {
     struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
     uint32_t more = n_blocks - p->config.n_blocks, room = kv_pool_room(e->parts.kv, p->id);
-    uint32_t device_room = e->parts.ops->pool_room(p->device);
+    uint32_t device_room = p->ops->pool_room(p->device);
     room = device_room < room ? device_room : room;
     if (n_blocks > room)
         return FAIL(ATTN_ENOMEM,
@@ -157,10 +160,10 @@ static attn_status grow(struct engine *e, struct pool *p, uint32_t n_blocks, uin
     attn_status st = tenant_take(who, TENANT_BLOCKS, more, why, why_bytes);
     if (st != ATTN_OK)
         return st;
-    st = e->parts.ops->pool_resize(p->device, n_blocks, row_blocks);
+    st = p->ops->pool_resize(p->device, n_blocks, row_blocks);
     if (st != ATTN_OK) {
         tenant_give(who, TENANT_BLOCKS, more);
-        return FAIL(st, "%s", e->parts.ops->last_error(e->parts.backend));
+        return FAIL(st, "%s", p->ops->last_error(p->backend));
     }
     st = kv_pool_grow(e->parts.kv, p->id, n_blocks);
     assert(st == ATTN_OK); /* there is room */
@@ -177,14 +180,14 @@ static uint32_t row_blocks_with(const struct engine *e, const struct pool *p, ui
     return n < p->config.max_row_blocks ? p->config.max_row_blocks : n;
 }
 
-static void note_size(struct engine *e, struct pool *p, uint32_t n_blocks, uint32_t row_blocks,
-                      uint32_t n_moved)
+void pool_note_size(struct engine *e, struct pool *p, uint32_t n_blocks, uint32_t row_blocks,
+                    uint32_t n_moved)
 {
     uint32_t had = p->config.n_blocks;
-    p->spec.wire->n_blocks = p->config.n_blocks = p->split.config.n_blocks = n_blocks;
-    p->config.max_row_blocks = p->split.config.max_row_blocks = row_blocks;
+    p->spec.wire->n_blocks = p->config.n_blocks = n_blocks;
+    p->config.max_row_blocks = row_blocks;
     e->device_bytes -= p->device_bytes;
-    p->device_bytes = e->parts.ops->pool_bytes(e->parts.backend, &p->split.config);
+    p->device_bytes = p->ops->pool_bytes(p->backend, &p->config);
     e->device_bytes += p->device_bytes;
     tier_resized_pool(e, p->id);
     e->is_dirty = true;
@@ -194,6 +197,14 @@ static void note_size(struct engine *e, struct pool *p, uint32_t n_blocks, uint3
     pools_publish(e);
 }
 
+/* Says which device's answer it is. */
+static void name_device(const struct engine *e, char *why, size_t why_bytes)
+{
+    char what[WHY_BYTES];
+    snprintf(what, sizeof what, "%s", why);
+    snprintf(why, why_bytes, "card %" PRIu32 ": %.220s", e->parts.card, what);
+}
+
 static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
                                size_t why_bytes)
 {
@@ -201,40 +212,14 @@ static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_bloc
     if (n_blocks == had)
         return ATTN_OK;
     attn_status st = settle(e, p, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    st = n_blocks < had ? shrink(e, p, n_blocks, &n_moved, why, why_bytes)
-                        : grow(e, p, n_blocks, row_blocks, why, why_bytes);
     if (st == ATTN_OK)
-        note_size(e, p, n_blocks, row_blocks, n_moved);
+        st = n_blocks < had ? shrink(e, p, n_blocks, &n_moved, why, why_bytes)
+                            : grow(e, p, n_blocks, row_blocks, why, why_bytes);
+    if (st == ATTN_OK)
+        pool_note_size(e, p, n_blocks, row_blocks, n_moved);
+    else if (!is_alone(e) && !pool_spans(e, p)) /* a split pool's backend says it */
+        name_device(e, why, why_bytes);
     return st;
-}
-
-/* This card's part of a split pool, of which no batch is in flight: memory alone. */
-static attn_status resize_part(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
-                               size_t why_bytes)
-{
-    uint32_t room = e->parts.ops->pool_room(p->device);
-    uint32_t row_blocks = row_blocks_with(e, p, n_blocks);
-    if (n_blocks == p->config.n_blocks)
-        return ATTN_OK;
-    if (n_blocks > p->config.n_blocks && n_blocks > room)
-        return FAIL(ATTN_ENOMEM,
-                    "n_blocks is %" PRIu32 ", pool \"%s\" has room for %" PRIu32 " where it is",
-                    n_blocks, p->spec.wire->name, room);
-    attn_status st = e->parts.ops->pool_resize(p->device, n_blocks, row_blocks);
-    if (st != ATTN_OK)
-        return FAIL(st, "%s", e->parts.ops->last_error(e->parts.backend));
-    note_size(e, p, n_blocks, row_blocks, 0);
-    return ATTN_OK;
-}
-
-/* Says which card's answer it is. */
-static void name_card(const struct engine *e, char *why, size_t why_bytes)
-{
-    char what[WHY_BYTES];
-    snprintf(what, sizeof what, "%s", why);
-    snprintf(why, why_bytes, "card %" PRIu32 ": %.220s", e->parts.card, what);
 }
 
 struct resize_ask {
@@ -252,11 +237,7 @@ static void resize_there(struct engine *e, void *arg)
     ask->had = p == NULL ? 0 : p->config.n_blocks;
     if (p == NULL || engine_health(e) != ATTN_OK)
         return;
-    ask->status = pool_is_part_of_leads(e, p)
-                      ? resize_part(e, p, ask->n_blocks, ask->why, ask->why_bytes)
-                      : resize_here(e, p, ask->n_blocks, ask->why, ask->why_bytes);
-    if (ask->status != ATTN_OK)
-        name_card(e, ask->why, ask->why_bytes);
+    ask->status = resize_here(e, p, ask->n_blocks, ask->why, ask->why_bytes);
 }
 
 /* had: of each card that has done it, from the second on; those before *n. */
@@ -291,15 +272,14 @@ static void others_undo(struct engine *lead, const struct pool *p, struct resize
     }
 }
 
-static attn_status resize_whole(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
-                                size_t why_bytes)
+/* Each device has a pool of its own. */
+static attn_status resize_all(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                              size_t why_bytes)
 {
     uint32_t had[CONFIG_MAX_DEVICES] = {p->config.n_blocks}, n_done = 1;
     char ignored[WHY_BYTES];
     struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, why, why_bytes};
     attn_status st = resize_here(e, p, n_blocks, why, why_bytes);
-    if (st != ATTN_OK && !is_alone(e))
-        name_card(e, why, why_bytes);
     if (st != ATTN_OK || is_alone(e))
         return st;
     st = resize_others(e, &ask, had, &n_done);
@@ -312,52 +292,15 @@ static attn_status resize_whole(struct engine *e, struct pool *p, uint32_t n_blo
     return st;
 }
 
-static attn_status split_grow(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
-                              size_t why_bytes)
-{
-    uint32_t had[CONFIG_MAX_DEVICES], n_done;
-    struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, why, why_bytes};
-    attn_status st = settle(e, p, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    st = resize_others(e, &ask, had, &n_done);
-    if (st == ATTN_OK) {
-        st = resize_here(e, p, n_blocks, why, why_bytes);
-        if (st != ATTN_OK)
-            name_card(e, why, why_bytes);
-    }
-    if (st != ATTN_OK)
-        others_undo(e, p, &ask, had, n_done);
-    return st;
-}
-
-/* What goes is no block any more when the lead has said so; a card that keeps its memory for longer
- * only has less for others. */
-static attn_status split_shrink(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
-                                size_t why_bytes)
-{
-    uint32_t had[CONFIG_MAX_DEVICES], n_done;
-    char what[WHY_BYTES];
-    struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, what, sizeof what};
-    attn_status st = resize_here(e, p, n_blocks, why, why_bytes);
-    if (st == ATTN_OK && resize_others(e, &ask, had, &n_done) != ATTN_OK)
-        log_warn("pool \"%s\" has %" PRIu32 " blocks, and memory for more: %s", p->spec.wire->name,
-                 n_blocks, what);
-    return st;
-}
-
 attn_status pool_resize(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
                         size_t why_bytes)
 {
     if (n_blocks == 0)
         return FAIL(ATTN_EINVAL, "n_blocks is 0");
-    if (!pool_is_split(&p->split))
-        return resize_whole(e, p, n_blocks, why, why_bytes);
+    if (!pool_spans(e, p))
+        return resize_all(e, p, n_blocks, why, why_bytes);
     if (!peers_all_live(e))
         return FAIL(ATTN_EDEVICE, "pool \"%s\" is split over cards, of which one is lost",
                     p->spec.wire->name);
-    if (n_blocks == p->config.n_blocks)
-        return ATTN_OK;
-    return n_blocks > p->config.n_blocks ? split_grow(e, p, n_blocks, why, why_bytes)
-                                         : split_shrink(e, p, n_blocks, why, why_bytes);
+    return resize_here(e, p, n_blocks, why, why_bytes);
 }

@@ -11,14 +11,9 @@
 
 #define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
 
-bool pool_is_part_of_leads(const struct engine *e, const struct pool *p)
-{
-    return pool_is_split(&p->split) && !is_primary(e);
-}
-
 uint32_t pool_records(const struct engine *e, const struct pool *p)
 {
-    return pool_is_part_of_leads(e, p) ? 1 : p->spec.wire->n_blocks;
+    return pool_is_shard(e, p) ? 1 : p->spec.wire->n_blocks;
 }
 
 /* Some layer has no window, so a sequence keeps all of its blocks. */
@@ -38,29 +33,46 @@ uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s, uint
     return keeps_all(s) && n_blocks < n ? n_blocks : n;
 }
 
-/* What clients know of it, and what of that this card's device has. */
-static attn_status pool_configure(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+static void pool_configure(struct engine *e, struct pool *p)
 {
-    uint32_t n_cards = e->peers->n;
-    attn_split how = (attn_split)p->spec.wire->split;
     pool_spec_config(&p->spec, e->parts.cfg->max_sequences,
                      pool_row_blocks(e, &p->spec, p->spec.wire->n_blocks), &p->config);
-    pool_split_fini(&p->split);
-    return pool_split_init(&p->split, &p->config, how, n_cards, e->parts.card, why, why_bytes);
+}
+
+/* The engine's device; or all devices together. */
+static void pool_choose_backend(struct engine *e, struct pool *p)
+{
+    attn_split how = (attn_split)p->spec.wire->split;
+    bool is_split = how != ATTN_SPLIT_WHOLE && e->peers->n > 1;
+    struct backend_info info;
+    p->ops = is_split ? e->peers->ops->split->backend : e->parts.ops;
+    p->backend = is_split ? e->peers->ops->split->backend_of(e->split, how) : e->parts.backend;
+    p->ops->info(p->backend, &info);
+    p->has_words = (info.features & BACKEND_HAS_WORDS) != 0;
+}
+
+/* Of a block, what this device has. */
+static uint64_t block_bytes_here(struct engine *e, struct pool *p)
+{
+    struct backend_pool_config many = p->config;
+    if (!pool_spans(e, p))
+        return kv_layout_of(&many).block_bytes;
+    many.n_blocks = 1u << 26; /* what a backend rounds up is less than a byte of each */
+    return p->ops->pool_bytes(p->backend, &many) / many.n_blocks;
 }
 
 /* Half of what is left, for a pool that leaves its size to us. */
 static attn_status pool_size_auto(struct engine *e, struct pool *p, uint64_t free_bytes,
                                   uint32_t free_blocks, char *why, size_t why_bytes)
 {
-    struct backend_pool_config *c = &p->split.config;
-    uint64_t block_bytes = kv_layout_of(c).block_bytes;
-    if (pool_is_split(&p->split))
+    struct backend_pool_config *c = &p->config;
+    uint64_t block_bytes = block_bytes_here(e, p);
+    if (pool_spans(e, p))
         free_bytes = least_free_bytes(e);
     uint64_t n = free_bytes / block_bytes;
     c->n_blocks = n < free_blocks ? (uint32_t)n : free_blocks;
     c->n_blocks = c->n_blocks / 2 + c->n_blocks % 2;
-    while (c->n_blocks > 0 && e->parts.ops->pool_bytes(e->parts.backend, c) > free_bytes)
+    while (c->n_blocks > 0 && p->ops->pool_bytes(p->backend, c) > free_bytes)
         c->n_blocks--;
     p->spec.wire->n_blocks = c->n_blocks;
     if (c->n_blocks == 0)
@@ -68,7 +80,8 @@ static attn_status pool_size_auto(struct engine *e, struct pool *p, uint64_t fre
                     "a block of %" PRIu64 " bytes does not fit: %" PRIu64 " of %" PRIu64
                     " KV bytes are free (device.kv_memory)",
                     block_bytes, free_bytes, e->info.kv_bytes);
-    return pool_configure(e, p, why, why_bytes);
+    pool_configure(e, p);
+    return ATTN_OK;
 }
 
 attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p, char *why,
@@ -99,12 +112,11 @@ attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p
         free_blocks = (uint32_t)((left + n_cards - 1) / n_cards);
     if (asked == 0)
         w->n_blocks = 1; /* the geometry is judged first, the size after it */
-    attn_status st = pool_configure(e, p, why, why_bytes);
+    pool_choose_backend(e, p);
+    pool_configure(e, p);
+    attn_status st = p->ops->pool_check(p->backend, &p->config);
     if (st != ATTN_OK)
-        return st;
-    st = e->parts.ops->pool_check(e->parts.backend, &p->split.config);
-    if (st != ATTN_OK)
-        return FAIL(st, "%s", e->parts.ops->last_error(e->parts.backend));
+        return FAIL(st, "%s", p->ops->last_error(p->backend));
     if (asked == 0)
         st = pool_size_auto(e, p, free_bytes, free_blocks, why, why_bytes);
     if (st != ATTN_OK)
@@ -114,7 +126,7 @@ attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p
                     "n_blocks is %" PRIu32 ", %" PRIu32
                     " block records are free (device.kv_memory)",
                     w->n_blocks, free_blocks);
-    p->device_bytes = e->parts.ops->pool_bytes(e->parts.backend, &p->split.config);
+    p->device_bytes = p->ops->pool_bytes(p->backend, &p->config);
     if (p->device_bytes > free_bytes)
         return FAIL(ATTN_ENOMEM,
                     "n_blocks %" PRIu32 " takes %" PRIu64 " bytes, %" PRIu64 " of %" PRIu64

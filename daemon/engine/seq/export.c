@@ -120,7 +120,7 @@ static attn_status blocks_out(struct engine *e, struct pool *p, kv_seq_id seq,
         attn_status st =
             kv_is_place(info->block_table[at])
                 ? idle_layers_read(e, p, seq, at, part->layers, dst, why, WHY_BYTES)
-                : pool_layers_read(e, p, info->block_table[at], part->layers, dst, why, WHY_BYTES);
+                : pool_layers_read(p, info->block_table[at], part->layers, dst, why, WHY_BYTES);
         if (st != ATTN_OK)
             return st;
         zero_behind(&p->config, part->layers, info->layer_len, at, dst);
@@ -342,7 +342,7 @@ static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
     }
     kv_seq_info(e->parts.kv, seq, &info);
     for (size_t i = 0; i < m->n_sums / 2 && st == ATTN_OK; i++)
-        st = pool_layers_write(e, p, info.block_table[m->first_block + i], part->layers,
+        st = pool_layers_write(p, info.block_table[m->first_block + i], part->layers,
                                req->wire.payload + i * part->bytes, why, WHY_BYTES);
     layers_end(e, p, seq, m, first_layer, past, st == ATTN_OK);
     return st;

@@ -124,10 +124,10 @@ static attn_status open_check(struct engine *e, const Attnd__Open *o, uint32_t s
     if (is_elsewhere(e, session, o->seq))
         return answer_no(a, ATTN_EOVERLOAD, "sequence %" PRIu64 " has moved to another card",
                          o->seq);
-    if (pool_is_split(&p->split) && !peers_all_live(e))
+    if (pool_spans(e, p) && !peers_all_live(e))
         return answer_no(a, ATTN_EDEVICE, "open.pool is %" PRIu32 ": a card of it is lost",
                          o->pool);
-    if (pool_is_split(&p->split) && !is_primary(e)) /* its handle was guessed as it was made */
+    if (pool_is_shard(e, p)) /* its handle was guessed as it was made */
         return answer_no(a, ATTN_EOVERLOAD, "open.pool is %" PRIu32 ", which is being made",
                          o->pool);
     return ATTN_OK;

@@ -52,7 +52,7 @@ static bool put_down(struct engine *e, const struct batch *b, uint32_t i, uint32
 void ahead_begin(struct engine *e, struct batch *b)
 {
     struct backend_word *signals = b->signals + 1; /* behind the cache's */
-    uint32_t n = 0, n_ahead = 0, n_items = pool_is_split(&b->pool->split) ? 0 : b->n_items;
+    uint32_t n = 0, n_ahead = 0, n_items = b->pool->has_words ? b->n_items : 0;
     for (uint32_t i = 0, n_of_task; i < n_items; i += n_of_task) {
         const struct task *t = b->items[i]->task;
         for (n_of_task = 1; i + n_of_task < n_items && b->items[i + n_of_task]->task == t;)

@@ -15,7 +15,6 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
-#include "daemon/cards/split/backend_split.h"
 #include "daemon/engine/core/answer.h"
 #include "daemon/engine/core/effects.h"
 #include "daemon/engine/core/pace.h"
@@ -32,8 +31,6 @@
 #include "daemon/engine/tier/idle.h"
 #include "daemon/engine/tier/out.h"
 #include "kernels/layer_visible.h"
-
-static const uint64_t INLINE_WAIT_NS = 1000 * 1000;
 
 attn_status batches_init(struct engine *e)
 {
@@ -52,12 +49,15 @@ attn_status batches_init(struct engine *e)
             b->patches == NULL || b->copies == NULL)
             return ATTN_ENOMEM;
     }
-    return parts_init(e);
+    if (!is_alone(e))
+        e->split = e->peers->ops->split->open(e);
+    return !is_alone(e) && e->split == NULL ? ATTN_ENOMEM : ATTN_OK;
 }
 
 void batches_fini(struct engine *e)
 {
-    parts_fini(e);
+    if (!is_alone(e))
+        e->peers->ops->split->close(e->split);
     for (uint32_t i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
         struct batch *b = &e->batches[i];
         free(b->device_items);
@@ -318,24 +318,6 @@ static struct batch *batch_begin(struct engine *e, struct pool *p)
 
 /* --- submit ----------------------------------------------------------------------------------- */
 
-/* At start, before engines have threads. */
-static void compute_inline(struct engine *e)
-{
-    while (parts_launch(e) || e->n_on_device > 0)
-        batch_finish_one(e, INLINE_WAIT_NS);
-}
-
-/* Sends each card its part, the lead's own last: it may be computed inside. */
-static void submit_parts(struct engine *e, struct batch *b)
-{
-    parts_begin(e, b, e->peers->n);
-    for (uint32_t k = b->n_parts_out; k-- > 0;) {
-        part_give(e, b, k);
-        if (k > 0 && !peers_at(e, k)->has_thread)
-            compute_inline(peers_at(e, k));
-    }
-}
-
 /* Hands the batch with its pool's patches and copies to the device. */
 static void batch_submit(struct engine *e, struct batch *b)
 {
@@ -362,13 +344,8 @@ static void batch_submit(struct engine *e, struct batch *b)
     if (who != NULL)
         pace_flow_charge(&who->flow, &e->flow_clock, b->charged_ns);
 
-    attn_status st = ATTN_OK;
-    if (pool_is_split(&b->pool->split)) {
-        submit_parts(e, b);
-    } else {
-        st = e->parts.ops->submit(e->parts.backend, &b->device);
-        e->n_on_device += st == ATTN_OK;
-    }
+    attn_status st = b->pool->ops->submit(b->pool->backend, &b->device);
+    e->n_on_device += st == ATTN_OK && !pool_spans(e, b->pool);
     if (st == ATTN_OK) {
         fx->n_patches = fx->n_copies = 0;
         b->is_in_flight = true;
@@ -380,7 +357,7 @@ static void batch_submit(struct engine *e, struct batch *b)
         stats_add(batch_items, b->n_items);
         return;
     }
-    const char *why = e->parts.ops->last_error(e->parts.backend);
+    const char *why = b->pool->ops->last_error(b->pool->backend);
     stats_add(batches_failed, 1);
     log_error("the backend refused a batch of %" PRIu32 " items: %s: %s", b->n_items,
               attn_status_message(st), why);

@@ -7,11 +7,11 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
-#include "daemon/cards/split/backend_split.h"
 #include "daemon/engine/core/effects.h"
 #include "daemon/engine/core/health.h"
 #include "daemon/engine/core/pace.h"
 #include "daemon/engine/core/peers.h"
+#include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/sleep.h"
 #include "daemon/engine/core/status.h"
@@ -28,7 +28,7 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
 {
     if (atomic_load_explicit(&e->is_draining, memory_order_relaxed))
         tokens_came(e, clock_now_ns());
-    bool is_lost = st == ATTN_EDEVICE && (!pool_is_split(&b->pool->split) || b->is_own_loss);
+    bool is_lost = st == ATTN_EDEVICE && !pool_spans(e, b->pool);
     if (ahead_is_told(e, b))
         st = ATTN_OK;
     if (st != ATTN_OK)
@@ -124,8 +124,7 @@ static void batch_finish(struct engine *e, struct batch *b)
         pace_learn(&b->pool->cost, b->n_visible, b->device.device_ns);
         canary_choose(e, b);
     } else {
-        bool is_split = pool_is_split(&b->pool->split);
-        why = is_split ? b->why : e->parts.ops->last_error(e->parts.backend);
+        why = b->pool->ops->last_error(b->pool->backend);
         stats_add(batches_failed, 1);
         log_error("a batch of %" PRIu32 " items failed: %s: %s", b->n_items,
                   attn_status_message(st), why);
@@ -135,7 +134,7 @@ static void batch_finish(struct engine *e, struct batch *b)
     batch_done(e, b, st, why);
 }
 
-/* Not one of another card's parts. */
+/* Not a shard of the primary's. */
 static bool is_own_batch(const struct engine *e, const struct backend_batch *d)
 {
     for (uint32_t i = 0; i < e->max_in_flight; i++)
@@ -146,9 +145,9 @@ static bool is_own_batch(const struct engine *e, const struct backend_batch *d)
 
 bool batch_finish_one(struct engine *e, uint64_t wait_ns)
 {
-    struct batch *b = is_alone(e) ? NULL : parts_take_back(e);
-    if (b != NULL) {
-        batch_finish(e, b);
+    struct backend_batch *d = is_alone(e) ? NULL : e->peers->ops->split->poll(e->split);
+    if (d != NULL) {
+        batch_finish(e, d->user);
         return true;
     }
     if (e->n_on_device == 0) {
@@ -156,14 +155,14 @@ bool batch_finish_one(struct engine *e, uint64_t wait_ns)
             engine_idle(e, wait_ns); /* other cards compute */
         return false;
     }
-    struct backend_batch *d = e->parts.ops->poll(e->parts.backend, wait_ns);
+    d = e->parts.ops->poll(e->parts.backend, wait_ns);
     if (d == NULL)
         return false;
     e->n_on_device--;
     if (is_own_batch(e, d))
         batch_finish(e, d->user);
     else
-        part_leave(e, d);
+        e->peers->ops->split->done(e->split, d);
     return true;
 }
 

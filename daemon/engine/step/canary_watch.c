@@ -210,7 +210,7 @@ bool canary_work(struct engine *e)
     if (w->block == NULL)
         w->block = malloc(w->block_bytes);
     if (table == NULL || w->block == NULL ||
-        pool_block_read(e, p, table[w->n_taken], w->block, why, sizeof why) != ATTN_OK) {
+        pool_block_read(p, table[w->n_taken], w->block, why, sizeof why) != ATTN_OK) {
         give_up(w);
         return true;
     }

@@ -230,7 +230,7 @@ static bool fetch_now(struct engine *e, struct mover_fetch *f)
             drop_damaged(e, host);
             break;
         }
-        if (pool_block_write(e, p, kv_fetch_block(f->kv, f->n_there), from, why, sizeof why) !=
+        if (pool_block_write(p, kv_fetch_block(f->kv, f->n_there), from, why, sizeof why) !=
             ATTN_OK)
             break;
         e->tier.in_bytes += bytes;
@@ -281,7 +281,7 @@ bool mover_fetches(struct engine *e, struct pool *p, uint32_t tenant, const stru
 {
     if (e->tier.blocks == NULL || engine_health(e) != ATTN_OK || req->is_fetched)
         return false;
-    if (pool_is_split(&p->split)) {
+    if (p->ops->moves_submit == NULL) {
         fetch_all_now(e, p, tenant, t);
         return false;
     }

@@ -145,7 +145,7 @@ static bool out_begin(struct engine *e, struct pool *p, const struct idle_ask *a
     struct engine_idle *x = &e->idle;
     uint64_t bytes = pool_block_bytes(p), allowed = n_allowed(e, p);
     uint32_t most = mover_group_size(bytes, MOVER_GROUP);
-    if (pool_is_split(&p->split) || engine_health(e) != ATTN_OK)
+    if (p->ops->moves_submit == NULL || engine_health(e) != ATTN_OK)
         return false;
     uint32_t seq = choose(e, p, a);
     n = n < AT_LEAST ? AT_LEAST : n;

@@ -105,7 +105,7 @@ static uint32_t copy_next(struct engine *e, struct pool *p, uint32_t want)
 
 static bool has_mover(const struct engine *e, const struct pool *p)
 {
-    return e->tier.blocks != NULL && !pool_is_split(&p->split) && engine_health(e) == ATTN_OK;
+    return e->tier.blocks != NULL && p->ops->moves_submit != NULL && engine_health(e) == ATTN_OK;
 }
 
 /* Blocks that are nobody's; those that can be evicted. */
@@ -191,7 +191,7 @@ void mover_spill_next(struct engine *e)
         size_t bytes = tier_block_bytes(next[i]);
         const struct pool *p = pool_of_kv(e, (kv_pool_id){c->pool});
         if (tier_store_room(e->tier.blocks, c->pool) > 2 * MOVER_GROUP * bytes || p == NULL ||
-            pool_is_split(&p->split))
+            p->ops->moves_submit == NULL)
             continue;
         struct tier_block *to = tier_store_place(e->tier.disk_blocks, c, bytes);
         if (to == NULL)

@@ -89,7 +89,7 @@ static void take_now(struct engine *e, struct pool *p, const struct kv_content *
     if (b == NULL)
         return;
     uint8_t *to = (uint8_t *)(uintptr_t)tier_block_place(b);
-    if (pool_block_read(e, p, block, to, why, sizeof why) != ATTN_OK) {
+    if (pool_block_read(p, block, to, why, sizeof why) != ATTN_OK) {
         tier_store_drop(e->tier.blocks, b);
         return;
     }

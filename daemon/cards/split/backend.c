@@ -1,0 +1,336 @@
+/* backend.c: a split pool as the engine sees it: a pool of a backend like any other, whose submit,
+ * resize and block copies reach all devices. On the primary it stands for the whole pool; on every
+ * other device it is that device's shard, which has memory and no sequences.
+ */
+#include "daemon/cards/split/backend.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/cards/split/shard.h"
+#include "daemon/engine/core/message.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/pool/resize.h"
+#include "kernels/kv_layout.h"
+
+#define FAIL(b, status, ...) (snprintf((b)->why, sizeof(b)->why, __VA_ARGS__), (status))
+
+static struct engine *engine_of(const struct backend *b)
+{
+    return split_engine(b->split);
+}
+
+/* The device's own backend has failed. */
+static attn_status fail_of_device(struct backend *b, attn_status st)
+{
+    const struct engine *e = engine_of(b);
+    if (st != ATTN_OK)
+        snprintf(b->why, sizeof b->why, "%s", e->parts.ops->last_error(e->parts.backend));
+    return st;
+}
+
+static const char *last_error(const struct backend *b)
+{
+    return b->why;
+}
+
+static void info(const struct backend *b, struct backend_info *out)
+{
+    const struct engine *e = engine_of(b);
+    *out = (struct backend_info){.kv_bytes = e->info.kv_bytes, .max_in_flight = e->max_in_flight};
+}
+
+/* --- pools ------------------------------------------------------------------------------------ */
+
+static attn_status shard_of(struct backend *b, const struct backend_pool_config *c,
+                            struct pool_split *out)
+{
+    const struct engine *e = engine_of(b);
+    return pool_split_init(out, c, b->how, e->peers->n, e->parts.card, b->why, sizeof b->why);
+}
+
+static attn_status pool_check(struct backend *b, const struct backend_pool_config *c)
+{
+    const struct engine *e = engine_of(b);
+    struct pool_split shard = {0};
+    attn_status st = shard_of(b, c, &shard);
+    if (st == ATTN_OK)
+        st = fail_of_device(b, e->parts.ops->pool_check(e->parts.backend, &shard.config));
+    pool_split_fini(&shard);
+    return st;
+}
+
+/* Of this device's memory. */
+static uint64_t pool_bytes(const struct backend *b, const struct backend_pool_config *c)
+{
+    const struct engine *e = engine_of(b);
+    struct pool_split shard = {0};
+    struct backend scratch = *b;
+    uint64_t n = UINT64_MAX; /* pool_check has refused it */
+    if (shard_of(&scratch, c, &shard) == ATTN_OK)
+        n = e->parts.ops->pool_bytes(e->parts.backend, &shard.config);
+    pool_split_fini(&shard);
+    return n;
+}
+
+static void pool_close(struct backend_pool *p)
+{
+    const struct engine *e = engine_of(p->backend);
+    if (p->device != NULL)
+        e->parts.ops->pool_close(p->device);
+    split_pool_free(p);
+}
+
+static attn_status pool_open(struct backend *b, const struct backend_pool_config *c,
+                             struct backend_pool **out_pool)
+{
+    const struct engine *e = engine_of(b);
+    struct backend_pool *p = calloc(1, sizeof *p);
+    if (p == NULL)
+        return FAIL(b, ATTN_ENOMEM, "no memory for a pool's tables");
+    p->backend = b;
+    p->config = *c;
+    split_pool_add(b->split, p);
+    attn_status st = shard_of(b, c, &p->shard);
+    if (st == ATTN_OK)
+        st = fail_of_device(
+            b, e->parts.ops->pool_open(e->parts.backend, &p->shard.config, &p->device));
+    if (st == ATTN_OK)
+        *out_pool = p;
+    else
+        pool_close(p);
+    return st;
+}
+
+static uint64_t pool_place(const struct backend_pool *p)
+{
+    return engine_of(p->backend)->parts.ops->pool_place(p->device);
+}
+
+static uint32_t pool_room(const struct backend_pool *p)
+{
+    return engine_of(p->backend)->parts.ops->pool_room(p->device);
+}
+
+/* --- more blocks, or fewer -------------------------------------------------------------------- */
+
+struct resize_ask {
+    uint32_t pool, n_blocks, row_blocks, had;
+    attn_status status;
+    char *why; /* [WHY_BYTES] */
+};
+
+/* The pool's place in the tables of all engines. */
+static uint32_t index_of(struct engine *e, const struct backend_pool *p)
+{
+    struct pool *k = pool_next(e, NULL);
+    while (k->device != p)
+        k = pool_next(e, k);
+    return k->id.index;
+}
+
+static attn_status resize_device(struct backend_pool *p, uint32_t n_blocks, uint32_t row_blocks)
+{
+    struct backend *b = p->backend;
+    const struct engine *e = engine_of(b);
+    attn_status st = e->parts.ops->pool_resize(p->device, n_blocks, row_blocks);
+    if (st != ATTN_OK)
+        return FAIL(b, st, "card %" PRIu32 ": %s", e->parts.card,
+                    e->parts.ops->last_error(e->parts.backend));
+    p->config.n_blocks = p->shard.config.n_blocks = n_blocks;
+    p->config.max_row_blocks = p->shard.config.max_row_blocks = row_blocks;
+    return ATTN_OK;
+}
+
+/* On the thread of a device that has a shard; a lost one keeps what it has. */
+static void resize_shard(struct engine *e, void *arg)
+{
+    struct resize_ask *r = arg;
+    struct pool *p = pool_of_kv(e, (kv_pool_id){r->pool});
+    r->status = ATTN_OK;
+    r->had = p == NULL ? r->n_blocks : p->config.n_blocks;
+    if (p == NULL || engine_health(e) != ATTN_OK || r->had == r->n_blocks)
+        return;
+    uint32_t room = pool_room(p->device);
+    if (r->n_blocks > r->had && r->n_blocks > room) {
+        snprintf(r->why, WHY_BYTES,
+                 "card %" PRIu32 ": n_blocks is %" PRIu32 ", pool \"%s\" has room for %" PRIu32
+                 " where it is",
+                 e->parts.card, r->n_blocks, p->spec.wire->name, room);
+        r->status = ATTN_ENOMEM;
+        return;
+    }
+    r->status = resize_device(p->device, r->n_blocks, r->row_blocks);
+    if (r->status == ATTN_OK)
+        pool_note_size(e, p, r->n_blocks, r->row_blocks, 0);
+    else
+        snprintf(r->why, WHY_BYTES, "%s", p->backend->why);
+}
+
+static attn_status resize_others(struct engine *primary, struct resize_ask *r, uint32_t *had,
+                                 uint32_t *out_n)
+{
+    for (*out_n = 1; *out_n < peers_n(primary); ++*out_n) {
+        if (engine_call(peers_at(primary, *out_n), resize_shard, r) != ATTN_OK) {
+            snprintf(r->why, WHY_BYTES, "card %" PRIu32 " does not answer", *out_n);
+            return ATTN_EOVERLOAD;
+        }
+        if (r->status != ATTN_OK)
+            return r->status;
+        had[*out_n] = r->had;
+    }
+    return ATTN_OK;
+}
+
+/* Devices [1, n) that have done it go back to what they had. */
+static void undo_others(struct engine *primary, struct resize_ask *r, const uint32_t *had,
+                        uint32_t n)
+{
+    char ignored[WHY_BYTES];
+    uint32_t n_blocks = r->n_blocks;
+    r->why = ignored;
+    while (n-- > 1) {
+        r->n_blocks = had[n];
+        if (engine_call(peers_at(primary, n), resize_shard, r) != ATTN_OK || r->status != ATTN_OK)
+            log_warn("a split pool has memory for %" PRIu32 " blocks on card %" PRIu32
+                     ", not for %" PRIu32,
+                     n_blocks, n, had[n]);
+    }
+}
+
+/* Others first: what they cannot have, the primary does not take. */
+static attn_status grow(struct backend_pool *p, uint32_t n_blocks, uint32_t row_blocks)
+{
+    struct backend *b = p->backend;
+    struct engine *e = engine_of(b);
+    uint32_t had[CONFIG_MAX_DEVICES], n_done;
+    struct resize_ask r = {index_of(e, p), n_blocks, row_blocks, 0, ATTN_OK, b->why};
+    attn_status st = resize_others(e, &r, had, &n_done);
+    if (st == ATTN_OK)
+        st = resize_device(p, n_blocks, row_blocks);
+    if (st != ATTN_OK)
+        undo_others(e, &r, had, n_done);
+    return st;
+}
+
+/* The cache has fewer already; a device that keeps its memory only has less for others. */
+static attn_status shrink(struct backend_pool *p, uint32_t n_blocks, uint32_t row_blocks)
+{
+    struct engine *e = engine_of(p->backend);
+    uint32_t had[CONFIG_MAX_DEVICES], n_done;
+    char why[WHY_BYTES];
+    struct resize_ask r = {index_of(e, p), n_blocks, row_blocks, 0, ATTN_OK, why};
+    attn_status st = resize_device(p, n_blocks, row_blocks);
+    if (st == ATTN_OK && resize_others(e, &r, had, &n_done) != ATTN_OK)
+        log_warn("a split pool has %" PRIu32 " blocks, and memory for more: %s", n_blocks, why);
+    return st;
+}
+
+static attn_status resize(struct backend_pool *p, uint32_t n_blocks, uint32_t row_blocks)
+{
+    if (!is_primary(engine_of(p->backend)))
+        return resize_device(p, n_blocks, row_blocks);
+    return n_blocks > p->config.n_blocks ? grow(p, n_blocks, row_blocks)
+                                         : shrink(p, n_blocks, row_blocks);
+}
+
+/* --- blocks ----------------------------------------------------------------------------------- */
+
+/* A block, all of it, from or to all devices. */
+struct block_copy {
+    uint32_t pool, block;
+    uint8_t *bytes; /* of the whole */
+    bool is_write;
+    attn_status status;
+    char *why; /* [WHY_BYTES] */
+};
+
+static void copy_shard(struct engine *e, void *arg)
+{
+    struct block_copy *c = arg;
+    const struct pool *pool = pool_of_kv(e, (kv_pool_id){c->pool});
+    c->status = ATTN_EDEVICE;
+    snprintf(c->why, WHY_BYTES, "a card with a part of the pool is lost");
+    if (pool == NULL || engine_health(e) != ATTN_OK)
+        return;
+    const struct backend_pool *p = pool->device;
+    uint8_t *part = malloc(kv_layout_of(&p->shard.config).block_bytes);
+    if (part == NULL) {
+        c->status = ATTN_ENOMEM;
+        return;
+    }
+    if (c->is_write) {
+        pool_split_block_out(&p->shard, &p->config, c->bytes, part);
+        c->status = e->parts.ops->block_write(p->device, c->block, part);
+    } else {
+        c->status = e->parts.ops->block_read(p->device, c->block, part);
+        if (c->status == ATTN_OK)
+            pool_split_block_in(&p->shard, &p->config, part, c->bytes);
+    }
+    if (c->status != ATTN_OK)
+        snprintf(c->why, WHY_BYTES, "%s", e->parts.ops->last_error(e->parts.backend));
+    free(part);
+}
+
+static attn_status block_copy(struct backend_pool *p, uint32_t block, uint8_t *bytes, bool is_write)
+{
+    struct engine *e = engine_of(p->backend);
+    struct block_copy c = {index_of(e, p), block, bytes, is_write, ATTN_OK, p->backend->why};
+    copy_shard(e, &c);
+    for (uint32_t k = 1; k < peers_n(e) && c.status == ATTN_OK; k++)
+        if (engine_call(peers_at(e, k), copy_shard, &c) != ATTN_OK)
+            c.status = FAIL(p->backend, ATTN_EOVERLOAD, "card %" PRIu32 " does not answer", k);
+    return c.status;
+}
+
+static attn_status block_read(struct backend_pool *p, uint32_t block, void *out_bytes)
+{
+    memset(out_bytes, 0, kv_layout_of(&p->config).block_bytes); /* between its parts */
+    return block_copy(p, block, out_bytes, false);
+}
+
+static attn_status block_write(struct backend_pool *p, uint32_t block, const void *bytes)
+{
+    return block_copy(p, block, (uint8_t *)(uintptr_t)bytes, true);
+}
+
+/* --- batches ---------------------------------------------------------------------------------- */
+
+static attn_status submit(struct backend *b, struct backend_batch *batch)
+{
+    split_submit(b->split, batch);
+    return ATTN_OK;
+}
+
+/* It is opened with its engine, and its batches come back from split_poll; it moves no blocks
+ * beside them, and has no words and no memory of its own. */
+static const struct backend_ops ops = {
+    .abi = BACKEND_ABI,
+    .name = "split",
+    .last_error = last_error,
+    .info = info,
+    .pool_check = pool_check,
+    .pool_bytes = pool_bytes,
+    .pool_open = pool_open,
+    .pool_place = pool_place,
+    .pool_room = pool_room,
+    .pool_resize = resize,
+    .pool_close = pool_close,
+    .submit = submit,
+    .block_read = block_read,
+    .block_write = block_write,
+};
+
+const struct split_ops cards_split_ops = {
+    .backend = &ops,
+    .open = split_open,
+    .close = split_close,
+    .backend_of = split_backend,
+    .poll = split_poll,
+    .has_work = split_has_work,
+    .launch = shard_launch,
+    .done = shard_done,
+};

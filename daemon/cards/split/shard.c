@@ -1,0 +1,474 @@
+/* shard.c: the way of a split batch: submitted by the primary, cut into shards, computed by each
+ * device, and merged when the last is back. */
+#include "daemon/cards/split/shard.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/stack.h"
+#include "daemon/base/stats.h"
+#include "daemon/cards/split/outputs.h"
+#include "daemon/cards/split/tensors.h"
+#include "daemon/engine/core/health.h"
+#include "daemon/engine/core/peers.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/step/batch_end.h"
+#include "kernels/grow.h"
+
+enum { MIN_STAGING_BYTES = 64 << 10 };
+static const uint64_t INLINE_WAIT_NS = 1000 * 1000;
+
+/* One device's shard of a batch. */
+struct shard {
+    struct backend_batch device; /* first: shard_done finds the shard by it */
+    struct shard *next; /* of who has it in a list */
+    struct split_batch *batch;
+    struct split *split; /* whose device computes it */
+    struct part_tensors tensors;
+    uint32_t items_capacity, n_sent; /* of its items, to the device */
+    size_t staging_bytes;
+    uint64_t device_ns, kv_bytes, n_splits; /* of all that was sent */
+    char why[WHY_BYTES];
+};
+
+/* A batch of the primary's on its way over the devices. */
+struct split_batch {
+    struct backend_batch *whole; /* NULL: free */
+    struct backend_pool *pool; /* the primary's, as the next */
+    uint32_t pool_index;
+    struct shard *shards; /* [devices] */
+    struct cards_outputs *outputs; /* split by tokens */
+    attn_status outputs_status; /* is there memory for them? */
+    uint32_t n_out; /* shards that are not back */
+    uint64_t order, oldest; /* of the primary's batches; the first that had not come back then */
+    bool has_bells; /* some tensors lie in lanes' regions */
+    char why[WHY_BYTES]; /* it failed */
+};
+
+struct split {
+    struct engine *engine;
+    struct backend heads, tokens;
+    LIST_HEAD(, backend_pool) pools;
+    _Atomic(struct shard *) in; /* any thread: shards to be computed here */
+    struct shard *waiting; /* for a place on the device */
+    uint64_t failed; /* order of the last shard that failed here */
+    /* the primary's */
+    _Atomic(struct shard *) back; /* any thread: shards that are computed */
+    struct shard *came; /* computed, not looked at */
+    uint64_t order; /* of the batch whose shards were sent last */
+    struct split_batch batches[BACKEND_MAX_IN_FLIGHT];
+};
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+struct split *split_open(struct engine *e)
+{
+    struct split *s = calloc(1, sizeof *s);
+    if (s == NULL)
+        return NULL;
+    s->engine = e;
+    s->heads = (struct backend){.split = s, .how = ATTN_SPLIT_HEADS};
+    s->tokens = (struct backend){.split = s, .how = ATTN_SPLIT_TOKENS};
+    for (uint32_t i = 0; is_primary(e) && i < BACKEND_MAX_IN_FLIGHT; i++) {
+        struct split_batch *b = &s->batches[i];
+        b->shards = calloc(e->peers->n, sizeof *b->shards);
+        b->outputs = cards_outputs_new();
+        if (b->shards == NULL || b->outputs == NULL) {
+            split_close(s);
+            return NULL;
+        }
+    }
+    return s;
+}
+
+static void staging_free(struct shard *h)
+{
+    if (h->tensors.staging != NULL) {
+        struct engine *e = h->split->engine;
+        e->parts.ops->host_free(e->parts.backend, h->tensors.staging, h->staging_bytes);
+    }
+    h->tensors.staging = NULL;
+    h->staging_bytes = 0;
+}
+
+void split_pool_add(struct split *s, struct backend_pool *p)
+{
+    LIST_INSERT_HEAD(&s->pools, p, link);
+}
+
+void split_pool_free(struct backend_pool *p)
+{
+    LIST_REMOVE(p, link);
+    pool_split_fini(&p->shard);
+    free(p);
+}
+
+void split_close(struct split *s)
+{
+    if (s == NULL)
+        return;
+    for (uint32_t i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
+        struct split_batch *b = &s->batches[i];
+        for (uint32_t k = 0; b->shards != NULL && k < s->engine->peers->n; k++) {
+            staging_free(&b->shards[k]);
+            free(b->shards[k].tensors.items);
+        }
+        free(b->shards);
+        cards_outputs_free(s->engine, b->outputs);
+    }
+    while (!LIST_EMPTY(&s->pools))
+        split_pool_free(LIST_FIRST(&s->pools));
+    free(s);
+}
+
+struct engine *split_engine(const struct split *s)
+{
+    return s->engine;
+}
+
+struct backend *split_backend(struct split *s, attn_split how)
+{
+    return how == ATTN_SPLIT_HEADS ? &s->heads : &s->tokens;
+}
+
+/* --- one device's shard ----------------------------------------------------------------------- */
+
+static attn_status staging_grow(struct shard *h, uint64_t bytes)
+{
+    struct engine *e = h->split->engine;
+    size_t size = MIN_STAGING_BYTES;
+    void *p;
+    if (bytes <= h->staging_bytes)
+        return ATTN_OK;
+    while (size < bytes)
+        size *= 2;
+    staging_free(h);
+    attn_status st = e->parts.ops->host_alloc(e->parts.backend, size, &p);
+    if (st != ATTN_OK)
+        return st;
+    h->tensors.staging = p;
+    h->staging_bytes = size;
+    return ATTN_OK;
+}
+
+/* What went wrong with a lane's tensors. */
+static void copies_say(struct shard *h)
+{
+    const struct engine *e = h->split->engine;
+    if (h->tensors.copied != ATTN_OK)
+        snprintf(h->why, sizeof h->why, "tensors of a lane were not copied: %s",
+                 e->parts.ops->last_error(e->parts.backend));
+}
+
+/* The device's items and tensors of the batch. */
+static attn_status shard_cut(struct shard *h, const struct backend_pool *p)
+{
+    const struct engine *e = h->split->engine;
+    const struct split_batch *b = h->batch;
+    struct part_tensors *t = &h->tensors;
+    bool is_heads = p->shard.how == ATTN_SPLIT_HEADS;
+    t->split = &p->shard;
+    t->config = &p->config;
+    t->whole = b->whole->items;
+    t->n_whole = b->whole->n_items;
+    t->outputs = cards_outputs_of(b->outputs, e->parts.card);
+    uint32_t n_items = is_heads ? t->n_whole : tokens_items_max(t);
+    uint64_t bytes = is_heads ? heads_staging_bytes(t) : tokens_staging_bytes(t);
+    attn_status st = array_reserve(&t->items, &h->items_capacity, n_items, sizeof *t->items);
+    if (st == ATTN_OK)
+        st = staging_grow(h, bytes);
+    if (st != ATTN_OK) {
+        snprintf(h->why, sizeof h->why, "no host memory for %" PRIu64 " bytes of a split batch",
+                 bytes);
+        return st;
+    }
+    t->rows_copy = b->has_bells ? e->parts.ops->rows_copy : NULL;
+    t->backend = e->parts.backend;
+    t->copied = ATTN_OK;
+    if (is_heads)
+        heads_cut(t);
+    else
+        tokens_cut(t);
+    copies_say(h);
+    return t->copied;
+}
+
+/* Computed, or why not: the primary has it again. */
+static void shard_return(struct shard *h)
+{
+    struct engine *primary = peers_at(h->split->engine, 0);
+    stack_push(&primary->split->back, h);
+    engine_wake(primary);
+}
+
+static void shard_fail(struct shard *h, attn_status st, const char *why)
+{
+    struct split *s = h->split;
+    const struct split_batch *b = h->batch;
+    if (why != h->why)
+        snprintf(h->why, sizeof h->why, "%s", why);
+    if (s->failed < b->order) /* a slow one may fail after later ones */
+        s->failed = b->order;
+    h->device.status = st;
+    if (b->pool->shard.how == ATTN_SPLIT_TOKENS)
+        cards_outputs_fail(b->outputs, s->engine->parts.card);
+    shard_return(h);
+}
+
+/* This device's part of the batch's pool; NULL: it has none, or the device is lost. */
+static const struct backend_pool *pool_here(const struct shard *h)
+{
+    const struct engine *e = h->split->engine;
+    const struct pool *p = pool_of_kv(e, (kv_pool_id){h->batch->pool_index});
+    return p == NULL || engine_health(e) != ATTN_OK || !pool_spans(e, p) ? NULL : p->device;
+}
+
+/* Puts as many of its items on the device as a batch may have. */
+static void shard_send(struct shard *h, const struct backend_pool *p)
+{
+    struct engine *e = h->split->engine;
+    const struct backend_batch *whole = h->batch->whole;
+    const struct part_tensors *t = &h->tensors;
+    uint32_t first = h->n_sent, n = 0, n_tokens = 0;
+    while (first + n < t->n_items && n < e->parts.cfg->max_batch_items &&
+           n_tokens + t->items[first + n].n_tokens <= e->parts.cfg->max_batch_tokens)
+        n_tokens += t->items[first + n++].n_tokens;
+    h->n_sent += n;
+    h->device = (struct backend_batch){
+        .pool = p->device,
+        .items = t->items + first,
+        .patches = whole->patches,
+        .copies = whole->copies,
+        .n_items = n,
+        .n_patches = first == 0 ? whole->n_patches : 0,
+        .n_copies = first == 0 ? whole->n_copies : 0,
+        .user = h,
+    };
+    if (h->n_sent == t->n_items && p->shard.how == ATTN_SPLIT_TOKENS)
+        cards_outputs_attach(h->batch->outputs, e->parts.card, &h->device);
+    attn_status st = e->parts.ops->submit(e->parts.backend, &h->device);
+    if (st != ATTN_OK) {
+        shard_fail(h, st, e->parts.ops->last_error(e->parts.backend));
+        return;
+    }
+    if (e->n_on_device++ == 0)
+        e->progress_ns = clock_now_ns();
+}
+
+static void shard_begin(struct shard *h)
+{
+    const struct split_batch *b = h->batch;
+    const struct backend_pool *p = pool_here(h);
+    h->n_sent = 0;
+    h->device_ns = h->kv_bytes = h->n_splits = 0;
+    if (p == NULL) {
+        shard_fail(h, ATTN_EDEVICE, "a card with a part of the pool is lost");
+        return;
+    }
+    if (b->outputs_status != ATTN_OK) {
+        shard_fail(h, b->outputs_status, "no memory for the outputs of a split batch");
+        return;
+    }
+    if (b->oldest <= h->split->failed) {
+        shard_fail(h, ATTN_EINTERNAL, "a batch before it failed on one of the pool's cards");
+        return;
+    }
+    attn_status st = shard_cut(h, p);
+    if (st != ATTN_OK)
+        shard_fail(h, st, h->why);
+    else
+        shard_send(h, p);
+}
+
+/* What the device took for some of its items. */
+static void shard_measure(struct shard *h, const struct backend_batch *d)
+{
+    uint32_t card = h->split->engine->parts.card;
+    h->device_ns += d->device_ns;
+    h->kv_bytes += d->kv_bytes;
+    h->n_splits += d->n_splits;
+    if (card == 0)
+        return; /* the primary counts its batches as a whole */
+    stats_card_add(card, STATS_CARD_BATCHES, 1);
+    stats_card_add(card, STATS_CARD_ITEMS, d->n_items);
+    stats_card_add(card, STATS_CARD_READ, d->kv_bytes);
+    stats_card_add(card, STATS_CARD_DEVICE, d->device_ns);
+}
+
+void shard_done(struct split *s, struct backend_batch *d)
+{
+    struct shard *h = (struct shard *)(void *)d;
+    struct engine *e = s->engine;
+    e->progress_ns = clock_now_ns();
+    shard_measure(h, d);
+    if (d->status != ATTN_OK) {
+        const char *why = e->parts.ops->last_error(e->parts.backend);
+        log_error("card %" PRIu32 ": its part of a batch failed: %s", e->parts.card, why);
+        if (d->status == ATTN_EDEVICE)
+            device_lose(e, why);
+        shard_fail(h, d->status, why);
+        return;
+    }
+    const struct pool *p = pool_of_kv(e, (kv_pool_id){h->batch->pool_index});
+    if (h->n_sent < h->tensors.n_items) {
+        shard_send(h, p->device);
+        return;
+    }
+    if (h->batch->pool->shard.how == ATTN_SPLIT_HEADS)
+        heads_join(&h->tensors);
+    copies_say(h);
+    if (h->tensors.copied == ATTN_OK)
+        shard_return(h);
+    else
+        shard_fail(h, h->tensors.copied, h->why);
+}
+
+bool split_has_work(const struct split *s)
+{
+    return !stack_is_empty(&s->in) || !stack_is_empty(&s->back);
+}
+
+/* What the primary has sent, behind what waits. */
+static void take_in(struct split *s)
+{
+    struct shard **last = &s->waiting;
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = stack_take_all(&s->in);
+}
+
+bool shard_launch(struct split *s)
+{
+    struct engine *e = s->engine;
+    if (!stack_is_empty(&s->in))
+        take_in(s);
+    struct shard *h = s->waiting;
+    bool is_full = e->n_on_device >= e->max_in_flight && engine_health(e) == ATTN_OK;
+    if (h == NULL || is_full)
+        return false;
+    s->waiting = h->next;
+    e->polled_ns = clock_now_ns(); /* the next one is looked for without sleep for a while */
+    if (h->batch->has_bells)
+        e->bell_ns = e->polled_ns;
+    shard_begin(h);
+    return true;
+}
+
+/* --- the primary ------------------------------------------------------------------------------ */
+
+static attn_status outputs_begin(struct split *s, struct split_batch *b)
+{
+    const struct part_tensors t = {.split = &b->pool->shard,
+                                   .config = &b->pool->config,
+                                   .whole = b->whole->items,
+                                   .n_whole = b->whole->n_items};
+    return cards_outputs_begin(s->engine, b->outputs, &t, s->engine->peers->n, b->order);
+}
+
+static bool has_bells(const struct batch *b)
+{
+    for (uint32_t i = 0; i < b->n_items; i++)
+        if (b->items[i]->task->req->bell != NULL)
+            return true;
+    return false;
+}
+
+static struct split_batch *batch_begin(struct split *s, struct backend_batch *whole)
+{
+    const struct batch *of_engine = whole->user;
+    struct split_batch *b = &s->batches[0];
+    while (b->whole != NULL)
+        b++;
+    b->order = b->oldest = ++s->order;
+    for (uint32_t i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
+        const struct split_batch *other = &s->batches[i];
+        if (other->whole != NULL)
+            b->oldest = other->order < b->oldest ? other->order : b->oldest;
+    }
+    b->whole = whole;
+    b->pool = whole->pool;
+    b->pool_index = of_engine->pool->id.index;
+    b->n_out = s->engine->peers->n;
+    b->has_bells = has_bells(of_engine);
+    b->why[0] = '\0';
+    b->outputs_status = b->pool->shard.how == ATTN_SPLIT_TOKENS ? outputs_begin(s, b) : ATTN_OK;
+    whole->status = ATTN_OK;
+    whole->device_ns = whole->kv_bytes = whole->n_splits = 0;
+    return b;
+}
+
+/* At start, before engines have threads. */
+static void compute_inline(struct engine *e)
+{
+    while (shard_launch(e->split) || e->n_on_device > 0)
+        batch_finish_one(e, INLINE_WAIT_NS);
+}
+
+static void shard_give(struct split *s, struct split_batch *b, uint32_t device)
+{
+    struct shard *h = &b->shards[device];
+    struct engine *e = peers_at(s->engine, device);
+    h->batch = b;
+    h->split = e->split;
+    h->device = (struct backend_batch){.status = ATTN_OK};
+    h->why[0] = '\0';
+    if (e == s->engine) {
+        shard_begin(h);
+        return;
+    }
+    stack_push(&e->split->in, h);
+    engine_wake(e);
+    if (!e->has_thread)
+        compute_inline(e);
+}
+
+/* The primary's own shard last: it may be computed inside. */
+void split_submit(struct split *s, struct backend_batch *whole)
+{
+    struct split_batch *b = batch_begin(s, whole);
+    for (uint32_t k = b->n_out; k-- > 0;)
+        shard_give(s, b, k);
+}
+
+/* What a shard has to say about its batch. */
+static void shard_count(struct split_batch *b, const struct shard *h)
+{
+    struct backend_batch *whole = b->whole;
+    if (h->device.status != ATTN_OK && whole->status == ATTN_OK) {
+        whole->status = h->device.status;
+        snprintf(b->why, sizeof b->why, "%s", h->why);
+    }
+    whole->device_ns = h->device_ns > whole->device_ns ? h->device_ns : whole->device_ns;
+    whole->kv_bytes += h->kv_bytes;
+    whole->n_splits += (uint32_t)h->n_splits;
+    b->n_out--;
+}
+
+static struct backend_batch *batch_end(struct split_batch *b)
+{
+    struct backend_batch *whole = b->whole;
+    if (whole->status != ATTN_OK)
+        snprintf(b->pool->backend->why, sizeof b->pool->backend->why, "%s", b->why);
+    else if (b->pool->shard.how == ATTN_SPLIT_TOKENS)
+        cards_outputs_merge(b->outputs, &b->pool->config);
+    b->whole = NULL;
+    return whole;
+}
+
+struct backend_batch *split_poll(struct split *s)
+{
+    if (s->came == NULL && !stack_is_empty(&s->back))
+        s->came = stack_take_all(&s->back);
+    while (s->came != NULL) {
+        struct shard *h = s->came;
+        s->came = h->next;
+        shard_count(h->batch, h);
+        if (h->batch->n_out == 0)
+            return batch_end(h->batch);
+    }
+    return NULL;
+}
