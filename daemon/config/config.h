@@ -53,7 +53,7 @@ struct config {
     uint32_t max_queue_requests;
     uint64_t max_queue_bytes;
     uint64_t default_timeout_us, max_timeout_us;
-    uint32_t max_sessions, max_peer_sessions;
+    uint32_t max_sessions;
     uint64_t lease_us;
     uint64_t spin_us;
     uint64_t drain_delay_us; /* not ready, and all doors still open */

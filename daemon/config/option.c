@@ -164,8 +164,6 @@ const struct config_option config_options[] = {
         "Longest deadline a request may name; longer ones are shortened to it."),
     COUNT("engine", "max_sessions", max_sessions, RESTART, "4096", 1, 1 << 20,
         "Sessions (hello messages) at once."),
-    COUNT("engine", "max_peer_sessions", max_peer_sessions, AT_ONCE, "256", 1, 1 << 20,
-        "Sessions made by one connection; more are answered \"over quota\"."),
     TIME("engine", "lease", lease_us, AT_ONCE, "30s", 10 * MS, 24 * HOUR,
         "Silence of a session after which its sequences are freed. A shorter one counts after one more\n"
         "of the old: by then clients have been told."),

@@ -287,7 +287,6 @@ void engine_reload(struct engine *e, const struct config *cfg)
     atomic_store(&e->max_queue_requests, cfg->max_queue_requests);
     atomic_store(&e->max_queue_bytes, cfg->max_queue_bytes);
     atomic_store(&e->canary.one_in, cfg->canary);
-    session_table_set(e->parts.sessions, cfg->max_peer_sessions);
 }
 
 static void engine_free(struct engine *e)

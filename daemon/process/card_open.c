@@ -199,7 +199,7 @@ static attn_status engine_begin(struct card_list *list, struct card *card,
 {
     const struct config *cfg = shared->cfg;
     struct engine_parts parts = *shared;
-    attn_status st = session_table_open(cfg->max_sessions, cfg->max_peer_sessions, &card->sessions);
+    attn_status st = session_table_open(cfg->max_sessions, &card->sessions);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "no memory for %" PRIu32 " sessions (engine.max_sessions)",
                  cfg->max_sessions);

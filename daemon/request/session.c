@@ -15,7 +15,6 @@ struct session_table {
     struct session *slots;
     struct session **buckets, **hello_buckets;
     uint32_t bucket_mask, n_live, n_max;
-    _Atomic uint32_t max_peer_sessions;
     pthread_mutex_t lock; /* of the hash */
     struct session_list free, live, expired;
 };
@@ -30,8 +29,7 @@ static struct session **bucket_of(const struct session_table *t, uint64_t id)
     return &t->buckets[id & t->bucket_mask]; /* ids are random already */
 }
 
-attn_status session_table_open(uint32_t max_sessions, uint32_t max_peer_sessions,
-                               struct session_table **out_table)
+attn_status session_table_open(uint32_t max_sessions, struct session_table **out_table)
 {
     struct session_table *t = calloc(1, sizeof *t);
     if (t == NULL)
@@ -51,7 +49,6 @@ attn_status session_table_open(uint32_t max_sessions, uint32_t max_peer_sessions
     }
     t->bucket_mask = n_buckets - 1;
     t->n_max = max_sessions;
-    t->max_peer_sessions = max_peer_sessions;
     pthread_mutex_init(&t->lock, NULL);
     for (uint32_t i = 0; i < max_sessions; i++)
         TAILQ_INSERT_TAIL(&t->free, &t->slots[i], link);
@@ -72,11 +69,6 @@ void session_table_close(struct session_table *t)
     free(t);
 }
 
-void session_table_set(struct session_table *t, uint32_t max_peer_sessions)
-{
-    atomic_store(&t->max_peer_sessions, max_peer_sessions);
-}
-
 static struct session *find_hello(const struct session_table *t, uint64_t key)
 {
     struct session *s = t->hello_buckets[key & t->bucket_mask];
@@ -94,19 +86,12 @@ bool session_is_known(const struct session_table *t, const struct session_hello 
 static attn_status take_place(struct session_table *t, struct share *share, char *why,
                               size_t why_bytes)
 {
-    uint64_t n_own = share_held(share, SHARE_SESSIONS), n_free = t->n_max - t->n_live;
+    uint64_t n_free = t->n_max - t->n_live;
     char text[SHARE_TEXT_BYTES];
     if (TAILQ_EMPTY(&t->free)) {
         snprintf(why, why_bytes, "%" PRIu32 " sessions are open, engine.max_sessions is %" PRIu32,
                  t->n_live, t->n_max);
         return ATTN_EOVERLOAD;
-    }
-    if (share != NULL && n_own >= t->max_peer_sessions) {
-        snprintf(why, why_bytes,
-                 "this connection has made %" PRIu64 " sessions, engine.max_peer_sessions is "
-                 "%" PRIu32,
-                 n_own, t->max_peer_sessions);
-        return ATTN_EQUOTA;
     }
     const struct share *full = share_take(share, SHARE_SESSIONS, 1, n_free, t->n_max);
     if (full == NULL)

@@ -3,7 +3,7 @@
  * A session is a random 64-bit id and a slot; sequences name the slot as their owner. Any traffic
  * renews the lease. An expired session's id is forgotten at once; its slot stays taken until the
  * engine has freed or handed over its sequences. Every operation is O(1). Engine thread only, but
- * for session_touch and session_table_set.
+ * for session_touch.
  */
 #ifndef ATTND_DAEMON_REQUEST_SESSION_H
 #define ATTND_DAEMON_REQUEST_SESSION_H
@@ -42,10 +42,7 @@ static inline uint32_t session_label(uint64_t id)
     return (uint32_t)(id >> 32);
 }
 
-/* max_peer_sessions: of one connection. */
-attn_status session_table_open(uint32_t max_sessions, uint32_t max_peer_sessions,
-                               struct session_table **out_table);
-void session_table_set(struct session_table *t, uint32_t max_peer_sessions); /* any thread */
+attn_status session_table_open(uint32_t max_sessions, struct session_table **out_table);
 void session_table_close(struct session_table *t); /* NULL is fine */
 
 /* A hello that asks for a new session. */
@@ -56,8 +53,7 @@ struct session_hello {
 };
 
 /* The session of this hello: made now, or when the same hello came before. ATTN_EOVERLOAD: the
- * table is full, or the connection or its principal has its share; ATTN_EQUOTA: the connection has
- * made too many; ATTN_EINTERNAL: no random bytes. why gets the sentence. */
+ * table is full, or the connection or its principal has its share; ATTN_EINTERNAL: no random bytes. why gets the sentence. */
 attn_status session_open(struct session_table *t, const struct session_hello *hello,
                          uint64_t now_ns, uint32_t *out_slot, char *why, size_t why_bytes);
 /* Whether the session of this hello lives. */

@@ -85,7 +85,6 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
         .default_timeout_us = 1000000,
         .max_timeout_us = 10000000,
         .max_sessions = 16,
-        .max_peer_sessions = 16,
         .lease_us = 30000000,
     };
     if (tweak != NULL)

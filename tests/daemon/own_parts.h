@@ -34,7 +34,7 @@ static inline attn_status own_engine_take(struct own_parts *own, int arena_fd,
     own->idle.is_new = false;
     attn_status st = kv_open(&kc, arena_fd, &own->kv, why, why_bytes);
     if (st == ATTN_OK)
-        st = session_table_open(cfg->max_sessions, cfg->max_peer_sessions, &own->sessions);
+        st = session_table_open(cfg->max_sessions, &own->sessions);
     if (st != ATTN_OK)
         return st;
     struct engine_parts parts = {

@@ -143,7 +143,6 @@ static void a_step_that_would_be_late_is_refused_at_once(void **state)
 static void room_for_sessions(struct rig *rig)
 {
     rig->cfg.max_sessions = 100;
-    rig->cfg.max_peer_sessions = 30;
 }
 
 /* Says hello over this connection until it is refused: how many sessions it got. */
@@ -169,11 +168,13 @@ static void newcomers_find_room_for_their_session(void **state)
     rig_open(&r, room_for_sessions);
     for (unsigned i = 0; i < GREEDY; i++)
         s[i] = share_open(shares, &who);
-    assert_int_equal(hello_until_refused(s[0], &refusal), 30);
-    rig_assert_says(refusal, ATTN_EQUOTA, "engine.max_peer_sessions is 30");
+    assert_int_equal(hello_until_refused(s[0], &refusal), 49); /* half of what the rig leaves */
+    rig_assert_says(refusal, ATTN_EOVERLOAD,
+                    "this connection has 49 sessions; the 50 that engine.max_sessions leaves are "
+                    "for others (listen.peer_share)");
     for (unsigned i = 1; i < GREEDY; i++)
         n += hello_until_refused(s[i], &refusal);
-    assert_int_equal(30 + n, 79); /* of the 99 that the rig's own session leaves */
+    assert_int_equal(49 + n, 79); /* of the 99 that the rig's own session leaves */
     rig_assert_says(refusal, ATTN_EOVERLOAD,
                     "uid 5 has 79 sessions; the 20 that engine.max_sessions leaves are for others "
                     "(listen.principal_share)");
@@ -184,7 +185,7 @@ static void newcomers_find_room_for_their_session(void **state)
     rig_now_ns += 30000000000; /* with the leases the places come back */
     rig_run(&r);
     assert_int_equal(share_held(s[0], SHARE_SESSIONS), 0);
-    assert_int_equal(hello_until_refused(s[0], &refusal), 30);
+    assert_int_equal(hello_until_refused(s[0], &refusal), 50); /* the rig has none any more */
     r.share = NULL;
     rig_close(&r);
     for (unsigned i = 0; i < GREEDY; i++)

@@ -244,8 +244,6 @@ static int run(void)
                     "1M",
                     "--engine.max_sessions",
                     "32",
-                    "--engine.max_peer_sessions",
-                    "16",
                     "--engine.lease",
                     "10s",
                     "--engine.default_timeout",
