@@ -31,7 +31,7 @@ struct book *tenant_book_new(void)
     return b;
 }
 
-void tenant_book_unref(struct book *b)
+static void book_unref(struct book *b)
 {
     if (b == NULL || atomic_fetch_sub(&b->n_refs, 1) > 1)
         return;
@@ -63,7 +63,7 @@ _Atomic uint64_t *tenant_book_find(struct book *b, uint32_t id)
 void tenants_close(struct tenants *t)
 {
     if (t != NULL)
-        tenant_book_unref(t->book);
+        book_unref(t->book);
     free(t);
 }
 

@@ -28,7 +28,6 @@ struct tenants {
 };
 
 struct book *tenant_book_new(void); /* NULL: no memory */
-void tenant_book_unref(struct book *b);
 _Atomic uint64_t *tenant_book_find(struct book *b, uint32_t id); /* NULL: no memory */
 /* SHA-256. false: it is not to be had. */
 bool tenant_hash(const char *text, uint8_t out[TENANT_HASH_BYTES]);

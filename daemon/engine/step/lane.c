@@ -178,7 +178,8 @@ static bool is_late(const struct lane *l, const struct request *req)
            (id < l->plan_request || (id == l->plan_request && !is_abandonment));
 }
 
-void lane_expects(const struct lane *l, uint32_t *out_first, uint32_t *out_last)
+/* Where a new plan may begin: [*out_first, *out_last], counted cyclically. */
+static void expected(const struct lane *l, uint32_t *out_first, uint32_t *out_last)
 {
     *out_first = l->taken + 1;
     *out_last = l->n_plans > 0 ? plan_end(l->plans[l->n_plans - 1]) : *out_first;
@@ -198,7 +199,7 @@ attn_status lane_plan(struct lane *l, const struct request *req, uint64_t in_byt
                  req->wire.request_id);
         return ATTN_EINVAL;
     }
-    lane_expects(l, &first, &last);
+    expected(l, &first, &last);
     if (distance(first, h->first_bell) > distance(first, last)) {
         snprintf(why, why_bytes,
                  "plan.first_bell is %" PRIu32 ", a plan may begin with %" PRIu32 " to %" PRIu32,

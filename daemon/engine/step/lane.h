@@ -98,8 +98,6 @@ void lane_fini(struct lane *l);
 bool lane_poll(struct lane *l);
 /* Nothing is taken any more; n_busy says what is still in the engine. */
 void lane_close(struct lane *l);
-/* Where a new plan may begin: [*out_first, *out_last], counted cyclically. */
-void lane_expects(const struct lane *l, uint32_t *out_first, uint32_t *out_last);
 
 /* Plans what h says, whose steps have been checked: whatever is planned from its first bell on is
  * abandoned. The same plan again changes nothing; no layers: abandons only.
