@@ -53,16 +53,22 @@ static uint64_t n_sequences(const struct engine *e)
     return s.sequences;
 }
 
+/* A sequence that an open or a fork is about to make. */
+struct new_seq {
+    kv_seq_id id; /* the cache's answer */
+    uint64_t n_before; /* sequences */
+    bool is_taken; /* from the tenant's quota */
+};
+
 /* Takes one more sequence of the tenant's quota; of a name that it has, none is taken. */
-static attn_status seq_charge(struct engine *e, struct tenant *who, uint64_t name, bool *out_taken,
-                              struct answer *a)
+static attn_status seq_charge(struct engine *e, struct tenant *who, uint64_t name,
+                              struct new_seq *out, struct answer *a)
 {
-    kv_seq_id seq;
-    *out_taken = false;
-    if (kv_seq_find(e->parts.kv, tenant_id(who), name, &seq) == ATTN_OK)
+    *out = (struct new_seq){.n_before = n_sequences(e)};
+    if (kv_seq_find(e->parts.kv, tenant_id(who), name, &out->id) == ATTN_OK)
         return ATTN_OK;
-    *out_taken = tenant_take(who, TENANT_SEQUENCES, 1, a->why, sizeof a->why) == ATTN_OK;
-    if (*out_taken)
+    out->is_taken = tenant_take(who, TENANT_SEQUENCES, 1, a->why, sizeof a->why) == ATTN_OK;
+    if (out->is_taken)
         return ATTN_OK;
     return answer_no(a, ATTN_EQUOTA, "tenant %s has all %" PRIu64 " sequences of its quota",
                      who->name, who->most[TENANT_SEQUENCES]);
@@ -133,14 +139,29 @@ static attn_status open_check(struct engine *e, const Attnd__Open *o, uint32_t s
     return ATTN_OK;
 }
 
+/* Answers an open or a fork as the cache has, which st says; a sequence that was there before, or
+ * was not made, costs no quota. */
+static attn_status seq_made(struct engine *e, struct request *req, uint32_t session,
+                            const struct new_seq *made, attn_status st, struct answer *a)
+{
+    if (n_sequences(e) != made->n_before)
+        seq_begin(e, made->id);
+    else if (made->is_taken)
+        tenant_give(session_tenant(e, session), TENANT_SEQUENCES, 1);
+    if (st != ATTN_OK)
+        return no_by_cache(e, st, a);
+    note_done(e, req, session);
+    tell_seq(e, made->id, req->wire.header->body_case == ATTND__REQUEST__BODY_FORK, a);
+    return ATTN_OK;
+}
+
 static attn_status run_open(struct engine *e, struct request *req, uint32_t session,
                             struct answer *a)
 {
     const Attnd__Open *o = req->wire.header->open;
     struct tenant *who = session_tenant(e, session);
     struct pool *p = pool_of_handle(e, who, o->pool);
-    kv_seq_id seq;
-    bool is_taken;
+    struct new_seq made;
     attn_status st = open_check(e, o, session, p, a);
     if (st != ATTN_OK)
         return st;
@@ -149,22 +170,13 @@ static attn_status run_open(struct engine *e, struct request *req, uint32_t sess
         a->is_later = mover_fetches(e, p, tenant_id(who), &known, req, session, &fetch_ops);
     if (a->is_later)
         return ATTN_OK; /* it is run again */
-    st = seq_charge(e, who, o->seq, &is_taken, a);
+    st = seq_charge(e, who, o->seq, &made, a);
     if (st != ATTN_OK)
         return st;
-    uint64_t n_before = n_sequences(e);
     make_patch_room(e, p, o->n_tokens / p->config.block_tokens);
     st = kv_seq_open_with(e->parts.kv, tenant_id(who), o->seq, p->id, session, req->wire.request_id,
-                          &known, &p->fx, &seq);
-    if (n_sequences(e) != n_before)
-        seq_begin(e, seq);
-    else if (is_taken)
-        tenant_give(who, TENANT_SEQUENCES, 1);
-    if (st != ATTN_OK)
-        return no_by_cache(e, st, a);
-    note_done(e, req, session);
-    tell_seq(e, seq, false, a);
-    return ATTN_OK;
+                          &known, &p->fx, &made.id);
+    return seq_made(e, req, session, &made, st, a);
 }
 
 static_assert((int)WIRE_MAX_RETENTIONS == KV_MAX_RETENTIONS, "ranges of a sequence");
@@ -203,8 +215,7 @@ static attn_status run_fork(struct engine *e, struct request *req, uint32_t sess
     const Attnd__Fork *f = req->wire.header->fork;
     struct tenant *who = session_tenant(e, session);
     struct kv_seq_info info;
-    kv_seq_id seq;
-    bool is_taken;
+    struct new_seq made;
     if (engine_is_draining(e))
         return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new sequences");
     if (is_elsewhere(e, session, f->new_seq))
@@ -212,20 +223,11 @@ static attn_status run_fork(struct engine *e, struct request *req, uint32_t sess
     kv_seq_info(e->parts.kv, src, &info);
     struct pool *p = pool_of_kv(e, info.pool);
     uint32_t len = f->has_len ? f->len : len_of_all_layers(e, p, src);
-    attn_status st = seq_charge(e, who, f->new_seq, &is_taken, a);
+    attn_status st = seq_charge(e, who, f->new_seq, &made, a);
     if (st != ATTN_OK)
         return st;
-    uint64_t n_before = n_sequences(e);
-    st = kv_seq_fork(e->parts.kv, src, f->new_seq, len, session, req->wire.request_id, &seq);
-    if (n_sequences(e) != n_before)
-        seq_begin(e, seq);
-    else if (is_taken)
-        tenant_give(who, TENANT_SEQUENCES, 1);
-    if (st != ATTN_OK)
-        return no_by_cache(e, st, a);
-    note_done(e, req, session);
-    tell_seq(e, seq, true, a);
-    return ATTN_OK;
+    st = kv_seq_fork(e->parts.kv, src, f->new_seq, len, session, req->wire.request_id, &made.id);
+    return seq_made(e, req, session, &made, st, a);
 }
 
 static attn_status run_truncate(struct engine *e, struct request *req, kv_seq_id seq,
