@@ -53,7 +53,8 @@ struct session_hello {
 };
 
 /* The session of this hello: made now, or when the same hello came before. ATTN_EOVERLOAD: the
- * table is full, or the connection or its principal has its share; ATTN_EINTERNAL: no random bytes. why gets the sentence. */
+ * table is full, or the connection or its principal has its share; ATTN_EINTERNAL: no random bytes.
+ * why gets the sentence. */
 attn_status session_open(struct session_table *t, const struct session_hello *hello,
                          uint64_t now_ns, uint32_t *out_slot, char *why, size_t why_bytes);
 /* Whether the session of this hello lives. */
