@@ -119,18 +119,18 @@ plant(sm90/decode_wide.cuh 30 "        barrier_wait(ring.full + k_at.slot" "    
 plant(sm90/decode_wide.cuh 31 "        barrier_wait(ring.full + v_at.slot" "        if (simt::planted != 31) barrier_wait(ring.full + v_at.slot")
 plant(sm90/decode_wide.cuh 32 "    copies_wait();" "    if (simt::planted != 32) copies_wait();")
 # values are cleared past the proxy
-plant(sm90/decode_wide.cuh 33 "            proxy_fence();\n            warpgroup_any" "            if (simt::planted != 33) proxy_fence();\n            warpgroup_any")
+plant(sm90/decode_wide_stage.cuh 33 "    proxy_fence();\n    warpgroup_any" "    if (simt::planted != 33) proxy_fence();\n    warpgroup_any")
 # a slot is filled again while it is read
 plant(sm90/decode_wide_parts.cuh 34 "            barrier_wait(ring.empty +" "            if (simt::planted != 34) barrier_wait(ring.empty +")
 # scores are read before they are made; no fence before weights go to the products
 plant(sm90/decode_wide.cuh 35 "        wgmma_finish(s);" "        if (simt::planted != 35) wgmma_finish(s);")
 plant(sm90/decode_wide.cuh 36 "        wgmma_fence();\n#pragma unroll\n        for (uint32_t b" "        if (simt::planted != 36) wgmma_fence();\n#pragma unroll\n        for (uint32_t b")
 # the other warpgroup's sums are read before they are written
-plant(sm90/decode_wide.cuh 37 "    sync_consumers();\n    float f" "    if (simt::planted != 37) sync_consumers();\n    float f")
+plant(sm90/decode_wide.cuh 37 "    sync_consumers();\n#pragma unroll" "    if (simt::planted != 37) sync_consumers();\n#pragma unroll")
 # a part's factor is forgotten
 plant(sm90/decode_wide.cuh 38 " -= gpu::log2_fast(factor[h])" " -= simt::planted == 38 ? 0.0f : gpu::log2_fast(factor[h])")
 # tokens behind the last keep what the cache held
-plant(sm90/decode_wide.cuh 39 "? some.end - key_of(0)" "? some.end - key_of(0) + (simt::planted == 39 ? 8 : 0)")
+plant(sm90/decode_wide_stage.cuh 39 "? some.end - key_of(0)" "? some.end - key_of(0) + (simt::planted == 39 ? 8 : 0)")
 # other clusters' sums are read before they are written; read past the proxy
 plant(sm90/decode_wide.cuh 40 "        cluster_sync();" "        if (simt::planted != 40) cluster_sync();")
 plant(sm90/decode_wide_parts.cuh 40 "        cluster_sync();" "        if (simt::planted != 40) cluster_sync();")
