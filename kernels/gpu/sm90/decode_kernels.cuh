@@ -6,6 +6,7 @@
 
 #include "kernels/gpu/sm90/decode_kernels.h"
 #include "kernels/gpu/sm90/decode_narrow.cuh"
+#include "kernels/gpu/sm90/decode_runs.cuh"
 #include "kernels/gpu/sm90/decode_short.cuh"
 #include "kernels/gpu/sm90/decode_wide.cuh"
 

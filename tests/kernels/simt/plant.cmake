@@ -88,7 +88,7 @@ plant(attend_vector.cu 16 "vx[i] *= v_scale;" "vx[i] *= simt::planted == 16 ? k_
 plant(sm90/decode_narrow.cuh 21 "        barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = visible_tile_at(first"
   "        if (simt::planted != 21) barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = visible_tile_at(first")
 # the wrong parity
-plant(sm90/decode_narrow.cuh 22 "barrier_wait(bar + stage * 8, phase);\n            uint32_t tile = visible_tile_at(run.tile0"
+plant(sm90/decode_runs.cuh 22 "barrier_wait(bar + stage * 8, phase);\n            uint32_t tile = visible_tile_at(run.tile0"
   "barrier_wait(bar + stage * 8, phase ^ (simt::planted == 22));\n            uint32_t tile = visible_tile_at(run.tile0")
 # messages to blocks that may not have begun
 plant(sm90/decode_narrow.cuh 23 "        cluster_wait(); /* long since"
@@ -100,10 +100,10 @@ plant(sm90/decode_narrow.cuh 25 "            barrier_init(merge_bar, 1);\n      
   "            barrier_init(merge_bar, 1);\n            if (simt::planted != 25) barrier_init_fence();")
 # the ids of a part, of a list's begin, are another's
 plant(sm90/decode_narrow.cuh 54 "(blockIdx.z << lg | rank) * p.ids_stride" "(blockIdx.z << lg | (simt::planted == 54 ? 0 : rank)) * p.ids_stride")
-plant(sm90/decode_narrow.cuh 55 "(is_warp ? next.item : processor) * p.ids_stride" "(simt::planted == 55 ? 0 : is_warp ? next.item : processor) * p.ids_stride")
+plant(sm90/decode_runs.cuh 55 "(is_warp ? next.item : processor) * p.ids_stride" "(simt::planted == 55 ? 0 : is_warp ? next.item : processor) * p.ids_stride")
 # all warps compute the first head of a run; use its slots
-plant(sm90/decode_narrow.cuh 71 "r.head_unit += warp >> r.lg_team;" "r.head_unit += simt::planted == 71 ? 0 : warp >> r.lg_team;")
-plant(sm90/decode_narrow.cuh 72 "r.slot += (warp >> r.lg_team) *" "r.slot += (simt::planted == 72 ? 0 : warp >> r.lg_team) *")
+plant(sm90/decode_runs.cuh 71 "r.head_unit += warp >> r.lg_team;" "r.head_unit += simt::planted == 71 ? 0 : warp >> r.lg_team;")
+plant(sm90/decode_runs.cuh 72 "r.slot += (warp >> r.lg_team) *" "r.slot += (simt::planted == 72 ? 0 : warp >> r.lg_team) *")
 # sums go to another segment's blocks of the launch's cluster
 plant(sm90/decode_narrow.cuh 60 "cluster_rank() - rank +" "(simt::planted == 60 ? 0 : cluster_rank() - rank) +")
 # hidden keys are not masked
