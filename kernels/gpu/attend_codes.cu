@@ -60,6 +60,56 @@ GPU_DEVICE uint32_t word_of(const uint4 &v, int i)
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
+/* s: the dot products of the 16 query rows with the tile at s_k. */
+template <int dim, bool is_fp8>
+GPU_DEVICE void multiply_keys(float (&s)[2][4], const uint32_t (&q)[dim / 64][4][4],
+                              const char *s_k, const int &g, const int &t)
+{
+    using L = layout<dim>;
+#pragma unroll
+    for (int i = 0; i < dim / 64; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            uint4 c = *(const uint4 *)(s_k + L::k_at(j * 8 + g, t + 4 * i));
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                mma_16816<true>(s[j], q[i][k], decode_pair<is_fp8, 0>(word_of(c, k)),
+                                decode_pair<is_fp8, 1>(word_of(c, k)));
+        }
+}
+
+/* Adds to o the values at s_v, weighted by p. A lane's columns: dim / 8 codes of the tokens 2t, 2t +
+ * 1, 2t + 8, 2t + 9. */
+template <int dim, bool is_fp8>
+GPU_DEVICE void multiply_values(float (&o)[dim / 8][4], const uint32_t (&p)[4], const char *s_v,
+                                const int &g, const int &t)
+{
+    using L = layout<dim>;
+    constexpr int n_words = dim == 64 ? 2 : 4;
+#pragma unroll
+    for (int e = 0; e < dim / 8; e += n_words * 4) {
+        uint4 from[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            uint32_t r = 2 * t + i % 2 + i / 2 * 8, at = g * (dim / 8) + e;
+            const char *src = s_v + L::v_at(r, at / 16) + at % 16;
+            if (n_words == 4) {
+                from[i] = *(const uint4 *)src;
+            } else {
+                uint2 x = *(const uint2 *)src;
+                from[i] = make_uint4(x.x, x.y, 0, 0);
+            }
+        }
+#pragma unroll
+        for (int w = 0; w < n_words; ++w)
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                mma_16816<true>(o[e + w * 4 + k], p,
+                                decode_across<is_fp8>(word_of(from[0], w), word_of(from[1], w), k),
+                                decode_across<is_fp8>(word_of(from[2], w), word_of(from[3], w), k));
+    }
+}
+
 template <int dim, bool is_fp8>
 __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a))
 {
@@ -98,49 +148,11 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
     const gpu_layer &stored = kv.layers[it.layer];
     const token_order order = {1, it.n_tokens}; /* too few for another */
     const query_range queries = queries_of(order, it, 0, (n - 1) / kv.group);
-    branch from;
-    branch_part keys;
     const bool is_plain = layer.soft_cap == 0.0f && !layer.alibi_slopes;
     const float scale_log2 = layer.scale * log2e;
     const part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, true);
     const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
     char *stages = shared + warp_id() * n_stages * L::stage_bytes;
-
-    /* jumps over tiles that no row sees */
-    auto seen_from = [&](uint32_t base) {
-        while (base < keys.end && base >= keys.highest.sinks && base + tile <= keys.lowest.first)
-            base += max((keys.lowest.first - base) / step * step, (uint32_t)step);
-        return base;
-    };
-    /* Rows past the end become zero. The tokens of a tile lie behind one another in one block
-     * unless the layer is dilated. */
-    auto start_tile = [&](uint32_t base, int stage) {
-        if (base < keys.end) {
-            shared_at to = shared_address(stages + stage * L::stage_bytes);
-            const uint32_t first = branch_token(from, base);
-            uint32_t block = table[first >> kv.block_shift];
-            auto slot_of = [&](uint32_t r) {
-                if (!stored.n_branches)
-                    return (first & (kv.block_tokens - 1)) + r;
-                const uint32_t token = branch_token(from, base + r);
-                block = base + r < keys.end ? table[token >> kv.block_shift] : 0;
-                return token & (kv.block_tokens - 1);
-            };
-#pragma unroll
-            for (int i = lane; i < tile * L::pieces; i += warp_width) {
-                uint32_t r = i / L::pieces, c = i % L::pieces, slot = slot_of(r);
-                const char *k = row_address(kv, pk, block, head, slot);
-                const char *v = row_address(kv, pv, block, head, slot);
-                copy16_async(to + L::k_at(r, c), k + c * 16, base + r < keys.end);
-                copy16_async(to + L::part_bytes + L::v_at(r, c), v + c * 16, base + r < keys.end);
-            }
-            const part &p = lane < tile ? pk : pv;
-            uint32_t slot = slot_of(lane % tile);
-            copy_async<4>(to + 2 * L::part_bytes + lane * 4,
-                          scale_address(kv, p, block, head, slot), base + lane % tile < keys.end);
-        }
-        copy_commit();
-    };
 
     float o[n_o][4];
 #pragma unroll
@@ -148,11 +160,49 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
         o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.0f;
 
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
-        from = branch_at(kv, stored, nth, head);
-        keys = part_of_branch(kv, layer, from, it, queries, split);
+        const branch from = branch_at(kv, stored, nth, head);
+        const branch_part keys = part_of_branch(kv, layer, from, it, queries, split);
 #pragma unroll
         for (int h = 0; h < 2; ++h)
             row[h].see = visible_to(kv, layer, from, row[h].position, kv_len);
+        /* jumps over tiles that no row sees */
+        auto seen_from = [&](uint32_t base) {
+            while (base < keys.end && base >= keys.highest.sinks &&
+                   base + tile <= keys.lowest.first)
+                base += max((keys.lowest.first - base) / step * step, (uint32_t)step);
+            return base;
+        };
+        /* Rows past the end become zero. The tokens of a tile lie behind one another in one block
+     * unless the layer is dilated. */
+        auto start_tile = [&](uint32_t base, int stage) {
+            if (base < keys.end) {
+                shared_at to = shared_address(stages + stage * L::stage_bytes);
+                const uint32_t first = branch_token(from, base);
+                uint32_t block = table[first >> kv.block_shift];
+                auto slot_of = [&](uint32_t r) {
+                    if (!stored.n_branches)
+                        return (first & (kv.block_tokens - 1)) + r;
+                    const uint32_t token = branch_token(from, base + r);
+                    block = base + r < keys.end ? table[token >> kv.block_shift] : 0;
+                    return token & (kv.block_tokens - 1);
+                };
+#pragma unroll
+                for (int i = lane; i < tile * L::pieces; i += warp_width) {
+                    uint32_t r = i / L::pieces, c = i % L::pieces, slot = slot_of(r);
+                    const char *k = row_address(kv, pk, block, head, slot);
+                    const char *v = row_address(kv, pv, block, head, slot);
+                    copy16_async(to + L::k_at(r, c), k + c * 16, base + r < keys.end);
+                    copy16_async(to + L::part_bytes + L::v_at(r, c), v + c * 16,
+                                 base + r < keys.end);
+                }
+                const part &p = lane < tile ? pk : pv;
+                uint32_t slot = slot_of(lane % tile);
+                copy_async<4>(to + 2 * L::part_bytes + lane * 4,
+                              scale_address(kv, p, block, head, slot),
+                              base + lane % tile < keys.end);
+            }
+            copy_commit();
+        };
         uint32_t base = seen_from(keys.begin + warp_id() * tile), ahead = base;
 #pragma unroll
         for (int i = 0; i < n_stages - 1; ++i) {
@@ -171,17 +221,7 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
                         *v_scales = k_scales + tile;
 
             float s[2][4] = {};
-#pragma unroll
-            for (int i = 0; i < n_q; ++i)
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    uint4 c = *(const uint4 *)(s_k + L::k_at(j * 8 + g, t + 4 * i));
-#pragma unroll
-                    for (int k = 0; k < 4; ++k)
-                        mma_16816<true>(s[j], q[i][k], decode_pair<is_fp8, 0>(word_of(c, k)),
-                                        decode_pair<is_fp8, 1>(word_of(c, k)));
-                }
-
+            multiply_keys<dim, is_fp8>(s, q, s_k, g, t);
             const bool is_open = keys.all_take_part && base >= keys.highest.first &&
                                  base + tile <= min(keys.lowest.end, keys.end);
             float top[2] = {row[0].m, row[1].m};
@@ -221,31 +261,7 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
                 }
             }
 
-            /* a lane's columns: dim / 8 codes of the tokens 2t, 2t + 1, 2t + 8, 2t + 9 */
-            constexpr int n_words = dim == 64 ? 2 : 4;
-#pragma unroll
-            for (int e = 0; e < n_o; e += n_words * 4) {
-                uint4 from[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    uint32_t r = 2 * t + i % 2 + i / 2 * 8, at = g * (dim / 8) + e;
-                    const char *src = s_v + L::v_at(r, at / 16) + at % 16;
-                    if (n_words == 4) {
-                        from[i] = *(const uint4 *)src;
-                    } else {
-                        uint2 x = *(const uint2 *)src;
-                        from[i] = make_uint4(x.x, x.y, 0, 0);
-                    }
-                }
-#pragma unroll
-                for (int w = 0; w < n_words; ++w)
-#pragma unroll
-                    for (int k = 0; k < 4; ++k)
-                        mma_16816<true>(
-                            o[e + w * 4 + k], p,
-                            decode_across<is_fp8>(word_of(from[0], w), word_of(from[1], w), k),
-                            decode_across<is_fp8>(word_of(from[2], w), word_of(from[3], w), k));
-            }
+            multiply_values<dim, is_fp8>(o, p, s_v, g, t);
             sync_warp(); /* the stage may be filled again */
             stage = stage == n_stages - 1 ? 0 : stage + 1;
         }
