@@ -7,33 +7,10 @@
 #include "kernels/gpu/gpu_host.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-attn_status gpu_fail(struct backend *b, attn_status st, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    vsnprintf(b->error, sizeof b->error, format, args);
-    va_end(args);
-    return st;
-}
-
-attn_status gpu_lost(struct backend *b)
-{
-    b->is_lost = true;
-    return gpu_fail(b, ATTN_EDEVICE, "%s", runtime_last_error());
-}
-
-attn_status gpu_enter(struct backend *b)
-{
-    if (b->is_lost)
-        return ATTN_EDEVICE;
-    return runtime_device_use(b->config.device_index) == 0 ? ATTN_OK : gpu_lost(b);
-}
 
 /* ---- device */
 
@@ -146,13 +123,6 @@ static void gpu_close(struct backend *b)
 static const char *gpu_last_error(const struct backend *b)
 {
     return b ? b->error : "out of memory";
-}
-
-uint32_t gpu_features(const struct backend *b)
-{
-    const uint32_t all =
-        BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES;
-    return b->device.has_words ? all : 0;
 }
 
 static void gpu_info(const struct backend *b, struct backend_info *out)

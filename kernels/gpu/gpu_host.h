@@ -1,7 +1,13 @@
-/* gpu_host.h: the host side of a gpu backend: what backend_gpu.c (device, memory), gpu_pool.c,
- * gpu_job.c (one batch as launches) and gpu_launch.c (which makes them), gpu_queue.c (submit, poll,
- * block transfers), gpu_moves.c (blocks beside batches), gpu_peers.c (other devices) and
- * bench/gpu_bench.c (measurement) share.
+/* gpu_host.h: the host side of a gpu backend: what its files share.
+ *
+ *   backend_gpu.c       the table: open, close, memory
+ *   gpu_device.c        failures, the device of the calling thread, streams
+ *   gpu_pool.c          pools
+ *   gpu_job.c           one batch as launches; gpu_launch.c makes them
+ *   gpu_queue.c         submit, poll, block transfers
+ *   gpu_moves.c         blocks that move beside batches
+ *   gpu_peers.c         other devices
+ *   bench/gpu_bench.c   measurement
  *
  * Thread     the engine thread, but for the host memory slots.
  * Allocation device and page-locked memory is taken in open and pool_open, in the measurement
@@ -183,6 +189,8 @@ struct backend {
     char error[512];
 };
 
+/* ---- gpu_device.c */
+
 /* Writes b->error, gives st back. */
 __attribute__((format(printf, 3, 4))) attn_status gpu_fail(struct backend *b, attn_status st,
                                                            const char *format, ...);
@@ -193,6 +201,11 @@ uint32_t gpu_features(const struct backend *b);
 attn_status gpu_enter(struct backend *b);
 /* The device is lost: runtime_last_error says why. Gives ATTN_EDEVICE. */
 attn_status gpu_lost(struct backend *b);
+/* What is enqueued on s from now on runs after what other has so far. The runtime's code. */
+int gpu_stream_follow(struct backend *b, runtime_stream *s, runtime_stream *other);
+/* What is enqueued on b->stream from now on runs after all batches in flight. The runtime's
+ * code. */
+int gpu_follow_all(struct backend *b);
 
 /* ---- gpu_pool.c: slots of the table */
 
@@ -248,12 +261,6 @@ void gpu_job_attend_early(const struct gpu_job *j, const struct gpu_finish *fini
                           runtime_stream *s);
 
 /* ---- gpu_queue.c: slots of the table */
-
-/* What is enqueued on s from now on runs after what other has so far. The runtime's code. */
-int gpu_stream_follow(struct backend *b, runtime_stream *s, runtime_stream *other);
-/* What is enqueued on b->stream from now on runs after all batches in flight. The runtime's
- * code. */
-int gpu_follow_all(struct backend *b);
 
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch);
 struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns);

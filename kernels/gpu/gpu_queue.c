@@ -42,20 +42,6 @@ static bool is_done(const struct gpu_slot *s)
     return __atomic_load_n(&s->signal->done, __ATOMIC_ACQUIRE) >> 32 == s->value;
 }
 
-int gpu_stream_follow(struct backend *b, runtime_stream *s, runtime_stream *other)
-{
-    int code = runtime_event_record(b->met, other);
-    return code ? code : runtime_stream_follow(s, b->met);
-}
-
-int gpu_follow_all(struct backend *b)
-{
-    int code = 0;
-    for (int i = 1; i < BACKEND_MAX_IN_FLIGHT && !code; i++)
-        code = gpu_stream_follow(b, b->stream, b->slots[i].stream);
-    return code;
-}
-
 /* Notes the table rows that the slot's batch names. Does the batch in front name one of them? */
 static bool touch_rows(const struct gpu_slot *s, const struct gpu_slot *front)
 {
