@@ -35,22 +35,6 @@ struct row {
     bool is_supported;
 };
 
-void bench_cell_name(const struct bench_cell *c, char *out, size_t bytes)
-{
-    snprintf(out, bytes, "%u,%u,%u,b%u,c%u", c->g->num_q_heads, c->g->num_kv_heads,
-             c->g->head_dim_k, c->batch, c->context);
-    if (c->max_context > 0)
-        snprintf(out + strlen(out), bytes - strlen(out), "..%u", c->max_context);
-    if (c->first_context > 0)
-        snprintf(out + strlen(out), bytes - strlen(out), "+1x%u", c->first_context);
-    if (c->new_tokens > 0)
-        snprintf(out + strlen(out), bytes - strlen(out), ",n%u", c->new_tokens);
-    if (c->n_prompts > 0)
-        snprintf(out + strlen(out), bytes - strlen(out), "x%u", c->n_prompts);
-    if (c->kv_dtype != ATTN_DTYPE_NONE)
-        snprintf(out + strlen(out), bytes - strlen(out), ",%s", attn_dtype_name(c->kv_dtype));
-}
-
 static void print_header(const struct program *p)
 {
     struct backend_info info;

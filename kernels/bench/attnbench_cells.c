@@ -1,4 +1,4 @@
-/* attnbench_cells.c: the cells of attnbench's grids, one table each.
+/* attnbench_cells.c: the cells of attnbench's grids, one table each, and what a cell is called.
  *
  * best_public_us is a fact about one card: the fastest of FlashInfer 0.6.18, FlashAttention-3
  * (commit 0251105a), TensorRT-LLM's XQA (through FlashInfer fb28d724) and vLLM's paged_attention v1
@@ -10,6 +10,7 @@
  */
 #include "kernels/bench/attnbench.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define COUNT(table) (uint32_t)(sizeof(table) / sizeof((table)[0]))
@@ -190,4 +191,20 @@ uint64_t bench_kv_bytes(const struct bench_cell *c)
 attn_dtype bench_kv_dtype(const struct bench_cell *c)
 {
     return c->kv_dtype == ATTN_DTYPE_NONE ? ATTN_BF16 : c->kv_dtype;
+}
+
+void bench_cell_name(const struct bench_cell *c, char *out, size_t bytes)
+{
+    snprintf(out, bytes, "%u,%u,%u,b%u,c%u", c->g->num_q_heads, c->g->num_kv_heads,
+             c->g->head_dim_k, c->batch, c->context);
+    if (c->max_context > 0)
+        snprintf(out + strlen(out), bytes - strlen(out), "..%u", c->max_context);
+    if (c->first_context > 0)
+        snprintf(out + strlen(out), bytes - strlen(out), "+1x%u", c->first_context);
+    if (c->new_tokens > 0)
+        snprintf(out + strlen(out), bytes - strlen(out), ",n%u", c->new_tokens);
+    if (c->n_prompts > 0)
+        snprintf(out + strlen(out), bytes - strlen(out), "x%u", c->n_prompts);
+    if (c->kv_dtype != ATTN_DTYPE_NONE)
+        snprintf(out + strlen(out), bytes - strlen(out), ",%s", attn_dtype_name(c->kv_dtype));
 }

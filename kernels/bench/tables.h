@@ -89,7 +89,7 @@ bool table_has_rung(const struct tables *t, uint32_t rung);
 double table_flops(const struct table_cell *c);
 /* Average, deviation and least of n times. */
 void table_times(struct table_result *x, const double *ms, uint32_t n);
-/* A line of the CSV, if there is one. */
+/* The CSV's lines, if there is one. */
 void table_write(const struct tables *t, const char *kernel, uint32_t rung,
                  const struct table_cell *c, const struct table_result *x);
 bool table_setup_open(struct tables *t, const struct table_cell *c, struct table_setup *s);

@@ -66,7 +66,7 @@ static void print_row(const struct tables *t, const struct grid *g, const struct
     fflush(stdout);
 }
 
-static void write_header(const struct tables *t)
+static void table_write_header(const struct tables *t)
 {
     if (t->options.csv != NULL)
         fputs(csv_header, t->options.csv);
@@ -124,7 +124,7 @@ static void print_header(const struct tables *t, const struct grid *g)
         printf("%-26s %-10s %-26s %11s %9s %11s %8s %6s %9s %8s %-14s\n", "kernel", "rung",
                "tokens,dim,heads,batch", "avg ms", "std ms", "least ms", "TFLOP/s", "share",
                "rel L2", "scratch", "rows checked");
-    write_header(t);
+    table_write_header(t);
 }
 
 static bool run_grid(struct tables *t, const struct grid *g)
