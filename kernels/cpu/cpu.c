@@ -1,36 +1,18 @@
-/* cpu.c: the cpu backend's table. A batch is computed inside submit, by the engine thread and the
- * workers, and handed back by the next poll; everything else is done when its call returns. A batch
- * that waits for a word is computed by whatever call first finds it written. The device is the
- * host: its addresses, too.
+/* cpu.c: the cpu backend's table: open and close, blocks and moves, memory and regions. Batches are
+ * batch.c's, pools pool.c's; everything else is done when its call returns. The device is the host:
+ * its addresses, too.
  */
 #define _GNU_SOURCE
 #include "kernels/cpu/cpu.h"
-#include "kernels/merge.h"
-#include "proto/attn_time.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/vfs.h>
-#include <time.h>
-
-#define FEATURES                                                                                   \
-    (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES)
-#define LOOKS_BEFORE_NAP 1000
-#define NAP_NS 20000
-
-void cpu_fail(struct backend *b, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    vsnprintf(b->error, sizeof b->error, format, args);
-    va_end(args);
-}
 
 /* The fastest variant, or the one ATTND_CPU_ISA names; NULL: it cannot run here. */
 static const struct cpu_isa *choose_isa(void)
@@ -46,19 +28,12 @@ static const struct cpu_isa *choose_isa(void)
     return NULL;
 }
 
-static bool compute_within(struct backend *b, uint64_t wait_ns);
-
-void cpu_compute_all(struct backend *b)
-{
-    compute_within(b, UINT64_MAX);
-}
-
 static void cpu_close(struct backend *b)
 {
     if (b == NULL)
         return;
     moves_close(b->moves);
-    compute_within(b, UINT64_MAX);
+    cpu_compute_all(b);
     cpu_threads_close(b->threads);
     while (b->pools != NULL) {
         struct backend_pool *p = b->pools;
@@ -125,7 +100,7 @@ static void cpu_info(const struct backend *b, struct backend_info *out)
                                  .kv_bytes = b->memory.bytes,
                                  .max_in_flight = 1,
                                  .n_processors = b->threads ? cpu_threads_count(b->threads) : 0,
-                                 .features = FEATURES,
+                                 .features = CPU_FEATURES,
                                  .reached = UINT64_MAX};
     FILE *f = fopen("/proc/cpuinfo", "re");
     while (f != NULL && fgets(line, sizeof line, f) != NULL)
@@ -136,162 +111,10 @@ static void cpu_info(const struct backend *b, struct backend_info *out)
     snprintf(out->device, sizeof out->device, "%s, %s", model, b->isa ? b->isa->name : "?");
 }
 
-static attn_status check_item(struct backend *b, const struct backend_pool_config *c,
-                              const struct backend_item *item, uint32_t i)
-{
-    bool is_layer = item->layer < c->num_layers;
-    uint64_t end = is_layer ? backend_item_end(c, item) : 0;
-    uint64_t n_blocks = (end + c->block_tokens - 1) / c->block_tokens;
-    const char *missing = NULL, *fault = is_layer ? backend_item_fault(c, item) : NULL;
-    if ((item->flags & BACKEND_ATTEND) && (item->q == NULL || item->out == NULL))
-        missing = "q or out";
-    if ((item->flags & BACKEND_APPEND) && (item->k == NULL || item->v == NULL))
-        missing = "k or v";
-    if (item->block_table == NULL)
-        missing = "block_table";
-    if (!is_layer)
-        cpu_fail(b, "item %" PRIu32 ": layer is %" PRIu32 " of %" PRIu32, i, item->layer,
-                 c->num_layers);
-    else if (item->n_tokens == 0)
-        cpu_fail(b, "item %" PRIu32 ": n_tokens is 0", i);
-    else if (n_blocks > c->max_row_blocks)
-        cpu_fail(b, "item %" PRIu32 ": pos + n_tokens is %" PRIu64 ", a row holds %" PRIu64, i, end,
-                 (uint64_t)c->max_row_blocks * c->block_tokens);
-    else if (missing != NULL)
-        cpu_fail(b, "item %" PRIu32 ": %s is missing", i, missing);
-    else if (fault != NULL)
-        cpu_fail(b, "item %" PRIu32 ": %s", i, fault);
-    else {
-        for (uint64_t j = 0; j < n_blocks; j++)
-            if (item->block_table[j] >= c->n_blocks) {
-                cpu_fail(b, "item %" PRIu32 ": block_table[%" PRIu64 "] is %" PRIu32 " of %" PRIu32,
-                         i, j, item->block_table[j], c->n_blocks);
-                return ATTN_EINVAL;
-            }
-        return ATTN_OK;
-    }
-    return ATTN_EINVAL;
-}
-
-static attn_status check_batch(struct backend *b, const struct backend_batch *batch)
-{
-    const struct backend_pool_config *c = &batch->pool->config;
-    uint64_t n_tokens = 0;
-    for (uint32_t i = 0; i < batch->n_items; i++) {
-        attn_status st = check_item(b, c, &batch->items[i], i);
-        if (st != ATTN_OK)
-            return st;
-        n_tokens += batch->items[i].n_tokens;
-    }
-    if (batch->n_items > b->config.max_batch_items || n_tokens > b->config.max_batch_tokens) {
-        cpu_fail(b,
-                 "batch of %" PRIu32 " items and %" PRIu64 " tokens, the limits are %" PRIu32
-                 " and %" PRIu32,
-                 batch->n_items, n_tokens, b->config.max_batch_items, b->config.max_batch_tokens);
-        return ATTN_EINVAL;
-    }
-    for (uint32_t i = 0; i < batch->n_copies; i++) {
-        if (batch->copies[i].src < c->n_blocks && batch->copies[i].dst < c->n_blocks)
-            continue;
-        cpu_fail(b, "copy %" PRIu32 " is of block %" PRIu32 " to %" PRIu32 " of %" PRIu32, i,
-                 batch->copies[i].src, batch->copies[i].dst, c->n_blocks);
-        return ATTN_EINVAL;
-    }
-    return ATTN_OK;
-}
-
-static bool are_reached(const struct backend_word *words, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        if (!backend_word_is_reached(&words[i]))
-            return false;
-    return true;
-}
-
-/* The batch's appends and attention. */
-static void compute(struct backend *b, struct backend_batch *batch)
-{
-    uint64_t start = attn_now_ns();
-    /* the block tables are read from the items, so there is no mirror to patch */
-    cpu_append(b, batch);
-    batch->status = cpu_attend(b, b->isa, batch, 0);
-    batch->device_ns = attn_now_ns() - start;
-    b->is_attended = true;
-}
-
-static void merge(struct backend_batch *batch)
-{
-    uint64_t start = attn_now_ns();
-    merges_compute(&batch->pool->config, batch->merges);
-    batch->device_ns += attn_now_ns() - start;
-}
-
-/* Computes the batch that was submitted, unless a word is not written yet. Is none left to
- * compute? */
-static bool try_compute(struct backend *b)
-{
-    struct backend_batch *batch = b->batch;
-    if (batch == NULL || b->is_done)
-        return true;
-    if (batch->wait != NULL && !backend_word_is_reached(batch->wait))
-        return false;
-    if (!b->is_attended)
-        compute(b, batch);
-    if (!are_reached(batch->merge_waits, batch->n_merge_waits))
-        return false;
-    if (batch->merges != NULL && batch->status == ATTN_OK)
-        merge(batch);
-    b->is_done = true;
-    for (uint32_t i = 0; i < batch->n_signals && batch->status == ATTN_OK; i++)
-        __atomic_store_n(batch->signals[i].word, batch->signals[i].value, __ATOMIC_RELEASE);
-    return true;
-}
-
-/* The same, looking for as long as it may take. */
-static bool compute_within(struct backend *b, uint64_t wait_ns)
-{
-    uint64_t start = attn_now_ns();
-    for (uint32_t look = 1; !try_compute(b); look++) {
-        if (attn_now_ns() - start >= wait_ns)
-            return false;
-        if (look < LOOKS_BEFORE_NAP)
-            attn_cpu_pause();
-        else
-            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
-    }
-    return true;
-}
-
-static attn_status cpu_submit(struct backend *b, struct backend_batch *batch)
-{
-    if (b->batch != NULL) {
-        cpu_fail(b, "a batch waits to be polled, max_in_flight is 1");
-        return ATTN_EOVERLOAD;
-    }
-    attn_status st = check_batch(b, batch);
-    if (st == ATTN_OK)
-        st = backend_words_check(batch, "cpu", FEATURES, b->error, sizeof b->error);
-    if (st != ATTN_OK)
-        return st;
-    b->batch = batch;
-    b->is_done = b->is_attended = false;
-    try_compute(b);
-    return ATTN_OK;
-}
-
-static struct backend_batch *cpu_poll(struct backend *b, uint64_t wait_ns)
-{
-    if (!compute_within(b, wait_ns))
-        return NULL;
-    struct backend_batch *batch = b->batch;
-    b->batch = NULL;
-    return batch;
-}
-
 /* What touches blocks follows the batch that was submitted. */
 static attn_status check_block(struct backend_pool *p, uint32_t block)
 {
-    compute_within(p->b, UINT64_MAX);
+    cpu_compute_all(p->b);
     if (block < p->config.n_blocks)
         return ATTN_OK;
     cpu_fail(p->b, "block is %" PRIu32 " of %" PRIu32, block, p->config.n_blocks);

@@ -1,6 +1,7 @@
 /* cpu.h: the parts of the cpu backend among themselves.
  *
- * cpu.c      the table: open, submit
+ * cpu.c      the table: open, blocks, memory
+ * batch.c    slots of the table: submit, poll
  * memory.c   the one range of KV memory
  * pool.c     slots of the table: pools
  * append.c   writes k and v, copies blocks
@@ -13,7 +14,9 @@
 #define ATTND_KERNELS_CPU_CPU_H
 
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdatomic.h>
+#include <stdio.h>
 
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/threads.h"
@@ -23,6 +26,8 @@
 
 #define CPU_ERROR_BYTES 256
 #define CPU_MAX_TAKERS 8
+#define CPU_FEATURES                                                                               \
+    (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES)
 
 /* [block][layer].. of all pools behind one another, in a memfd. */
 struct cpu_memory {
@@ -87,7 +92,10 @@ struct backend_pool {
     float *layer_arrays;
 };
 
-/* What was submitted is computed when it returns. */
+/* batch.c: slots of the table. */
+attn_status cpu_submit(struct backend *b, struct backend_batch *batch);
+struct backend_batch *cpu_poll(struct backend *b, uint64_t wait_ns);
+/* No slot: what was submitted is computed when it returns. */
 void cpu_compute_all(struct backend *b);
 
 /* pool.c: slots of the table. */
@@ -109,7 +117,15 @@ attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct back
                        uint32_t n_shards);
 attn_status cpu_attend_naive(struct backend *b, const struct backend_batch *batch);
 
-__attribute__((format(printf, 2, 3))) void cpu_fail(struct backend *b, const char *format, ...);
+/* Writes the sentence for last_error. */
+__attribute__((format(printf, 2, 3))) static inline void cpu_fail(struct backend *b,
+                                                                  const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(b->error, sizeof b->error, format, args);
+    va_end(args);
+}
 
 /* Where one head's row of K (or V) of a token is, and its scale (NULL if not quantised). */
 static inline uint8_t *cpu_row(const struct backend_pool *p, const struct backend_item *item,
