@@ -24,7 +24,6 @@ template <bool is_bf16_, bool is_quantised_, int dim_, int row_warps_> struct ma
     static constexpr int row_warps = row_warps_, token_warps = row_warps == 1 ? tile / 16 : 1;
     static constexpr int warps = row_warps * token_warps, threads = warps * warp_width;
     static constexpr int rows = 16 * row_warps, warp_tokens = tile / token_warps;
-    static constexpr int n_s = warp_tokens / 16, n_o = dim / 16; /* a warp's tiles of S and of O */
     static constexpr int row_bytes = dim * 2, pieces = dim / 8;
     static constexpr int q_bytes = rows * row_bytes, tile_bytes = tile * row_bytes;
     /* results on their way out, over K and V: with row warps only, in slices of 64 elements */
@@ -253,12 +252,31 @@ GPU_DEVICE bool hide_bad(char *v, float (&o)[C::dim / 16][tile_values],
     return true;
 }
 
-/* Starts bringing the n query rows from row0 on to shared memory; rows behind them and pieces past
- * the head dim become zero. */
 template <class C>
-GPU_DEVICE void load_queries(const gpu_kv &kv, const gpu_item &it, const token_order &order,
-                             uint32_t head, uint32_t row0, uint32_t n, shared_at s_q)
+__global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend, a))
 {
+    GPU_SHARED(char, shared);
+    constexpr int n_s = C::warp_tokens / 16, n_o = C::dim / 16;
+    const gpu_kv &kv = a.kv;
+    const shared_at s_q = shared_address(shared);
+    const int lane = lane_id(), warp_row = warp_id() % C::row_warps * 16;
+    const int warp_token = warp_id() / C::row_warps * C::warp_tokens;
+    chain_release();
+    chain_wait();
+
+    const gpu_item &it = a.items[find_item<&gpu_item::unit0>(a.items, a.n_items, blockIdx.x)];
+    const uint32_t unit = blockIdx.x - it.unit0, n_rows = it.n_tokens * kv.group;
+    const uint32_t n_chunks = (n_rows + C::rows - 1) / C::rows;
+    const uint32_t split = unit % it.n_splits;
+    /* later rows see more keys: they start first */
+    const uint32_t chunk = n_chunks - 1 - unit / it.n_splits % n_chunks;
+    const uint32_t head = unit / it.n_splits / n_chunks, row0 = chunk * C::rows;
+    const uint32_t n = n_rows - row0 < C::rows ? n_rows - row0 : C::rows;
+    const gpu_layer layer = layer_of(kv, it);
+    const uint32_t kv_len = it.pos + it.n_tokens;
+    const gpu_layer &stored = kv.layers[it.layer];
+    const token_order order = order_of(stored, it);
+
     for (int i = threadIdx.x; i < C::rows * C::pieces; i += C::threads) {
         uint32_t r = i / C::pieces, piece = i % C::pieces, row = row0 + r;
         bool is_live = r < n && piece * 8 < kv.dk;
@@ -267,119 +285,182 @@ GPU_DEVICE void load_queries(const gpu_kv &kv, const gpu_item &it, const token_o
         const char *from = (const char *)it.q + (at * kv.dk + piece * 8) * 2;
         copy16_async(piece_at<C>(s_q, r, piece), is_live ? from : (const char *)it.q, is_live);
     }
-}
 
-/* s: the dot products of this warp's rows with its tokens of the tile at s_k. */
-template <class C>
-GPU_DEVICE void multiply_keys(float (&s)[C::n_s][tile_values], const gpu_kv &kv, shared_at s_q,
-                              shared_at s_k, const int &lane, const int &warp_row,
-                              const int &warp_token)
-{
+    matrix_row row[tile_rows];
 #pragma unroll
-    for (int j = 0; j < C::n_s; ++j)
+    for (int h = 0; h < tile_rows; ++h) {
+        uint32_t r = warp_row + tile_row(lane, h);
+        uint32_t at = row0 + (r < n ? r : n - 1);
+        row[h].position = it.pos + token_at(order, at / kv.group);
+        row[h].slope =
+            layer.alibi_slopes ? layer.alibi_slopes[head * kv.group + at % kv.group] : 0.0f;
+    }
+    const query_range queries = queries_of(order, it, row0 / kv.group, (row0 + n - 1) / kv.group);
+    const bool is_plain = layer.soft_cap == 0.0f && !layer.alibi_slopes;
+    const float scale_log2 = layer.scale * log2e;
+    const matrix_source src = {kv.table + (uint64_t)it.row * kv.row_blocks,
+                               part_of(kv, it.layer, false), part_of(kv, it.layer, true), head};
+    branch from = {};
+    branch_part keys = {};
+
+    /* jumps over tiles that no row sees */
+    auto next_tile = [&](uint32_t base) {
+        if (base >= keys.highest.sinks && base + C::tile <= keys.lowest.first)
+            base += (keys.lowest.first - base) / C::tile * C::tile;
+        return base;
+    };
+    auto start_tile = [&](uint32_t base, int stage) {
+        load_tile<C>(kv, src, from, keys.end, base, s_q + C::stages_at + stage * C::stage_bytes);
+        copy_commit();
+    };
+
+    float o[n_o][tile_values];
+#pragma unroll
+    for (int j = 0; j < n_o; ++j)
 #pragma unroll
         for (int i = 0; i < tile_values; ++i)
-            s[j][i] = 0.0f;
+            o[j][i] = 0.0f;
+
+    for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
+        from = branch_at(kv, stored, nth, head);
+        keys = part_of_branch(kv, layer, from, it, queries, split);
 #pragma unroll
-    for (int kk = 0; kk < C::dim / 16; ++kk) {
-        if (has_early_exits && kk * 16 >= kv.dk)
-            break;
-        tile_operand q;
-        tile_load_rows(q, lane, [&](uint32_t r, uint32_t piece) {
-            return piece_at<C>(s_q, warp_row + r, kk * 2 + piece);
-        });
+        for (int r = 0; r < tile_rows; ++r)
+            row[r].see = visible_to(kv, layer, from, row[r].position, kv_len);
+        uint32_t base = next_tile(keys.begin);
+        int stage = 0;
+        if (copy_stages == 2 && base < keys.end)
+            start_tile(base, 0);
+        while (base < keys.end) {
+            uint32_t next = next_tile(base + C::tile);
+            if (copy_stages == 1)
+                start_tile(base, 0);
+            else if (next < keys.end)
+                start_tile(next, stage ^ 1);
+            if (copy_stages == 2 && next < keys.end)
+                copy_wait<1>();
+            else
+                copy_wait<0>();
+            __syncthreads();
+
+            char *staged = shared + C::stages_at + stage * C::stage_bytes, *parts = staged;
+            const float *k_scales = (const float *)(staged + 2 * C::code_bytes);
+            const float *v_scales = k_scales + C::tile;
+            if (C::is_quantised) {
+                parts = shared + C::q_bytes;
+                decode_part<C, false>(staged, k_scales, kv.kv_dtype, parts);
+                decode_part<C, true>(staged + C::code_bytes, v_scales, kv.kv_dtype,
+                                     parts + C::tile_bytes);
+                __syncthreads();
+            }
+            const shared_at s_k = shared_address(parts), s_v = s_k + C::tile_bytes;
+            float s[n_s][tile_values];
 #pragma unroll
-        for (int j = 0; j < C::n_s; ++j) {
-            tile_operand k;
-            tile_load_columns(k, lane, [&](uint32_t r, uint32_t piece) {
-                return piece_at<C>(s_k, warp_token + j * 16 + r, kk * 2 + piece);
-            });
-            tile_multiply<C::is_bf16>(s[j], q, k);
+            for (int j = 0; j < n_s; ++j)
+#pragma unroll
+                for (int i = 0; i < tile_values; ++i)
+                    s[j][i] = 0.0f;
+#pragma unroll
+            for (int kk = 0; kk < C::dim / 16; ++kk) {
+                if (has_early_exits && kk * 16 >= kv.dk)
+                    break;
+                tile_operand q;
+                tile_load_rows(q, lane, [&](uint32_t r, uint32_t piece) {
+                    return piece_at<C>(s_q, warp_row + r, kk * 2 + piece);
+                });
+#pragma unroll
+                for (int j = 0; j < n_s; ++j) {
+                    tile_operand k;
+                    tile_load_columns(k, lane, [&](uint32_t r, uint32_t piece) {
+                        return piece_at<C>(s_k, warp_token + j * 16 + r, kk * 2 + piece);
+                    });
+                    tile_multiply<C::is_bf16>(s[j], q, k);
+                }
+            }
+
+            if (C::is_quantised) {
+                k_scales += warp_token;
+#pragma unroll
+                for (int j = 0; j < n_s; ++j)
+#pragma unroll
+                    for (int i = 0; i < tile_values; ++i)
+                        s[j][i] *= k_scales[j * 16 + tile_column(lane, i)];
+            }
+
+            const bool is_open = keys.all_take_part && base >= keys.highest.first &&
+                                 base + C::tile <= min(keys.lowest.end, keys.end);
+            float top[tile_rows], factor[tile_rows];
+#pragma unroll
+            for (int r = 0; r < tile_rows; ++r)
+                top[r] = row[r].m;
+#pragma unroll
+            for (int j = 0; j < n_s; ++j)
+#pragma unroll
+                for (int i = 0; i < tile_values; ++i) {
+                    matrix_row &w = row[tile_row_of(i)];
+                    uint32_t key = base + warp_token + j * 16 + tile_column(lane, i);
+                    float x = is_plain ? s[j][i] * scale_log2
+                                       : score_of(layer, s[j][i], w.slope, w.position,
+                                                  branch_token(from, key));
+                    s[j][i] = is_open || (key < keys.end && is_visible(w.see, key)) ? x : -INFINITY;
+                    top[tile_row_of(i)] = fmaxf(top[tile_row_of(i)], s[j][i]);
+                }
+#pragma unroll
+            for (int r = 0; r < tile_rows; ++r) {
+                top[r] = warp_max<tile_lanes, tile_step>(top[r]);
+                factor[r] = row[r].raise(top[r]);
+            }
+#pragma unroll
+            for (int j = 0; j < n_o; ++j)
+#pragma unroll
+                for (int i = 0; i < tile_values; ++i)
+                    o[j][i] *= factor[tile_row_of(i)];
+#pragma unroll
+            for (int j = 0; j < n_s; ++j)
+#pragma unroll
+                for (int i = 0; i < tile_values; ++i)
+                    s[j][i] = row[tile_row_of(i)].add(s[j][i]);
+            if (!is_open && !C::scales_p &&
+                hide_bad<C>(parts + C::tile_bytes, o, row, base, warp_token, keys.end))
+                __syncthreads();
+
+#pragma unroll
+            for (int j = 0; j < n_s; ++j) {
+#pragma unroll
+                for (int i = 0; i < tile_values && C::scales_p;
+                     ++i) /* a hidden key's scale may be NaN */
+                    s[j][i] = s[j][i] == 0.0f
+                                  ? 0.0f
+                                  : s[j][i] * v_scales[warp_token + j * 16 + tile_column(lane, i)];
+                tile_operand p;
+                tile_pack<C::is_bf16>(p, s[j]);
+#pragma unroll
+                for (int d = 0; d < n_o; ++d) {
+                    if (has_early_exits && d * 16 >= kv.dv)
+                        break;
+                    tile_operand v;
+                    tile_load_transposed(v, lane, [&](uint32_t r, uint32_t piece) {
+                        return piece_at<C>(s_v, warp_token + j * 16 + r, d * 2 + piece);
+                    });
+                    tile_multiply<C::is_bf16>(o[d], p, v);
+                }
+            }
+            __syncthreads(); /* the stage may be filled again */
+            base = next;
+            stage ^= copy_stages - 1;
         }
     }
-}
-
-/* Dot products become weights, in s; what was summed in o before is brought to the rows' new
- * maxima. base: the tile's first key. is_plain: nothing but scale_log2 makes a score of a
- * dot product. is_open: every row sees every key. */
-template <class C>
-GPU_DEVICE void weigh(float (&s)[C::n_s][tile_values], float (&o)[C::n_o][tile_values],
-                      matrix_row (&row)[tile_rows], const gpu_layer &layer, const branch &from,
-                      const branch_part &keys, uint32_t base, bool is_plain, float scale_log2,
-                      bool is_open, int lane, int warp_token)
-{
-    float top[tile_rows], factor[tile_rows];
+    copy_wait<0>();
 #pragma unroll
     for (int r = 0; r < tile_rows; ++r)
-        top[r] = row[r].m;
-#pragma unroll
-    for (int j = 0; j < C::n_s; ++j)
-#pragma unroll
-        for (int i = 0; i < tile_values; ++i) {
-            matrix_row &w = row[tile_row_of(i)];
-            uint32_t key = base + warp_token + j * 16 + tile_column(lane, i);
-            float x = is_plain
-                          ? s[j][i] * scale_log2
-                          : score_of(layer, s[j][i], w.slope, w.position, branch_token(from, key));
-            s[j][i] = is_open || (key < keys.end && is_visible(w.see, key)) ? x : -INFINITY;
-            top[tile_row_of(i)] = fmaxf(top[tile_row_of(i)], s[j][i]);
-        }
-#pragma unroll
-    for (int r = 0; r < tile_rows; ++r) {
-        top[r] = warp_max<tile_lanes, tile_step>(top[r]);
-        factor[r] = row[r].raise(top[r]);
-    }
-#pragma unroll
-    for (int j = 0; j < C::n_o; ++j)
-#pragma unroll
-        for (int i = 0; i < tile_values; ++i)
-            o[j][i] *= factor[tile_row_of(i)];
-#pragma unroll
-    for (int j = 0; j < C::n_s; ++j)
-#pragma unroll
-        for (int i = 0; i < tile_values; ++i)
-            s[j][i] = row[tile_row_of(i)].add(s[j][i]);
-}
+        row[r].sum = warp_sum<tile_lanes, tile_step>(row[r].sum);
+    __syncthreads();
 
-/* Adds to o the values at s_v, weighted by s. */
-template <class C>
-GPU_DEVICE void multiply_values(float (&o)[C::n_o][tile_values], float (&s)[C::n_s][tile_values],
-                                const gpu_kv &kv, shared_at s_v, const float *v_scales, int lane,
-                                int warp_token)
-{
-#pragma unroll
-    for (int j = 0; j < C::n_s; ++j) {
-#pragma unroll
-        for (int i = 0; i < tile_values && C::scales_p; ++i) /* a hidden key's scale may be NaN */
-            s[j][i] = s[j][i] == 0.0f
-                          ? 0.0f
-                          : s[j][i] * v_scales[warp_token + j * 16 + tile_column(lane, i)];
-        tile_operand p;
-        tile_pack<C::is_bf16>(p, s[j]);
-#pragma unroll
-        for (int d = 0; d < C::n_o; ++d) {
-            if (has_early_exits && d * 16 >= kv.dv)
-                break;
-            tile_operand v;
-            tile_load_transposed(v, lane, [&](uint32_t r, uint32_t piece) {
-                return piece_at<C>(s_v, warp_token + j * 16 + r, d * 2 + piece);
-            });
-            tile_multiply<C::is_bf16>(o[d], p, v);
-        }
-    }
-}
-
-/* The results: [warp][16 rows][dim + 4] floats, then (m, sum), over K and V where they fit; from
- * there to where they go, by the warp itself or, where warps have shared the rows, by all. */
-template <class C>
-GPU_DEVICE void
-store_results(const float (&o)[C::n_o][tile_values], const matrix_row (&row)[tile_rows],
-              char *results, const row_sink &sink, uint32_t n, const int &lane, const int &warp_row)
-{
-    const gpu_kv &kv = sink.a.kv;
+    /* results: [warp][16 rows][dim + 4] floats, then (m, sum), over K and V where they fit */
+    const row_sink sink = {a, it, layer, order, head, row0, split};
     constexpr int slice = C::slice, stride = C::slice_stride;
-    float *s_o = (float *)results + warp_id() * 16 * stride;
-    float *s_ml = (float *)results + C::warps * 16 * stride + warp_id() * 32;
+    float *s_o = (float *)(shared + C::q_bytes) + warp_id() * 16 * stride;
+    float *s_ml = (float *)(shared + C::q_bytes) + C::warps * 16 * stride + warp_id() * 32;
     if (tile_is_first(lane))
 #pragma unroll
         for (int r = 0; r < tile_rows; ++r) {
@@ -414,132 +495,7 @@ store_results(const float (&o)[C::n_o][tile_values], const matrix_row (&row)[til
         return;
 
     __syncthreads();
-    merge_warps<C::dim, C::warps, C::is_bf16>((const float *)results, sink, n);
-}
-
-template <class C>
-__global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend, a))
-{
-    GPU_SHARED(char, shared);
-    const gpu_kv &kv = a.kv;
-    const shared_at s_q = shared_address(shared);
-    const int lane = lane_id(), warp_row = warp_id() % C::row_warps * 16;
-    const int warp_token = warp_id() / C::row_warps * C::warp_tokens;
-    chain_release();
-    chain_wait();
-
-    const gpu_item &it = a.items[find_item<&gpu_item::unit0>(a.items, a.n_items, blockIdx.x)];
-    const uint32_t unit = blockIdx.x - it.unit0, n_rows = it.n_tokens * kv.group;
-    const uint32_t n_chunks = (n_rows + C::rows - 1) / C::rows;
-    const uint32_t split = unit % it.n_splits;
-    /* later rows see more keys: they start first */
-    const uint32_t chunk = n_chunks - 1 - unit / it.n_splits % n_chunks;
-    const uint32_t head = unit / it.n_splits / n_chunks, row0 = chunk * C::rows;
-    const uint32_t n = n_rows - row0 < C::rows ? n_rows - row0 : C::rows;
-    const gpu_layer layer = layer_of(kv, it);
-    const uint32_t kv_len = it.pos + it.n_tokens;
-    const gpu_layer &stored = kv.layers[it.layer];
-    const token_order order = order_of(stored, it);
-    load_queries<C>(kv, it, order, head, row0, n, s_q);
-
-    matrix_row row[tile_rows];
-#pragma unroll
-    for (int h = 0; h < tile_rows; ++h) {
-        uint32_t r = warp_row + tile_row(lane, h);
-        uint32_t at = row0 + (r < n ? r : n - 1);
-        row[h].position = it.pos + token_at(order, at / kv.group);
-        row[h].slope =
-            layer.alibi_slopes ? layer.alibi_slopes[head * kv.group + at % kv.group] : 0.0f;
-    }
-    const query_range queries = queries_of(order, it, row0 / kv.group, (row0 + n - 1) / kv.group);
-    const bool is_plain = layer.soft_cap == 0.0f && !layer.alibi_slopes;
-    const float scale_log2 = layer.scale * log2e;
-    const matrix_source src = {kv.table + (uint64_t)it.row * kv.row_blocks,
-                               part_of(kv, it.layer, false), part_of(kv, it.layer, true), head};
-    float o[C::n_o][tile_values];
-#pragma unroll
-    for (int j = 0; j < C::n_o; ++j)
-#pragma unroll
-        for (int i = 0; i < tile_values; ++i)
-            o[j][i] = 0.0f;
-
-    for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
-        const branch from = branch_at(kv, stored, nth, head);
-        const branch_part keys = part_of_branch(kv, layer, from, it, queries, split);
-#pragma unroll
-        for (int r = 0; r < tile_rows; ++r)
-            row[r].see = visible_to(kv, layer, from, row[r].position, kv_len);
-        /* jumps over tiles that no row sees */
-        auto next_tile = [&](uint32_t base) {
-            if (base >= keys.highest.sinks && base + C::tile <= keys.lowest.first)
-                base += (keys.lowest.first - base) / C::tile * C::tile;
-            return base;
-        };
-        auto start_tile = [&](uint32_t base, int stage) {
-            load_tile<C>(kv, src, from, keys.end, base,
-                         s_q + C::stages_at + stage * C::stage_bytes);
-            copy_commit();
-        };
-        uint32_t base = next_tile(keys.begin);
-        int stage = 0;
-        if (copy_stages == 2 && base < keys.end)
-            start_tile(base, 0);
-        while (base < keys.end) {
-            uint32_t next = next_tile(base + C::tile);
-            if (copy_stages == 1)
-                start_tile(base, 0);
-            else if (next < keys.end)
-                start_tile(next, stage ^ 1);
-            if (copy_stages == 2 && next < keys.end)
-                copy_wait<1>();
-            else
-                copy_wait<0>();
-            __syncthreads();
-
-            char *staged = shared + C::stages_at + stage * C::stage_bytes, *parts = staged;
-            const float *k_scales = (const float *)(staged + 2 * C::code_bytes);
-            const float *v_scales = k_scales + C::tile;
-            if (C::is_quantised) {
-                parts = shared + C::q_bytes;
-                decode_part<C, false>(staged, k_scales, kv.kv_dtype, parts);
-                decode_part<C, true>(staged + C::code_bytes, v_scales, kv.kv_dtype,
-                                     parts + C::tile_bytes);
-                __syncthreads();
-            }
-            const shared_at s_k = shared_address(parts), s_v = s_k + C::tile_bytes;
-            float s[C::n_s][tile_values];
-            multiply_keys<C>(s, kv, s_q, s_k, lane, warp_row, warp_token);
-            if (C::is_quantised) {
-                k_scales += warp_token;
-#pragma unroll
-                for (int j = 0; j < C::n_s; ++j)
-#pragma unroll
-                    for (int i = 0; i < tile_values; ++i)
-                        s[j][i] *= k_scales[j * 16 + tile_column(lane, i)];
-            }
-
-            const bool is_open = keys.all_take_part && base >= keys.highest.first &&
-                                 base + C::tile <= min(keys.lowest.end, keys.end);
-            weigh<C>(s, o, row, layer, from, keys, base, is_plain, scale_log2, is_open, lane,
-                     warp_token);
-            if (!is_open && !C::scales_p &&
-                hide_bad<C>(parts + C::tile_bytes, o, row, base, warp_token, keys.end))
-                __syncthreads();
-
-            multiply_values<C>(o, s, kv, s_v, v_scales, lane, warp_token);
-            __syncthreads(); /* the stage may be filled again */
-            base = next;
-            stage ^= copy_stages - 1;
-        }
-    }
-    copy_wait<0>();
-#pragma unroll
-    for (int r = 0; r < tile_rows; ++r)
-        row[r].sum = warp_sum<tile_lanes, tile_step>(row[r].sum);
-    __syncthreads();
-
-    store_results<C>(o, row, shared + C::q_bytes, {a, it, layer, order, head, row0, split}, n, lane,
-                     warp_row);
+    merge_warps<C::dim, C::warps, C::is_bf16>((const float *)(shared + C::q_bytes), sink, n);
 }
 
 template <class C> int launch_matrix(const gpu_attend *a, void *stream, bool chained)

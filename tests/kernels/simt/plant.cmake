@@ -35,8 +35,8 @@ plant(attend_matrix.cuh 3 "(key < keys.end && is_visible(w.see, key)) ? x"
 # the jump to a window's first tile jumps over sink tokens
 plant(attend_matrix.cuh 4 "if (base >= keys.highest.sinks &&" "if ((simt::planted == 4 || base >= keys.highest.sinks) &&")
 # sums of earlier tiles keep the old maximum
-plant(attend_matrix.cuh 5 "            o[j][i] *= factor[tile_row_of(i)];"
-  "            o[j][i] *= simt::planted == 5 ? 1.0f : factor[tile_row_of(i)];")
+plant(attend_matrix.cuh 5 "                    o[j][i] *= factor[tile_row_of(i)];"
+  "                    o[j][i] *= simt::planted == 5 ? 1.0f : factor[tile_row_of(i)];")
 # V's operand with rows and columns in another order
 plant(vendor/tile_mfma.h 6 "at(lane / 16 * 4 + i, lane % 16 / 8)"
   "at(simt::planted == 6 ? lane / 16 + i * 4 : lane / 16 * 4 + i, lane % 16 / 8)")
