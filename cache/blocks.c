@@ -90,32 +90,6 @@ void kv_block_unref_unused(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
         free_put(kv, p, block);
 }
 
-struct kv_pool_rec *kv_pool_live(const struct kv *kv, uint32_t pool)
-{
-    if (pool >= kv->config.max_pools || kv->pools[pool].state != KV_LIVE)
-        return NULL;
-    return &kv->pools[pool];
-}
-
-uint64_t kv_pool_seal(const struct kv *kv, uint32_t pool)
-{
-    const struct kv_pool_rec *p = &kv->pools[pool];
-    uint64_t spec = siphash(kv->key, kv->specs + (size_t)pool * KV_SPEC_BYTES, p->spec_bytes);
-    uint64_t name = siphash(kv->key, p->name, sizeof p->name);
-    uint64_t words[] = {
-        pool, p->n_layers, p->block_tokens, p->n_made,        p->first_block, p->spec_bytes, spec,
-        name, p->place,    p->tenant,       p->window_tokens, p->kept_tokens, p->idle_pages,
-    };
-    return siphash(kv->key, words, sizeof words);
-}
-
-uint64_t kv_pool_sized(const struct kv *kv, uint32_t pool, uint32_t n_blocks)
-{
-    const struct kv_pool_rec *p = &kv->pools[pool];
-    uint64_t words[] = {pool, p->seal, n_blocks};
-    return (siphash(kv->key, words, sizeof words) & ~(uint64_t)UINT32_MAX) | n_blocks;
-}
-
 static attn_status spec_check(struct kv *kv, const struct kv_pool_spec *s)
 {
     size_t name_bytes = strnlen(s->name, sizeof s->name);

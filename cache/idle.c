@@ -234,12 +234,6 @@ uint32_t kv_idle_pool_away(const struct kv *kv, kv_pool_id pool)
     return p == NULL ? 0 : p->n_away;
 }
 
-attn_status kv_away(struct kv *kv, uint32_t seq)
-{
-    return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u of its blocks are in idle memory",
-                   (unsigned long long)kv->seqs[seq].name, kv->links[seq].n_away);
-}
-
 bool kv_idle_is_even(const struct kv *kv, kv_seq_id seq)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);

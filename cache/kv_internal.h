@@ -1,6 +1,7 @@
 /* kv_internal.h: what the files of cache/ share and nobody else sees.
  *
- * arena.c    layout, kv_open, kv_close, stats      index.c    (tenant, name) -> sequence
+ * open.c     layout, kv_open, kv_close, stats      index.c    (tenant, name) -> sequence
+ * records.c  records in use, seals, failures
  * blocks.c   pools, references, free lists         seq.c      sequence records, owners, fork
  * append.c   reserve, commit, cancel, journal      recover.c  derived state from truth
  * check.c    proof that both agree                 siphash.c  the keyed hash

@@ -9,21 +9,6 @@
 
 #include <string.h>
 
-struct kv_seq_rec *kv_seq_live(const struct kv *kv, uint32_t seq)
-{
-    if (seq >= kv->config.max_sequences || kv->seqs[seq].state != KV_LIVE)
-        return NULL;
-    return &kv->seqs[seq];
-}
-
-uint32_t kv_seq_seal(const struct kv *kv, uint32_t seq)
-{
-    const struct kv_seq_rec *s = &kv->seqs[seq];
-    const struct kv_given_rec *g = &kv->given[seq];
-    uint64_t words[] = {seq, s->tenant, s->name, s->pool, g->adapter, g->n_cached};
-    return (uint32_t)siphash(kv->key, words, sizeof words);
-}
-
 void kv_owner_link(struct kv *kv, uint32_t seq)
 {
     uint32_t owner = kv_owner_of(&kv->seqs[seq]);

@@ -1,4 +1,4 @@
-/* arena.c: makes and maps the arena, and answers what concerns it as a whole.
+/* open.c: makes and maps the arena, and answers what concerns it as a whole.
  *
  * The memfd is sealed against shrinking and growing, so that no other holder of the descriptor can
  * pull pages from under the mapping. The tables are sparse: a page that no sequence has used takes
@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,15 +43,6 @@ static uint32_t config_get(const struct kv_config *c, size_t field)
     uint32_t v;
     memcpy(&v, (const char *)c + config_fields[field].offset, sizeof v);
     return v;
-}
-
-attn_status kv_fail(struct kv *kv, attn_status st, const char *fmt, ...)
-{
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(kv->error, sizeof kv->error, fmt, ap);
-    va_end(ap);
-    return st;
 }
 
 static uint64_t layout(const struct kv_config *c, uint64_t offset[KV_N_SECTIONS])
@@ -293,11 +283,6 @@ uint64_t kv_arena_id(const struct kv *kv)
 {
     static const uint64_t no_key[2];
     return siphash(no_key, kv->key, sizeof kv->key);
-}
-
-const char *kv_last_error(const struct kv *kv)
-{
-    return kv->error;
 }
 
 void kv_set_time(struct kv *kv, uint32_t now_s)
