@@ -2,7 +2,8 @@
  *
  * open.c     layout, kv_open, kv_close, stats      index.c    (tenant, name) -> sequence
  * records.c  records in use, seals, failures
- * blocks.c   pools, references, free lists         seq.c      sequence records, owners, fork
+ * pools.c    pools made, found, dropped
+ * blocks.c   references, free lists                seq.c      sequence records, owners, fork
  * append.c   reserve, commit, cancel, journal      recover.c  derived state from truth
  * check.c    proof that both agree                 siphash.c  the keyed hash
  * prefix.c   published blocks: keys, lookup        lru.c      eviction
@@ -181,6 +182,8 @@ void kv_block_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 /* By who only held it: that is no use of it. */
 void kv_block_unref_unused(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
+/* A cached block is free from now on, and what was published of it is forgotten. */
+void kv_block_drop_published(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 static inline struct kv_block_rec *kv_block(const struct kv *kv, const struct kv_pool_rec *p,
                                             uint32_t block)
 {
@@ -198,10 +201,9 @@ static inline uint32_t kv_n_available(const struct kv_pool_rec *p)
 void kv_lru_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 void kv_lru_put_back(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 void kv_lru_take(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
-/* The block that goes first, of at least one that is not pinned; evicts it: it then belongs to
- * nobody. */
+/* The block that goes first, of at least one that is not pinned. */
 uint32_t kv_lru_first(const struct kv *kv, const struct kv_pool_rec *p);
-void kv_lru_evict(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
+void kv_lru_count_eviction(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 /* Which of its priority's lists a block is in. */
 static inline uint32_t kv_list_of(const struct kv_retained_rec *t)
 {

@@ -154,15 +154,13 @@ uint32_t kv_lru_first(const struct kv *kv, const struct kv_pool_rec *p)
     return first_of(kv, p, p->oldest) - 1;
 }
 
-void kv_lru_evict(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
+void kv_lru_count_eviction(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
 {
     struct kv_stats *s = &kv->heads->stats;
     const struct kv_retained_rec *t = kv_retained(kv, p, block);
     kv_count(&s->evictions, 1);
     kv_count(&s->evictions_expired, is_expired(kv, t));
     kv_count(&s->eviction_age_seconds, age_s(kv, t));
-    kv_unpublish(kv, p, block); /* first: it is a block like any other from here on */
-    kv_lru_take(kv, p, block);
 }
 
 uint32_t kv_pool_next_evicted(const struct kv *kv, kv_pool_id pool, uint32_t n,

@@ -77,7 +77,7 @@ plant(18 cache/prefix.c "i-- > 0 && n > 0;)" "i-- > 0 && n > 0 && sim_bug != 18;
 # a published block is written to
 plant(19 cache/append.c "    take_back(kv, seq.index, p, pos, past);" "    if (sim_bug != 19)\n        take_back(kv, seq.index, p, pos, past);")
 # an evicted block can still be found
-plant(20 cache/lru.c "    kv_unpublish(kv, p, block); /*" "    if (sim_bug != 20)\n        kv_unpublish(kv, p, block); /*")
+plant(20 cache/blocks.c "    kv_unpublish(kv, p, block); /*" "    if (sim_bug != 20)\n        kv_unpublish(kv, p, block); /*")
 # truncation keeps token ids
 plant(21 cache/seq.c "        if (g->n_ids > len)" "        if (g->n_ids > len && sim_bug != 21)")
 # blocks that did not come back are published
