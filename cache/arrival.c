@@ -16,16 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NONE UINT32_MAX
-
-struct kv_arrival {
-    LIST_ENTRY(kv_arrival) link;
-    uint32_t pool;
-    uint32_t n_blocks, capacity;
-    uint32_t *blocks; /* [capacity]; NONE: not taken */
-    bool *is_used; /* of cached blocks that are held: was one used meanwhile? Else NULL */
-};
-
 attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
@@ -72,7 +62,7 @@ attn_status kv_arrival_reserve(struct kv *kv, struct kv_arrival *a, uint32_t fir
     uint64_t n_blocks = (uint64_t)first + n;
     uint32_t n_taken = 0;
     for (uint32_t i = first; i < n_blocks && i < a->n_blocks; i++)
-        n_taken += a->blocks[i] != NONE;
+        n_taken += a->blocks[i] != KV_NO_BLOCK;
     if (n_blocks > kv->config.max_seq_blocks || n - n_taken > kv_n_available(p))
         return kv_fail(kv, ATTN_ENOBLOCKS,
                        "pool %s: blocks %u to %llu of a sequence come, %u can be had", p->name,
@@ -86,18 +76,18 @@ attn_status kv_arrival_reserve(struct kv *kv, struct kv_arrival *a, uint32_t fir
         a->capacity = capacity;
     }
     while (a->n_blocks < n_blocks)
-        a->blocks[a->n_blocks++] = NONE;
+        a->blocks[a->n_blocks++] = KV_NO_BLOCK;
     for (uint32_t i = first; i < n_blocks; i++)
-        if (a->blocks[i] == NONE)
+        if (a->blocks[i] == KV_NO_BLOCK)
             a->blocks[i] = kv_block_alloc(kv, p);
     return ATTN_OK;
 }
 
 static void entry_drop(struct kv *kv, struct kv_arrival *a, uint32_t i)
 {
-    if (a->blocks[i] != NONE)
+    if (a->blocks[i] != KV_NO_BLOCK)
         kv_block_unref(kv, &kv->pools[a->pool], a->blocks[i]);
-    a->blocks[i] = NONE;
+    a->blocks[i] = KV_NO_BLOCK;
 }
 
 uint32_t kv_arrival_block(const struct kv_arrival *a, uint32_t i)
@@ -133,7 +123,7 @@ void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs)
     const struct kv_arrival *a;
     LIST_FOREACH(a, &kv->arrivals, link)
         for (uint32_t i = 0; i < a->n_blocks; i++)
-            if (a->blocks[i] != NONE)
+            if (a->blocks[i] != KV_NO_BLOCK)
                 n_refs[kv->pools[a->pool].first_block + a->blocks[i]]++;
 }
 
@@ -144,14 +134,6 @@ bool kv_arrival_is_of(const struct kv *kv, uint32_t pool)
         if (a->pool == pool && a->n_blocks > 0)
             return true;
     return false;
-}
-
-void kv_arrival_used(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
-{
-    struct kv_arrival *a;
-    LIST_FOREACH(a, &kv->arrivals, link)
-        for (uint32_t i = 0; a->is_used != NULL && &kv->pools[a->pool] == p && i < a->n_blocks; i++)
-            a->is_used[i] |= a->blocks[i] == block;
 }
 
 static struct kv_arrival *hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks, uint32_t n)
@@ -219,7 +201,8 @@ static uint32_t n_missing(const struct kv *kv, const struct kv_arrival *a,
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < d->n_blocks; i++)
-        n += !in_hole(&kv->pools[a->pool], d, i) && (i >= a->n_blocks || a->blocks[i] == NONE);
+        n += !in_hole(&kv->pools[a->pool], d, i) &&
+             (i >= a->n_blocks || a->blocks[i] == KV_NO_BLOCK);
     return n;
 }
 

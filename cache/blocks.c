@@ -22,10 +22,19 @@ void kv_block_drop_published(struct kv *kv, struct kv_pool_rec *p, uint32_t bloc
     free_put(kv, p, block);
 }
 
+/* Tells that a published block is about to be evicted: its bytes are still there. */
+static void tell_evicted(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    struct kv_content c;
+    if (kv->elsewhere.evicted != NULL &&
+        kv_block_content(kv, (kv_pool_id){(uint32_t)(p - kv->pools)}, block, &c))
+        kv->elsewhere.evicted(kv->elsewhere.arg, &c, block);
+}
+
 void kv_block_evict_first(struct kv *kv, struct kv_pool_rec *p)
 {
     uint32_t block = kv_lru_first(kv, p);
-    kv_prefix_leaves(kv, p, block);
+    tell_evicted(kv, p, block);
     kv_lru_count_eviction(kv, p, block);
     kv_block_drop_published(kv, p, block);
 }
@@ -71,11 +80,20 @@ static bool is_last_ref(struct kv *kv, const struct kv_pool_rec *p, uint32_t blo
     return true;
 }
 
+/* The last sequence that had the block lets go of it: if it is held, that is a use. */
+static void note_use(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    struct kv_arrival *a;
+    LIST_FOREACH(a, &kv->arrivals, link)
+        for (uint32_t i = 0; a->is_used != NULL && &kv->pools[a->pool] == p && i < a->n_blocks; i++)
+            a->is_used[i] |= a->blocks[i] == block;
+}
+
 void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
     if (!is_last_ref(kv, p, block)) {
         if (kv_block(kv, p, block)->n_refs == 1 && !LIST_EMPTY(&kv->arrivals))
-            kv_arrival_used(kv, p, block);
+            note_use(kv, p, block);
         return;
     }
     if (kv_is_published(kv, p, block))

@@ -6,6 +6,7 @@
  * blocks.c   references, free lists                seq.c      sequence records, owners, fork
  * append.c   reserve, commit, cancel, journal      recover.c  derived state from truth
  * check.c    proof that both agree                 siphash.c  the keyed hash
+ * published.c  records of published blocks, and their index
  * prefix.c   published blocks: keys, lookup        lru.c      eviction
  * fork.c     forks that have no table of their own yet
  * fence.c    owners, epochs and requests seen: what a late duplicate meets
@@ -263,6 +264,11 @@ static inline uint32_t *kv_given_ids(const struct kv *kv, uint32_t seq)
     bool are_own = !kv->seqs[seq].is_lazy || kv->given[seq].has_own_ids;
     return kv_own_ids(kv, are_own ? seq : kv->given[seq].row_of - 1);
 }
+/* Of the index of published blocks: where the list of those whose key is like this begins. */
+static inline uint32_t *kv_published_slot(const struct kv *kv, const uint64_t key[2])
+{
+    return &kv->prefixes[key[0] & kv->prefix_mask];
+}
 uint32_t kv_published_seal(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 /* Writes the leading published blocks of these tokens to row. */
 struct kv_prefix kv_prefix_match(struct kv *kv, const struct kv_pool_rec *p, uint32_t tenant,
@@ -273,15 +279,13 @@ void kv_fetches_forget(struct kv *kv);
 void kv_fetch_count_refs(const struct kv *kv, uint32_t *n_refs);
 /* there is one into the pool */
 bool kv_fetch_is_of(const struct kv *kv, uint32_t pool);
-/* Tells that a published block is about to be evicted. */
-void kv_prefix_leaves(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 /* Publishes what is full in every layer, and has ids, and nobody writes to. */
 void kv_prefix_publish(struct kv *kv, uint32_t seq);
 void kv_unpublish(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 /* A published block is another, lower and free one from now on, which has its bytes already. */
-void kv_prefix_move(struct kv *kv, const struct kv_pool_rec *p, uint32_t from, uint32_t to);
+void kv_published_move(struct kv *kv, const struct kv_pool_rec *p, uint32_t from, uint32_t to);
 /* Derived: makes a published block findable; so many leading blocks were looked at. */
-void kv_prefix_link(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
+void kv_published_link(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 void kv_prefix_rewind(struct kv *kv, uint32_t seq, uint32_t n_blocks);
 
 /* index.c. put's caller knows that the name is absent. */
@@ -289,13 +293,20 @@ uint32_t kv_index_find(const struct kv *kv, uint32_t tenant, uint64_t name); /* 
 void kv_index_put(struct kv *kv, uint32_t seq);
 void kv_index_remove(struct kv *kv, uint32_t seq);
 
-/* arrival.c. As a kill would leave them; adds the references that they have. */
+/* arrival.c. Blocks of a sequence that comes, or that are held. */
+#define KV_NO_BLOCK UINT32_MAX
+struct kv_arrival {
+    LIST_ENTRY(kv_arrival) link;
+    uint32_t pool;
+    uint32_t n_blocks, capacity;
+    uint32_t *blocks; /* [capacity]; KV_NO_BLOCK: not taken */
+    bool *is_used; /* of cached blocks that are held: was one used meanwhile? Else NULL */
+};
+/* As a kill would leave them; adds the references that they have. */
 void kv_arrivals_forget(struct kv *kv);
 void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs);
 /* there is one with blocks of the pool */
 bool kv_arrival_is_of(const struct kv *kv, uint32_t pool);
-/* The last sequence that had the block lets go of it: if it is held, that is a use. */
-void kv_arrival_used(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 
 /* idle.c. Pages, none of which is taken after a reset. false: no memory. */
 bool kv_pages_init(struct kv *kv);

@@ -9,8 +9,6 @@
  * Nobody writes to a published block. Who has the only reference takes the publication back first,
  * others copy the block (append.c). Two sequences may compute the same block side by side; the
  * second one's stays its own, and goes when it is closed.
- *
- * A record and its ids are written whole while the state is free; the state publishes them.
  */
 #include "cache/kv_internal.h"
 
@@ -84,11 +82,6 @@ static const uint32_t *walk_ids(const struct walk *w)
     return w->ids + ((size_t)w->index << w->p->block_shift);
 }
 
-static uint32_t *slot_of(const struct kv *kv, const uint64_t key[2])
-{
-    return &kv->prefixes[key[0] & kv->prefix_mask];
-}
-
 /* Twice as many keys as the last time: most walks end at once or go far. */
 static void look_ahead(const struct kv *kv, struct walk *w)
 {
@@ -100,10 +93,10 @@ static void look_ahead(const struct kv *kv, struct walk *w)
     for (uint32_t i = 0; i < n; i++, ids += w->p->block_tokens) {
         key = hash(w->secret, key.word, ids, w->p->block_tokens * sizeof ids[0]);
         w->ahead[i] = key;
-        __builtin_prefetch(slot_of(kv, key.word));
+        __builtin_prefetch(kv_published_slot(kv, key.word));
     }
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t at = *slot_of(kv, w->ahead[i].word), block = at - 1 - w->p->first_block;
+        uint32_t at = *kv_published_slot(kv, w->ahead[i].word), block = at - 1 - w->p->first_block;
         if (at == 0 || block >= w->p->n_blocks)
             continue;
         __builtin_prefetch(kv_published(kv, w->p, block));
@@ -127,7 +120,8 @@ static void walk_hash(const struct kv *kv, struct walk *w)
 static uint32_t walk_find(const struct kv *kv, const struct walk *w)
 {
     size_t ids_bytes = w->p->block_tokens * sizeof w->ids[0];
-    for (uint32_t at = *slot_of(kv, w->key.word); at != 0; at = kv->blocks[at - 1].chain) {
+    for (uint32_t at = *kv_published_slot(kv, w->key.word); at != 0;
+         at = kv->blocks[at - 1].chain) {
         const struct kv_published_rec *r = &kv->published[at - 1];
         uint32_t block = at - 1 - w->p->first_block; /* wraps for another pool's */
         if (r->key[0] == w->key.word[0] && r->key[1] == w->key.word[1] && block < w->p->n_blocks &&
@@ -162,50 +156,6 @@ struct kv_prefix kv_prefix_match(struct kv *kv, const struct kv_pool_rec *p, uin
         m = (struct kv_prefix){.n_blocks = w.index, .block = block, .serial = w.serial};
     }
     return m;
-}
-
-uint32_t kv_published_seal(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
-{
-    const struct kv_published_rec *r = kv_published(kv, p, block);
-    uint64_t ids =
-        siphash(kv->key, kv_published_ids(kv, p, block), p->block_tokens * sizeof(uint32_t));
-    uint64_t words[] = {p->seal,   p->generation, block,     r->tenant, r->index, r->adapter,
-                        r->key[0], r->key[1],     r->serial, r->parent, ids};
-    return (uint32_t)siphash(kv->key, words, sizeof words);
-}
-
-void kv_prefix_link(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
-{
-    uint32_t *slot = slot_of(kv, kv_published(kv, p, block)->key);
-    kv_block(kv, p, block)->chain = *slot;
-    *slot = p->first_block + block + 1;
-    kv_count(&kv->heads->stats.blocks_published, 1);
-}
-
-void kv_unpublish(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
-{
-    struct kv_published_rec *r = kv_published(kv, p, block);
-    uint32_t *at = slot_of(kv, r->key);
-    kv_publish32(&r->state, 0);
-    while (*at != p->first_block + block + 1)
-        at = &kv->blocks[*at - 1].chain;
-    *at = kv_block(kv, p, block)->chain;
-    kv_block(kv, p, block)->chain = 0;
-    kv_count(&kv->heads->stats.blocks_published, -1);
-}
-
-void kv_prefix_move(struct kv *kv, const struct kv_pool_rec *p, uint32_t from, uint32_t to)
-{
-    struct kv_published_rec *r = kv_published(kv, p, to), as = *kv_published(kv, p, from);
-    as.state = 0;
-    *r = as;
-    memcpy(kv_published_ids(kv, p, to), kv_published_ids(kv, p, from),
-           p->block_tokens * sizeof(uint32_t));
-    *kv_retained(kv, p, to) = *kv_retained(kv, p, from);
-    r->seal = kv_published_seal(kv, p, to);
-    kv_publish32(&r->state, KV_LIVE);
-    kv_prefix_link(kv, p, to);
-    kv_unpublish(kv, p, from);
 }
 
 static struct kv_content walk_content(const struct kv *kv, const struct walk *w)
@@ -256,7 +206,7 @@ static void publish(struct kv *kv, struct kv_pool_rec *p, const struct walk *w, 
         kv_publish32(&p->n_ever_published, block + 1);
     }
     kv_publish32(&r->state, KV_LIVE);
-    kv_prefix_link(kv, p, block);
+    kv_published_link(kv, p, block);
 }
 
 void kv_prefix_rewind(struct kv *kv, uint32_t seq, uint32_t n_blocks)
@@ -328,34 +278,6 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
     g->parent_serial = w.serial;
     if (kv->seqs[seq].n_maybe_shared < w.index)
         kv->seqs[seq].n_maybe_shared = w.index;
-}
-
-bool kv_block_content(const struct kv *kv, kv_pool_id pool, uint32_t block, struct kv_content *out)
-{
-    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
-    if (p == NULL || block >= p->n_fresh || !kv_is_published(kv, p, block))
-        return false;
-    const struct kv_published_rec *r = kv_published(kv, p, block);
-    *out = (struct kv_content){
-        .pool = pool.index,
-        .tenant = r->tenant,
-        .index = r->index,
-        .n_ids = p->block_tokens,
-        .adapter = r->adapter,
-        .key = {r->key[0], r->key[1]},
-        .serial = r->serial,
-        .parent = r->parent,
-        .ids = kv_published_ids(kv, p, block),
-    };
-    return true;
-}
-
-void kv_prefix_leaves(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
-{
-    struct kv_content c;
-    if (kv->elsewhere.evicted != NULL &&
-        kv_block_content(kv, (kv_pool_id){(uint32_t)(p - kv->pools)}, block, &c))
-        kv->elsewhere.evicted(kv->elsewhere.arg, &c, block);
 }
 
 /* --- fetches ---------------------------------------------------------------------------------- */

@@ -199,7 +199,7 @@ static void recover_published(struct kv *kv, uint32_t *n_dropped)
                 continue;
             }
             kv_retained_recover(kv, p, block);
-            kv_prefix_link(kv, p, block);
+            kv_published_link(kv, p, block);
         }
     }
     if (!is_clock_sane)

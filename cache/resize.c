@@ -216,7 +216,7 @@ void kv_pool_shrink_end(struct kv *kv, const struct kv_shrink *s)
     for (uint32_t i = 0; i < s->n_copies; i++) {
         uint32_t src = s->copies[i].src, dst = s->copies[i].dst;
         if (kv_is_published(kv, p, src))
-            kv_prefix_move(kv, p, src, dst);
+            kv_published_move(kv, p, src, dst);
         kv_block(kv, p, dst)->n_refs = kv_block(kv, p, src)->n_refs;
         kv_block(kv, p, src)->n_refs = 0;
     }
