@@ -208,6 +208,25 @@ attn_status kv_copy_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32
     return reserve(kv, seq, layer, pos, n_tokens, true, fx);
 }
 
+void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
+{
+    struct kv_seq_rec *s = &kv->seqs[seq];
+    const uint32_t *row = kv_row(kv, seq);
+    struct kv_pool_rec *p = &kv->pools[s->pool];
+    if (s->is_lazy && s->n_blocks > n_blocks) /* the references are its source's */
+        s->n_blocks = n_blocks;
+    while (s->n_blocks > n_blocks) {
+        if (kv_in_hole(kv, p, seq, --s->n_blocks))
+            continue;
+        if (kv_is_place(row[s->n_blocks]))
+            kv_idle_drop(kv, seq, s->n_blocks);
+        else
+            kv_block_unref(kv, p, row[s->n_blocks]);
+    }
+    if (s->n_maybe_shared > s->n_blocks)
+        s->n_maybe_shared = s->n_blocks;
+}
+
 /* A reserve has ended; the last one lets go of the blocks that no length covers, and publishes what
  * is full. */
 static void reserve_end(struct kv *kv, uint32_t seq)

@@ -5,6 +5,7 @@
  * pools.c    pools made, found, dropped
  * blocks.c   references, free lists                seq.c      sequence records, owners, fork
  * append.c   reserve, commit, cancel, journal      recover.c  derived state from truth
+ * damage.c   what truth alone can tell of a record
  * check.c    proof that both agree                 siphash.c  the keyed hash
  * published.c  records of published blocks, and their index
  * prefix.c   published blocks: keys, lookup        lru.c      eviction
@@ -343,9 +344,6 @@ uint32_t kv_record_next(const struct kv *kv);
 uint32_t kv_record_take(struct kv *kv, const struct kv_birth *b);
 void kv_record_publish(struct kv *kv, uint32_t seq);
 void kv_owner_link(struct kv *kv, uint32_t seq);
-void kv_owner_unlink(struct kv *kv, uint32_t seq);
-/* Lets go of the blocks past the first n_blocks. */
-void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks);
 
 /* fork.c. The sequence reads the table of row_of from now on: derived. */
 void kv_fork_link(struct kv *kv, uint32_t seq);
@@ -381,13 +379,18 @@ void kv_epoch_announce(struct kv_seq_rec *s, uint32_t epoch, uint64_t request);
 
 /* append.c. Takes a live entry out of truth and frees its record; the head of a sequence's list. */
 void kv_journal_drop(struct kv *kv, struct kv_seq_rec *s);
+/* Lets go of the blocks past the first n_blocks. */
+void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks);
 
 /* ahead.c. Commits what was answered; owners, pools and published blocks are recovered. */
 void kv_ahead_recover(struct kv *kv);
 
-/* recover.c. What truth alone can tell of a record; check.c asks the same. NULL: nothing wrong. */
+/* damage.c. What truth alone can tell of a record. NULL: nothing wrong. */
 const char *kv_pool_damage(const struct kv *kv, uint32_t pool);
 const char *kv_seq_damage(const struct kv *kv, uint32_t seq);
 const char *kv_published_damage(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
+uint32_t kv_longest_layer(const struct kv *kv, uint32_t seq); /* tokens */
+/* Whether src's table and ids can be those of a fork of so many tokens. */
+bool kv_may_read(const struct kv *kv, uint32_t seq, uint32_t src, uint32_t longest);
 
 #endif

@@ -22,7 +22,7 @@ void kv_owner_link(struct kv *kv, uint32_t seq)
     kv->owned[owner] = seq + 1;
 }
 
-void kv_owner_unlink(struct kv *kv, uint32_t seq)
+static void owner_unlink(struct kv *kv, uint32_t seq)
 {
     uint32_t owner = kv_owner_of(&kv->seqs[seq]);
     if (owner == KV_NO_OWNER)
@@ -34,25 +34,6 @@ void kv_owner_unlink(struct kv *kv, uint32_t seq)
         kv->owned[owner] = l.next;
     if (l.next != 0)
         kv->links[l.next - 1].prev = l.prev;
-}
-
-void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
-{
-    struct kv_seq_rec *s = &kv->seqs[seq];
-    const uint32_t *row = kv_row(kv, seq);
-    struct kv_pool_rec *p = &kv->pools[s->pool];
-    if (s->is_lazy && s->n_blocks > n_blocks) /* the references are its source's */
-        s->n_blocks = n_blocks;
-    while (s->n_blocks > n_blocks) {
-        if (kv_in_hole(kv, p, seq, --s->n_blocks))
-            continue;
-        if (kv_is_place(row[s->n_blocks]))
-            kv_idle_drop(kv, seq, s->n_blocks);
-        else
-            kv_block_unref(kv, p, row[s->n_blocks]);
-    }
-    if (s->n_maybe_shared > s->n_blocks)
-        s->n_maybe_shared = s->n_blocks;
 }
 
 static attn_status owner_check(struct kv *kv, uint32_t owner)
@@ -463,7 +444,7 @@ void kv_seq_close(struct kv *kv, kv_seq_id seq)
     if (s->is_lazy)
         kv_fork_unlink(kv, seq.index);
     kv_index_remove(kv, seq.index);
-    kv_owner_unlink(kv, seq.index);
+    owner_unlink(kv, seq.index);
     kv->links[seq.index] = (struct kv_seq_links){.next = h->seq_free};
     h->seq_free = seq.index + 1;
     kv->pools[s->pool].n_seqs--;
@@ -489,7 +470,7 @@ attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t 
     uint32_t epoch = epoch_next(kv, s);
     if (epoch == 0)
         return ATTN_EOVERLOAD;
-    kv_owner_unlink(kv, seq.index);
+    owner_unlink(kv, seq.index);
     kv_epoch_announce(s, epoch, request);
     kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, owner));
     kv_owner_link(kv, seq.index);
