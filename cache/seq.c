@@ -52,8 +52,10 @@ static attn_status seen_before(struct kv *kv, uint64_t name, uint64_t request)
         (unsigned long long)name, (unsigned long long)request, KV_MAX_SEEN);
 }
 
-/* The sequence that an earlier copy of the same request made (plus one), 0 if it is to be made. */
-static attn_status birth_check(struct kv *kv, const struct kv_birth *b, uint32_t *out_repeat)
+/* May the sequence be made? Where an earlier copy of the same request made it, it is out_repeat and
+ * out_is_repeat says so. */
+static attn_status birth_check(struct kv *kv, const struct kv_birth *b, kv_seq_id *out_repeat,
+                               bool *out_is_repeat)
 {
     attn_status st = owner_check(kv, b->owner);
     if (st != ATTN_OK)
@@ -73,7 +75,9 @@ static attn_status birth_check(struct kv *kv, const struct kv_birth *b, uint32_t
     if (old == 0 && kv_epoch_first(kv) == 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no epoch is left",
                        (unsigned long long)b->name);
-    *out_repeat = old;
+    if (is_repeat)
+        *out_repeat = (kv_seq_id){old - 1};
+    *out_is_repeat = is_repeat;
     return ATTN_OK;
 }
 
@@ -168,14 +172,10 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
                          .owner = owner,
                          .request = request,
                          .tokens = *t};
-    uint32_t repeat;
-    attn_status st = birth_check(kv, &b, &repeat);
-    if (st != ATTN_OK)
+    bool is_repeat;
+    attn_status st = birth_check(kv, &b, out_seq, &is_repeat);
+    if (st != ATTN_OK || is_repeat)
         return st;
-    if (repeat != 0) {
-        *out_seq = (kv_seq_id){repeat - 1};
-        return ATTN_OK;
-    }
     st = too_many_ids(kv, name, p, t->n);
     if (st == ATTN_OK)
         st = kv_retention_check(kv, name, t->retention, t->n_retentions);
@@ -287,14 +287,10 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
                          .owner = owner,
                          .request = request,
                          .len = len};
-    uint32_t repeat;
-    attn_status st = birth_check(kv, &b, &repeat);
-    if (st != ATTN_OK)
+    bool is_repeat;
+    attn_status st = birth_check(kv, &b, out_seq, &is_repeat);
+    if (st != ATTN_OK || is_repeat)
         return st;
-    if (repeat != 0) {
-        *out_seq = (kv_seq_id){repeat - 1};
-        return ATTN_OK;
-    }
     struct kv_pool_rec *p = &kv->pools[s->pool];
     unsigned long long src_name = s->name;
     for (uint32_t i = 0; i < p->n_layers; i++)
