@@ -12,7 +12,10 @@
 
 #include <assert.h>
 
-#include "cache/kv.h"
+#include "cache/kv_append.h"
+#include "cache/kv_owner.h"
+#include "cache/kv_pool.h"
+#include "cache/kv_seq.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
 #define KV_ARENA_VERSION 10

@@ -1,15 +1,14 @@
-/* idle.c: see idle.h.
+/* idle.c: moves blocks of idle sequences out to host memory and back, and keeps the map of its
+ * pages (kv_idle.h has the contract).
  *
  * Pages are taken in runs, from a map with a bit for each. The search goes on where the last one
  * ended, 64 pages at a step, and is left out when no run of the length was found since pages were
  * last let go of.
  */
-#include "cache/idle.h"
+#include "cache/kv_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#include "cache/kv_internal.h"
 
 /* --- pages ------------------------------------------------------------------------------------ */
 

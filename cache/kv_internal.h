@@ -1,21 +1,18 @@
 /* kv_internal.h: what the files of cache/ share and nobody else sees.
  *
- * open.c     layout, kv_open, kv_close, stats      index.c    (tenant, name) -> sequence
- * records.c  records in use, seals, failures
- * pools.c    pools made, found, dropped
- * blocks.c   references, free lists                seq.c      sequence records, owners, fork
- * append.c   reserve, commit, cancel, journal      recover.c  derived state from truth
- * damage.c   what truth alone can tell of a record
- * check.c    proof that both agree                 siphash.c  the keyed hash
- * published.c  records of published blocks, and their index
- * prefix.c   published blocks: keys, lookup        lru.c      eviction
- * fork.c     forks that have no table of their own yet
- * fence.c    owners, epochs and requests seen: what a late duplicate meets
- * window.c   blocks that no window reaches any more
- * arrival.c  sequences that come from another cache, and that go there
- * ahead.c    appends that are answered before they are committed
- * idle.c     blocks of idle sequences, out to host memory and back
- * resize.c   pools that grow and shrink
+ * Who calls whom: a file calls files of lines below its own only, so there is no circle.
+ *
+ *   open      makes or maps the arena      check    proves that derived state is what truth says
+ *   pools     made, found, dropped         resize   pools grow and shrink
+ *   recover   derived state from truth     arrival  sequences that move between caches; holds
+ *   seq       open, fork, truncate, close  ahead    early commits
+ *   append    reserve, commit, journal     damage   what truth alone can tell of a record
+ *   idle      blocks in host memory
+ *   prefix    what is published; fetches   fork     forks without a table    window  freed blocks
+ *   blocks    taken, referred to, freed    retention  how long published blocks stay
+ *   lru       which block is evicted       published  records and index      fence  repeats, epochs
+ *   records   in use, seals, failures      index    (tenant, name) -> sequence
+ *   siphash   the keyed hash               tier_store  (by itself) a store for evicted blocks
  *
  * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned
  * store with a compiler barrier on both sides. A process dies between two instructions and its
@@ -28,7 +25,9 @@
 #include <sys/queue.h>
 
 #include "cache/arena.h"
-#include "cache/idle.h"
+#include "cache/kv_idle.h"
+#include "cache/kv_move.h"
+#include "cache/kv_tier.h"
 #include "cache/siphash.h"
 
 /* Of idle memory: which are taken. Derived, of this process. */

@@ -1,4 +1,5 @@
-/* open.c: makes and maps the arena, and answers what concerns it as a whole.
+/* open.c: makes the arena or maps an existing one, recovers it, closes it, and answers what
+ * concerns it as a whole: its id, its clock, its statistics.
  *
  * The memfd is sealed against shrinking and growing, so that no other holder of the descriptor can
  * pull pages from under the mapping. The tables are sparse: a page that no sequence has used takes

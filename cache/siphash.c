@@ -1,4 +1,5 @@
-/* siphash.c: see siphash.h. */
+/* siphash.c: SipHash-2-4 of 64 and of 128 bits over bytes in memory.
+ * It keeps no state and calls nothing. */
 #include "cache/siphash.h"
 
 struct sip {

@@ -1,4 +1,5 @@
-/* tier_store.c: see tier_store.h.
+/* tier_store.c: finds evicted blocks by content and hands out places for their bytes, oldest use
+ * out first when there is no room (tier_store.h has the contract).
  *
  * A shelf is what a pool has: pieces of memory, each cut into places, and the places that are free.
  * Blocks that are there are in a tree by content (tsearch(3)) and in a list by last use, which

@@ -15,7 +15,7 @@
 #ifndef ATTND_CACHE_TIER_STORE_H
 #define ATTND_CACHE_TIER_STORE_H
 
-#include "cache/kv.h"
+#include "cache/kv_tier.h"
 
 /* Where the places are: addresses, or offsets in a file. */
 struct tier_memory {

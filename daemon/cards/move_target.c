@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cache/kv_move.h"
 #include "daemon/base/clock.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/status.h"

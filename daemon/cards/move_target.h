@@ -4,6 +4,7 @@
 #ifndef ATTND_DAEMON_CARDS_MOVE_TARGET_H
 #define ATTND_DAEMON_CARDS_MOVE_TARGET_H
 
+#include "cache/kv_move.h"
 #include "daemon/cards/internal.h"
 #include "daemon/engine/core/message.h"
 

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "cache/kv_owner.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/cards/cards.h"

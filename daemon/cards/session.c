@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cache/kv_owner.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/cards/cards.h"

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "cache/kv_move.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/health.h"
 #include "daemon/base/log.h"

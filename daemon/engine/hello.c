@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cache/kv_owner.h"
 #include "cache/siphash.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"

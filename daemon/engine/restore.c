@@ -4,6 +4,7 @@
  */
 #include <inttypes.h>
 
+#include "cache/kv_owner.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/core/pool_table.h"

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cache/kv.h"
+#include "cache/kv_pool.h"
 
 /* what a client may require of a pool by name */
 static const char *const known_features[] = {

@@ -1,6 +1,6 @@
-/* batch.c: the cpu backend's batch: checked and computed inside submit, by the engine thread and the
- * workers, and handed back by the next poll. One that waits for a word is computed by whatever call
- * first finds it written.
+/* batch.c: the cpu backend's batch: checked and computed inside submit, by the engine thread and
+ * the workers, and handed back by the next poll. One that waits for a word is computed by whatever
+ * call first finds it written.
  */
 #include "kernels/cpu/cpu.h"
 #include "kernels/merge.h"

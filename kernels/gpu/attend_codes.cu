@@ -78,8 +78,8 @@ GPU_DEVICE void multiply_keys(float (&s)[2][4], const uint32_t (&q)[dim / 64][4]
         }
 }
 
-/* Adds to o the values at s_v, weighted by p. A lane's columns: dim / 8 codes of the tokens 2t, 2t +
- * 1, 2t + 8, 2t + 9. */
+/* Adds to o the values at s_v, weighted by p. A lane's columns: dim / 8 codes of the tokens 2t, 2t
+ * + 1, 2t + 8, 2t + 9. */
 template <int dim, bool is_fp8>
 GPU_DEVICE void multiply_values(float (&o)[dim / 8][4], const uint32_t (&p)[4], const char *s_v,
                                 const int &g, const int &t)

@@ -1,6 +1,6 @@
-/* gpu_device.c: what all of a gpu backend needs of its device: failures and the sentence they leave,
- * working with the device from the calling thread, what it can do, and streams that follow each
- * other. It knows nothing of pools or batches.
+/* gpu_device.c: what all of a gpu backend needs of its device: failures and the sentence they
+ * leave, working with the device from the calling thread, what it can do, and streams that follow
+ * each other. It knows nothing of pools or batches.
  */
 #include "kernels/gpu/gpu_host.h"
 

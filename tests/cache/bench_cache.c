@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include "cache/kv_append.h"
+#include "cache/kv_pool.h"
 #include "cache/tier_store.h"
 #include "kernels/moves.h"
 #include "tests/cache/open.h"

@@ -12,6 +12,9 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "cache/kv_append.h"
+#include "cache/kv_pool.h"
+#include "cache/kv_seq.h"
 #include "tests/cache/open.h"
 
 #define N_LAYERS 32

@@ -14,6 +14,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "cache/kv_append.h"
+#include "cache/kv_owner.h"
+#include "cache/kv_pool.h"
+#include "cache/kv_seq.h"
 #include "tests/cache/open.h"
 
 enum { BLOCK_TOKENS = 16, TRACE_BLOCK_TOKENS = 8, MAX_ROW = 4096, RUNS = 5 };

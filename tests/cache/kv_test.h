@@ -11,7 +11,11 @@
 
 #include <cmocka.h>
 
-#include "cache/kv.h"
+#include "cache/kv_append.h"
+#include "cache/kv_move.h"
+#include "cache/kv_owner.h"
+#include "cache/kv_pool.h"
+#include "cache/kv_tier.h"
 #include "tests/cache/open.h"
 
 #define FX_CAPACITY 512

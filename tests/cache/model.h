@@ -7,7 +7,7 @@
 #ifndef TESTS_KV_MODEL_H
 #define TESTS_KV_MODEL_H
 
-#include "cache/idle.h"
+#include "cache/kv_idle.h"
 #include "tests/cache/kv_test.h"
 
 #define M_LAYERS 2

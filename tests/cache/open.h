@@ -3,6 +3,7 @@
 #define TESTS_CACHE_OPEN_H
 
 #include "cache/kv.h"
+#include "cache/kv_seq.h"
 
 static inline attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name,
                                       kv_pool_id pool, uint32_t owner, uint64_t request,

@@ -1,6 +1,9 @@
 /* test_engine_restore.c: an engine on a predecessor's arena goes on where that one ended: pools,
  * sequences, sessions, and what it answers to requests that its predecessor has carried out.
  */
+#include "cache/kv_owner.h"
+#include "cache/kv_seq.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache/kv_append.h"
 #include "daemon/engine/core/pool_table.h"
 #include "kernels/kv_layout.h"
 

@@ -54,8 +54,9 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
-#include "cache/idle.h"
-#include "cache/kv.h"
+#include "cache/kv_idle.h"
+#include "cache/kv_pool.h"
+#include "cache/kv_seq.h"
 #include "cache/tier_store.h"
 #include "daemon/engine/core/trace.h"
 #include "daemon/engine/engine.h"

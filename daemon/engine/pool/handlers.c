@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache/kv_owner.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
 #include "daemon/engine/core/pool_table.h"

@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cache/kv_append.h"
+#include "cache/kv_move.h"
 #include "daemon/engine/core/effects.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"

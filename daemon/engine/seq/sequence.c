@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cache/kv_owner.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
 #include "daemon/engine/core/peers.h"

@@ -1,6 +1,7 @@
 /* ahead.c: see ahead.h. */
 #include "daemon/engine/step/ahead.h"
 
+#include "cache/kv_append.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/step/lane.h"
 

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cache/kv_append.h"
 #include "daemon/base/health.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"

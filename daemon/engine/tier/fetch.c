@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache/kv_tier.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/core/effects.h"
 #include "daemon/engine/core/pool_table.h"

@@ -9,6 +9,8 @@
 
 #include "daemon/engine/core/state.h"
 
+#include "cache/kv_tier.h"
+
 /* Blocks of these tokens that are elsewhere begin to come, or do already for somebody else. true:
  * the request waits; it becomes a task, whose wake is called, its item's seq SEQ_NONE, when there
  * are more. Ops' refuse calls mover_forget. */

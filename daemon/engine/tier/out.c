@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "cache/kv_tier.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/tier/disk.h"

@@ -214,7 +214,8 @@ template <bool is_bf16, int D, int NT> struct team_run {
                             finish_row(it, p, row, m, l, d4 == 0));
     }
 
-    /* Adds the sums of the warps that had tiles: to the outputs, or to a split's slot in scratch. */
+    /* Adds the sums of the warps that had tiles: to the outputs, or to a split's slot in
+     * scratch. */
     GPU_DEVICE void merge_warps(const float *slab, const float2 *ml, uint32_t slot) const
     {
 #pragma unroll 1
