@@ -70,32 +70,31 @@ struct kv_effects {
 
 /* Gauges, then counters. Blocks are those of all pools: total = free + used + cached; a shared
  * block counts once. */
-#define KV_STATS_MAP(X)                                                                              \
-    X(blocks_total)                                                                                  \
-    X(blocks_free)                                                                                   \
-    X(blocks_used)                                                                                   \
-    X(blocks_shared) /* referenced more than once; forks without a table of their own refer to     \
-                        nothing */ \
-    X(blocks_cached) /* published, and no sequence refers to them: evicted when blocks run out */    \
-    X(blocks_pinned) /* of the cached ones, those that are not evicted */                            \
-    X(blocks_published) /* can be found by their token ids */                                        \
-    X(blocks_tiered) /* of sequences, in idle memory; no blocks of a pool */                         \
-    X(sequences)                                                                                     \
-    X(pools)                                                                                         \
-    X(opens)                                                                                         \
-    X(forks)                                                                                         \
-    X(truncates)                                                                                     \
-    X(closes)                                                                                        \
-    X(adoptions)                                                                                     \
-    X(copies)                                                                                        \
-    X(out_of_blocks)                                                                                 \
-    X(prefix_hits) /* full blocks of the tokens that sequences were opened with: found */            \
-    X(prefix_misses) /* not found */                                                                 \
-    X(prefix_hit_tokens)                                                                             \
-    X(evictions)                                                                                     \
-    X(evictions_expired) /* of them, those whose time to live was over */                            \
-    X(eviction_age_seconds) /* sum of their times since the last use */                              \
-    X(cached_dropped) /* cached blocks that went with their pool */                                  \
+#define KV_STATS_MAP(X)                                                                            \
+    X(blocks_total)                                                                                \
+    X(blocks_free)                                                                                 \
+    X(blocks_used)                                                                                 \
+    X(blocks_shared) /* referenced more than once, lazy forks not counted */                       \
+    X(blocks_cached) /* published, used by no sequence: evicted when blocks run out */             \
+    X(blocks_pinned) /* of the cached ones, those that are not evicted */                          \
+    X(blocks_published) /* can be found by their token ids */                                      \
+    X(blocks_tiered) /* of sequences, in idle memory; no blocks of a pool */                       \
+    X(sequences)                                                                                   \
+    X(pools)                                                                                       \
+    X(opens)                                                                                       \
+    X(forks)                                                                                       \
+    X(truncates)                                                                                   \
+    X(closes)                                                                                      \
+    X(adoptions)                                                                                   \
+    X(copies)                                                                                      \
+    X(out_of_blocks)                                                                               \
+    X(prefix_hits) /* full blocks of the tokens that sequences were opened with: found */          \
+    X(prefix_misses) /* not found */                                                               \
+    X(prefix_hit_tokens)                                                                           \
+    X(evictions)                                                                                   \
+    X(evictions_expired) /* of them, those whose time to live was over */                          \
+    X(eviction_age_seconds) /* sum of their times since the last use */                            \
+    X(cached_dropped) /* cached blocks that went with their pool */                                \
     X(damaged) /* sequences, pools and published blocks that the latest recovery dropped */
 
 struct kv_stats {

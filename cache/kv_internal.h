@@ -181,7 +181,7 @@ uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p);
 void kv_block_evict_first(struct kv *kv, struct kv_pool_rec *p);
 void kv_block_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
-/* By who only held it: that is no use of it. */
+/* Drops a hold: the block keeps its place in the order of eviction. */
 void kv_block_unref_unused(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 /* A cached block is free from now on, and what was published of it is forgotten. */
 void kv_block_drop_published(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
@@ -224,7 +224,7 @@ attn_status kv_retention_check(struct kv *kv, uint64_t name, const struct kv_ret
 /* A new publication; then, if the sequence says something of this place of its table, that. */
 void kv_retain_default(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 void kv_retain(struct kv *kv, uint32_t seq, uint32_t index, uint32_t block);
-/* What can't be is as if nothing had been said. */
+/* Damaged retention counts as none said. */
 void kv_retention_recover(struct kv *kv, uint32_t seq);
 void kv_retained_recover(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 
@@ -273,18 +273,19 @@ uint32_t kv_published_seal(const struct kv *kv, const struct kv_pool_rec *p, uin
 /* Writes the leading published blocks of these tokens to row. */
 struct kv_prefix kv_prefix_match(struct kv *kv, const struct kv_pool_rec *p, uint32_t tenant,
                                  const struct kv_tokens *t, uint32_t *row);
-/* They stay as a kill would leave them. */
+/* Frees all fetches; their blocks stay as a kill would leave them. */
 void kv_fetches_forget(struct kv *kv);
 /* Adds the references that fetches have. */
 void kv_fetch_count_refs(const struct kv *kv, uint32_t *n_refs);
-/* there is one into the pool */
+/* Is there a fetch into the pool? */
 bool kv_fetch_is_of(const struct kv *kv, uint32_t pool);
-/* Publishes what is full in every layer, and has ids, and nobody writes to. */
+/* Publishes the blocks that are full in every layer, whose ids are known and to which no append is
+ * outstanding. */
 void kv_prefix_publish(struct kv *kv, uint32_t seq);
 void kv_unpublish(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 /* A published block is another, lower and free one from now on, which has its bytes already. */
 void kv_published_move(struct kv *kv, const struct kv_pool_rec *p, uint32_t from, uint32_t to);
-/* Derived: makes a published block findable; so many leading blocks were looked at. */
+/* Puts a published block into the index. */
 void kv_published_link(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 void kv_prefix_rewind(struct kv *kv, uint32_t seq, uint32_t n_blocks);
 
@@ -305,7 +306,7 @@ struct kv_arrival {
 /* As a kill would leave them; adds the references that they have. */
 void kv_arrivals_forget(struct kv *kv);
 void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs);
-/* there is one with blocks of the pool */
+/* Has one of them blocks of the pool? */
 bool kv_arrival_is_of(const struct kv *kv, uint32_t pool);
 
 /* idle.c. Pages, none of which is taken after a reset. false: no memory. */
@@ -325,7 +326,8 @@ void kv_idle_closed(struct kv *kv, uint32_t seq);
 void kv_idle_moves_forget(struct kv *kv);
 void kv_idle_count_refs(const struct kv *kv, uint32_t *n_refs);
 bool kv_idle_count_pages(const struct kv *kv, struct kv_pages *scratch);
-/* It can't be done before they are back: ATTN_EOVERLOAD, with the sentence. */
+/* Blocks of the sequence are in idle memory and must be back first: ATTN_EOVERLOAD, with the
+ * sentence. */
 attn_status kv_away(struct kv *kv, uint32_t seq);
 bool kv_idle_is_of(const struct kv *kv, uint32_t pool); /* there is one of the pool */
 
@@ -346,9 +348,9 @@ void kv_owner_link(struct kv *kv, uint32_t seq);
 
 /* fork.c. The sequence reads the table of row_of from now on: derived. */
 void kv_fork_link(struct kv *kv, uint32_t seq);
-/* It does no more: it is closed. */
+/* It reads it no more: it is closed. */
 void kv_fork_unlink(struct kv *kv, uint32_t seq);
-/* It has a table and ids of its own then, and references. */
+/* Gives the fork a table, ids and references of its own. */
 void kv_fork_settle(struct kv *kv, uint32_t seq);
 void kv_fork_own_ids(struct kv *kv, uint32_t seq);
 /* The sequence's tokens from len on are about to change or to go: nobody reads its table any more
