@@ -148,7 +148,7 @@ def calls(tree):
         of = path[len("daemon/"):-2]
         arrows[of] = {}
         text = re.sub(r"\"(\\.|[^\"\\\n])*\"", '""', tree.text[path])
-        for name in set(re.findall(r"(?<![.\w])(?<!->)[A-Za-z_]\w*", text)) & set(defined) - twice:
+        for name in set(re.findall(r"(?<![.\w])(?<!->)(?<!struct )[A-Za-z_]\w*", text)) & set(defined) - twice:
             if defined[name] != path and not re.search(r"^static [^;={]*\b" + name + r"\(", text, re.M):
                 arrows[of].setdefault(defined[name][len("daemon/"):-2], name)
     return arrows

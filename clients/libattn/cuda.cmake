@@ -12,7 +12,7 @@ enable_language(CUDA)
 set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
 find_package(CUDAToolkit REQUIRED)
 
-add_library(attn-cuda SHARED lane_cuda.cu)
+add_library(attn-cuda SHARED memory/cuda.cu)
 set_target_properties(attn-cuda PROPERTIES CUDA_STANDARD 17 CUDA_RUNTIME_LIBRARY Static
   CUDA_ARCHITECTURES "${ATTND_CUDA_ARCHS}" CUDA_VISIBILITY_PRESET hidden
   VISIBILITY_INLINES_HIDDEN ON VERSION ${PROJECT_VERSION} SOVERSION 0)

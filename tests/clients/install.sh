@@ -11,9 +11,9 @@ pc=$(find "$dir" -name attn.pc)
 export PKG_CONFIG_PATH=${pc%/*} PKG_CONFIG_SYSROOT_DIR=$dir
 [[ $(objdump -p "$(find "$dir" -name 'libattn.so.0')" | awk '/SONAME/ {print $2}') == libattn.so.0 ]]
 cc=${CC:-cc}
-$cc -std=c17 -Wall -Wextra -Werror "$src/clients/libattn/example.c" -o "$dir/shared" \
+$cc -std=c17 -Wall -Wextra -Werror "$src/clients/examples/example.c" -o "$dir/shared" \
   $(pkg-config --cflags --libs attn)
-$cc -std=c17 "$src/clients/libattn/example.c" -o "$dir/static" $(pkg-config --cflags attn) \
+$cc -std=c17 "$src/clients/examples/example.c" -o "$dir/static" $(pkg-config --cflags attn) \
   "$(find "$dir" -name libattn.a)" -lprotobuf-c -lssl -lcrypto -pthread
 if ATTND_ENDPOINT=ipc:///nowhere/attnd.sock "$dir/static" >"$dir/out"; then exit 1; fi
 grep -q /nowhere/attnd.sock "$dir/out"

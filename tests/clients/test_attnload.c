@@ -16,7 +16,7 @@
 #include "clients/attnload/run.h"
 #include "clients/attnload/trace.h"
 #include "clients/attnload/verify.h"
-#include "clients/libattn/client.h"
+#include "clients/libattn/core/core.h"
 #include "kernels/reference.h"
 
 /* ---- percentiles ---- */

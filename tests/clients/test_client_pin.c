@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
-#include "clients/libattn/client.h"
-#include "clients/libattn/lane.h"
+#include "clients/libattn/core/core.h"
+#include "clients/libattn/lane/lane.h"
 #include "tests/daemon/e2e.h"
 
 enum { LONG_US = 300000000, DEVICE = 3 };

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "clients/libattn/transport.h"
+#include "clients/libattn/transport/transport.h"
 #include "proto/attn_time.h"
 
 #define PATIENCE_NS 20000000000u

@@ -1,5 +1,5 @@
 /* test_libattn.c: the client library at a fake daemon: calls, many in flight, threads, forks. */
-#include "clients/libattn/client.h"
+#include "clients/libattn/core/core.h"
 #include "tests/clients/libattn_rig.h"
 
 #include <poll.h>

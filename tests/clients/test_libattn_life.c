@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "clients/libattn/client.h"
+#include "clients/libattn/pool/pool.h"
 #include "tests/daemon/e2e.h"
 
 enum { HEADS = 2, DIM = 32, ROW = HEADS * DIM, LONG_US = 20000000 };

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "clients/libattn/client.h"
+#include "clients/libattn/core/core.h"
 #include "tests/clients/seq_rig.h"
 
 enum { PROMPT = 400, MOVES = 6, MAX_DECODED = MAX_TOKENS - PROMPT };

@@ -3,7 +3,7 @@
  * shows. */
 #include <unistd.h>
 
-#include "clients/libattn/client.h"
+#include "clients/libattn/core/core.h"
 #include "tests/clients/libattn_rig.h"
 
 enum { MAX_PIECES = 64, BIG = 1000 };

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "clients/libattn/shm_region.h"
+#include "clients/libattn/transport/shm_region.h"
 
 enum { N_SLOTS = 64, REGION_BYTES = 1 << 20, DATA = 8192 };
 

@@ -1,7 +1,7 @@
 /* e2e.c: daemon process and client sockets of the end-to-end tests. */
 #include "e2e.h"
 #include "certs.h"
-#include "clients/libattn/transport.h"
+#include "clients/libattn/transport/transport.h"
 #include "proto/attn_time.h"
 #include "shm_link.h"
 

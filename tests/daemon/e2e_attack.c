@@ -29,7 +29,7 @@
 #include <cmocka.h>
 
 #include "certs.h"
-#include "clients/libattn/transport.h"
+#include "clients/libattn/transport/transport.h"
 #include "e2e.h"
 #include "proto/attn_time.h"
 

@@ -70,7 +70,7 @@ sed -n '/^```python$/,/^```$/{/^```/!p}' /tmp/page | sed 's#ipc:///tmp/attnd-tut
 python3 /tmp/page.py | tee /tmp/said
 grep -q 'same as numpy: True' /tmp/said
 apt-get install -y -qq --no-install-recommends gcc libc6-dev pkg-config
-cc -std=c17 /attnd/clients/libattn/example.c -o /tmp/example $(pkg-config --cflags --libs attn)
+cc -std=c17 /attnd/clients/examples/example.c -o /tmp/example $(pkg-config --cflags --libs attn)
 attnctl pool create demo --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --dtype f32 --blocks 16
 /tmp/example | grep 'ok; 10 tokens'
 kill %1

@@ -1,0 +1,324 @@
+/* request.c: requests in flight: their slots and lists, how they are sent, and how they end.
+ * reply.c says what answers mean, lead.c who reads and waits. The lock is never held while bytes
+ * are copied, sent or received, or a callback runs.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clients/libattn/core/core.h"
+
+/* ---- lists, under the lock ---- */
+
+static void link_locked(struct attn_client *c, struct client_request *r)
+{
+    TAILQ_INSERT_TAIL(&c->in_flight, r, link);
+    c->counters.n_in_flight++;
+}
+
+void client_request_unlink_locked(struct attn_client *c, struct client_request *r)
+{
+    if (r->state == REQUEST_QUEUED)
+        c->n_queued--;
+    TAILQ_REMOVE(&c->in_flight, r, link);
+    c->counters.n_in_flight--;
+}
+
+void client_request_set_state_locked(struct client_request *r, enum client_request_state state)
+{
+    struct attn_client *c = r->client;
+    c->n_queued += (state == REQUEST_QUEUED) - (r->state == REQUEST_QUEUED);
+    r->state = state;
+}
+
+static struct client_request *client_request_find_locked(struct attn_client *c, uint64_t id)
+{
+    struct client_request *r = c->slots[client_request_slot(id)];
+    return r != NULL && r->id == id ? r : NULL;
+}
+
+/* ---- completion ---- */
+
+void client_request_set_result(struct client_request *r, attn_status st, const char *message)
+{
+    r->result.status = st;
+    snprintf(r->result.message, sizeof r->result.message, "%s", message);
+}
+
+void client_request_finish(struct client_request *r)
+{
+    struct attn_client *c = r->client;
+    r->result.total_ns = attn_now_ns() - r->start_ns;
+    if (r->message != NULL)
+        c->t->ops->message_free(c->t, r->message);
+    r->message = NULL;
+    if (r->fail != NULL && r->result.status != ATTN_OK && !r->has_item_status)
+        r->fail(r);
+
+    bool is_piece = r->is_piece;
+    if (r->cb != NULL) {
+        error_from_request(r); /* for attn_last_error_gone in the callback */
+        r->cb(r->user, r->id, &r->result);
+        client_request_free(r);
+        r = NULL;
+    }
+    pthread_mutex_lock(&c->lock);
+    if (r != NULL)
+        r->state = REQUEST_DONE;
+    c->n_completed += !is_piece;
+    struct waiter *w;
+    LIST_FOREACH(w, &c->waiters, link) {
+        if (w->r == NULL || w->r == r)
+            pthread_cond_signal(&w->cond);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+void client_request_finish_all(struct request_list *list)
+{
+    while (!TAILQ_EMPTY(list)) {
+        struct client_request *r = TAILQ_FIRST(list);
+        TAILQ_REMOVE(list, r, link);
+        client_request_finish(r);
+    }
+}
+
+void client_request_expire_locked(struct client_request *r)
+{
+    struct attn_client *c = r->client;
+    char why[ATTN_MESSAGE_BYTES];
+    uint64_t ms = (r->deadline_ns - r->start_ns) / 1000000u;
+    attn_status st = ATTN_ETIMEDOUT;
+    if (r->result.status != ATTN_OK) {
+        st = r->result.status; /* was about to be retried */
+        snprintf(why, sizeof why, "%s", r->result.message);
+    } else if (c->t->ops->is_connected(c->t)) {
+        snprintf(why, sizeof why, "no answer from %s within %llu ms", c->url,
+                 (unsigned long long)ms);
+    } else {
+        char reason[ATTN_MESSAGE_BYTES] = "";
+        c->t->ops->why_not(c->t, reason, sizeof reason);
+        st = ATTN_ECONN;
+        char within[40] = "";
+        if (!c->is_hasty)
+            snprintf(within, sizeof within, " within %llu ms", (unsigned long long)ms);
+        snprintf(why, sizeof why, "no connection to %.80s%s%s%.110s", c->url, within,
+                 reason[0] != 0 ? ": " : "", reason);
+    }
+    client_request_unlink_locked(c, r);
+    r->state = REQUEST_PINNED;
+    r->result.n_failed = r->step.n_items;
+    client_request_set_result(r, st, why);
+    c->counters.n_timed_out++;
+}
+
+/* ---- sending ---- */
+
+bool client_request_fits(const struct client_request *r, size_t head_bytes, uint64_t payload_bytes)
+{
+    uint64_t max = r->max_message_bytes; /* 0 until hello is answered */
+    if (head_bytes == 0) {
+        error_set(ATTN_EINVAL, "the request's header is longer than %u bytes",
+                  WIRE_MAX_HEADER_BYTES);
+        return false;
+    }
+    if (max == 0 || head_bytes + payload_bytes <= max)
+        return true;
+    error_set(ATTN_EINVAL, "a message of %llu bytes, the daemon takes %llu (listen.max_message)",
+              (unsigned long long)(head_bytes + payload_bytes), (unsigned long long)max);
+    return false;
+}
+
+static attn_status build(struct client_request *r, void **out_message)
+{
+    struct attn_client *c = r->client;
+    uint64_t now = attn_now_ns();
+    uint64_t left_us = r->deadline_ns > now ? (r->deadline_ns - now) / 1000u : 1;
+    if (r->build != NULL)
+        return r->build(r, left_us, out_message);
+
+    r->header->session = r->session;
+    r->header->timeout_us = left_us;
+    static const struct client_bulk none = {.payload = NULL};
+    const struct client_bulk *bulk = r->bulk != NULL ? r->bulk : &none;
+    size_t bytes = wire_request_head_bytes(r->header);
+    if (!client_request_fits(r, bytes, bulk->payload_bytes))
+        return ATTN_EINVAL;
+    size_t room = bulk->reply_bytes != 0 ? bulk->reply_bytes : CLIENT_CONTROL_REPLY_BYTES;
+    uint8_t *m = c->t->ops->message_alloc(c->t, bytes + bulk->payload_bytes, room);
+    if (m == NULL)
+        return ATTN_ENOMEM;
+    wire_request_head_encode(r->header, r->id, bulk->payload_bytes, m);
+    if (bulk->payload_bytes > 0)
+        attn_client_copy(c, m + bytes, bulk->payload, bulk->payload_bytes);
+    *out_message = m;
+    return ATTN_OK;
+}
+
+/* Sends a message of the request `id`, which is SENT already, because the answer may come before
+ * this returns. What cannot be sent now is queued again. */
+static bool send_message(struct attn_client *c, uint64_t id, void *message)
+{
+    if (c->t->ops->send(c->t, client_request_wire_id(id), message))
+        return true;
+    pthread_mutex_lock(&c->lock);
+    struct client_request *r = client_request_find_locked(c, id);
+    bool is_waiting = r != NULL && r->state == REQUEST_SENT;
+    if (is_waiting) {
+        r->message = message;
+        r->result.n_sends--;
+        client_request_set_state_locked(r, REQUEST_QUEUED);
+    }
+    c->counters.n_sent--;
+    bool is_led = c->is_led && !pthread_equal(c->leader, pthread_self());
+    pthread_mutex_unlock(&c->lock);
+    if (!is_waiting)
+        c->t->ops->message_free(c->t, message); /* it ran out of time meanwhile */
+    else if (is_led)
+        c->t->ops->wake(c->t);
+    return false;
+}
+
+static void mark_sent_locked(struct client_request *r)
+{
+    struct attn_client *c = r->client;
+    client_request_set_state_locked(r, REQUEST_SENT);
+    r->generation = c->t->ops->generation(c->t);
+    r->result.n_sends++;
+    c->counters.n_sent++;
+}
+
+void client_request_flush(struct attn_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    struct client_request *r = TAILQ_FIRST(&c->in_flight);
+    while (c->n_queued > 0 && r != NULL) {
+        if (r->state != REQUEST_QUEUED) {
+            r = TAILQ_NEXT(r, link);
+            continue;
+        }
+        void *message = r->message;
+        r->message = NULL;
+        client_request_set_state_locked(r, REQUEST_PINNED);
+        pthread_mutex_unlock(&c->lock);
+        if (message == NULL && build(r, &message) != ATTN_OK)
+            message = NULL;
+
+        pthread_mutex_lock(&c->lock);
+        if (message == NULL) { /* out of memory: try again at the next tick */
+            client_request_set_state_locked(r, REQUEST_DELAYED);
+            r->resend_ns = attn_now_ns() + CLIENT_TICK_NS;
+            r = TAILQ_NEXT(r, link);
+            continue;
+        }
+        mark_sent_locked(r);
+        uint64_t id = r->id;
+        pthread_mutex_unlock(&c->lock);
+        bool is_sent = send_message(c, id, message);
+        pthread_mutex_lock(&c->lock);
+        if (!is_sent)
+            break;
+        r = TAILQ_FIRST(&c->in_flight); /* r itself may be gone: its thread timed out */
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- for the other files ---- */
+
+attn_status client_request_new(struct attn_client *c, uint64_t timeout_us,
+                               struct client_request **out_r)
+{
+    struct client_request *r = calloc(1, sizeof *r);
+    if (r == NULL)
+        return error_set(ATTN_ENOMEM, "no memory for a request");
+    pthread_mutex_lock(&c->lock);
+    if (c->n_free_slots == 0) {
+        pthread_mutex_unlock(&c->lock);
+        free(r);
+        return error_set(ATTN_EOVERLOAD, "%u requests of this client are in flight, the most",
+                         ATTN_MAX_IN_FLIGHT);
+    }
+    uint32_t slot = c->free_slots[--c->n_free_slots];
+    if ((++c->id_high & ((1u << (REQUEST_ID_BITS - REQUEST_SLOT_BITS)) - 1)) == 0)
+        c->id_high++; /* no wire id below the first of slots */
+    r->id = (uint64_t)c->id_high << REQUEST_SLOT_BITS | slot;
+    r->session = c->info.session;
+    r->max_message_bytes = c->info.max_message_bytes;
+    c->slots[slot] = r;
+    pthread_mutex_unlock(&c->lock);
+    if (timeout_us == 0)
+        timeout_us = c->default_timeout_us;
+    if (timeout_us > INT64_MAX / 1000000)
+        timeout_us = INT64_MAX / 1000000;
+    r->client = c;
+    r->n_retries_left = c->max_retries;
+    r->start_ns = attn_now_ns();
+    r->deadline_ns = r->start_ns + timeout_us * 1000u;
+    r->result.struct_size = sizeof r->result;
+    *out_r = r;
+    return ATTN_OK;
+}
+
+void client_request_free(struct client_request *r)
+{
+    struct attn_client *c = r->client;
+    pthread_mutex_lock(&c->lock);
+    c->slots[client_request_slot(r->id)] = NULL;
+    c->free_slots[c->n_free_slots++] = client_request_slot(r->id);
+    pthread_mutex_unlock(&c->lock);
+    free(r);
+}
+
+attn_status client_request_start(struct client_request *r)
+{
+    struct attn_client *c = r->client;
+    void *message = NULL;
+    uint64_t id = r->id;
+    attn_status st = build(r, &message);
+    if (st == ATTN_ENOMEM)
+        error_set(st, "no memory for a message");
+    if (st != ATTN_OK)
+        return st;
+
+    pthread_mutex_lock(&c->lock);
+    bool is_behind = c->n_queued > 0; /* keep the order of starts */
+    link_locked(c, r);
+    if (is_behind) {
+        r->message = message;
+        client_request_set_state_locked(r, REQUEST_QUEUED);
+    } else {
+        mark_sent_locked(r);
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (!is_behind)
+        send_message(c, id, message);
+    return ATTN_OK;
+}
+
+struct client_request *client_request_claim(struct attn_client *c, attn_ticket ticket)
+{
+    pthread_mutex_lock(&c->lock);
+    struct client_request *r = client_request_find_locked(c, ticket);
+    if (r != NULL && (!r->is_step || r->cb != NULL || r->is_claimed))
+        r = NULL;
+    if (r != NULL)
+        r->is_claimed = true;
+    pthread_mutex_unlock(&c->lock);
+    return r;
+}
+
+void client_request_fail_all(struct attn_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    while (!TAILQ_EMPTY(&c->in_flight)) {
+        struct client_request *r = TAILQ_FIRST(&c->in_flight);
+        client_request_unlink_locked(c, r);
+        r->state = REQUEST_PINNED;
+        r->result.n_failed = r->step.n_items;
+        client_request_set_result(r, ATTN_ECONN, "the client was closed");
+        pthread_mutex_unlock(&c->lock);
+        client_request_finish(r);
+        pthread_mutex_lock(&c->lock);
+    }
+    pthread_mutex_unlock(&c->lock);
+}

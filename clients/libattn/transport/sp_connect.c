@@ -1,0 +1,193 @@
+/* sp_connect.c: a connection comes to be: the socket, TLS, SP's handshake; or it is given up and
+ * tried again later, each time after a longer while. The receiving thread.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "clients/libattn/transport/secure.h"
+#include "clients/libattn/transport/sp_internal.h"
+#include "proto/attn_time.h"
+
+#define SP_MAX_RETRY_NS 500000000u
+#define SP_CONNECT_NS 5000000000u /* for connecting and the handshake */
+#define SP_HANDSHAKE_BYTES 8u
+
+static const uint8_t handshake_req[SP_HANDSHAKE_BYTES] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
+static const uint8_t handshake_rep[SP_HANDSHAKE_BYTES] = {0, 'S', 'P', 0, 0, 0x31, 0, 0};
+
+void sp_watch(struct sp *sp, int op, bool wants_write)
+{
+    struct epoll_event ev = {
+        .events = EPOLLIN | (wants_write ? EPOLLOUT : 0),
+    };
+    epoll_ctl(sp->epoll_fd, op, sp->socket, &ev); /* fails for want of memory: ticks go on */
+}
+
+ssize_t sp_read(struct sp *sp, void *dst, size_t n)
+{
+    return sp->secure != NULL ? secure_recv(sp->secure, sp->socket, dst, n)
+                              : recv(sp->socket, dst, n, 0);
+}
+
+const char *sp_why_broken(const struct sp *sp)
+{
+    return sp->secure != NULL && errno == EPROTO
+               ? secure_why(sp->secure)
+               : connect_error(errno, sp_address_path(&sp->address));
+}
+
+void sp_disconnect(struct sp *sp, const char *format, ...)
+{
+    va_list args;
+    atomic_store(&sp->is_ready, false);
+    pthread_mutex_lock(&sp->lock);
+    va_start(args, format);
+    vsnprintf(sp->why_not, sizeof sp->why_not, format, args);
+    va_end(args);
+    if (sp->socket >= 0)
+        close(sp->socket); /* leaves the epoll set by itself */
+    sp->socket = -1;
+    if (sp->secure != NULL)
+        secure_end(sp->secure);
+    free(sp->out);
+    sp->out = NULL;
+    pthread_mutex_unlock(&sp->lock);
+    free(sp->in);
+    sp->in = NULL;
+    sp->read_at = sp->read_end = 0;
+    sp->state = SP_CLOSED;
+    sp->retry_at_ns = attn_now_ns() + sp->retry_ns;
+    sp->retry_ns = 2 * sp->retry_ns < SP_MAX_RETRY_NS ? 2 * sp->retry_ns : SP_MAX_RETRY_NS;
+    atomic_fetch_add(&sp->n_failures, 1);
+}
+
+void sp_connect_begin(struct sp *sp)
+{
+    int fd = sp_address_socket(&sp->address);
+    if (fd < 0) {
+        sp_disconnect(sp, "socket: %s", strerror(errno));
+        return;
+    }
+    pthread_mutex_lock(&sp->lock);
+    sp->socket = fd;
+    pthread_mutex_unlock(&sp->lock);
+    if (connect(fd, (struct sockaddr *)&sp->address.any, sp->address.bytes) != 0 &&
+        errno != EINPROGRESS) {
+        sp_disconnect(sp, "%s", sp_why_broken(sp));
+        return;
+    }
+    sp_watch(sp, EPOLL_CTL_ADD, true);
+    sp->state = SP_CONNECTING;
+    sp->connect_until_ns = attn_now_ns() + SP_CONNECT_NS;
+}
+
+/* The TLS handshake, and after it our side of SP's. */
+static void secure_connection(struct sp *sp)
+{
+    struct iovec hello = {(void *)(uintptr_t)handshake_req, sizeof handshake_req};
+    enum secure_result r = secure_handshake(sp->secure, sp->socket);
+    if (r == SECURE_NO)
+        sp_disconnect(sp, "%s", secure_why(sp->secure));
+    if (r != SECURE_YES)
+        return;
+    sp->state = SP_HANDSHAKE;
+    if (secure_send(sp->secure, sp->socket, &hello, 1) != (ssize_t)sizeof handshake_req)
+        sp_disconnect(sp, "TLS: the connection takes nothing");
+}
+
+/* The socket is connected, or it failed, or it is neither yet. */
+static void finish_connecting(struct sp *sp)
+{
+    int error = 0;
+    socklen_t n = sizeof error;
+    struct sockaddr_storage peer;
+    socklen_t peer_bytes = sizeof peer;
+    if (sp->secure != NULL && getpeername(sp->socket, (struct sockaddr *)&peer, &peer_bytes) == 0) {
+        sp_watch(sp, EPOLL_CTL_MOD, false);
+        sp->state = SP_SECURING;
+        if (!secure_begin(sp->secure))
+            sp_disconnect(sp, "no memory for TLS");
+        return;
+    }
+    if (sp->secure != NULL) {
+        if (getsockopt(sp->socket, SOL_SOCKET, SO_ERROR, &error, &n) == 0 && error != 0)
+            sp_disconnect(sp, "%s", connect_error(error, NULL));
+        return;
+    }
+    ssize_t sent = send(sp->socket, handshake_req, sizeof handshake_req, MSG_NOSIGNAL);
+    if (sent == sizeof handshake_req) {
+        sp_watch(sp, EPOLL_CTL_MOD, false);
+        sp->state = SP_HANDSHAKE;
+        return;
+    }
+    if (sent < 0 && (errno == EAGAIN || errno == ENOTCONN || errno == EINTR))
+        return;
+    if (getsockopt(sp->socket, SOL_SOCKET, SO_ERROR, &error, &n) != 0 || error == 0)
+        error = sent < 0 ? errno : EPIPE;
+    sp_disconnect(sp, "%s", connect_error(error, sp_address_path(&sp->address)));
+}
+
+/* True: there are bytes in sp->read. False: none yet, or the connection is gone. */
+static bool read_more(struct sp *sp)
+{
+    if (sp->read_at < sp->read_end)
+        return true;
+    ssize_t n = sp_read(sp, sp->read, sizeof sp->read);
+    if (n > 0) {
+        sp->read_at = 0;
+        sp->read_end = (size_t)n;
+        return true;
+    }
+    if (n == 0)
+        sp_disconnect(sp, "the daemon hung up");
+    else if (errno != EAGAIN && errno != EINTR)
+        sp_disconnect(sp, "%s", sp_why_broken(sp));
+    return false;
+}
+
+static void take_handshake(struct sp *sp)
+{
+    if (!read_more(sp))
+        return;
+    size_t n = sp->read_end - sp->read_at;
+    if (n < SP_HANDSHAKE_BYTES) { /* rare: wait until the rest is there, too */
+        ssize_t more = sp_read(sp, sp->read + sp->read_end, SP_HANDSHAKE_BYTES - n);
+        if (more == 0 || (more < 0 && errno != EAGAIN && errno != EINTR))
+            sp_disconnect(sp, "the peer hung up in the handshake");
+        else if (more > 0)
+            sp->read_end += (size_t)more;
+        return;
+    }
+    if (memcmp(sp->read, handshake_rep, sizeof handshake_rep) != 0) {
+        sp_disconnect(sp, "whoever listens there does not speak SP as a REP socket");
+        return;
+    }
+    sp->read_at += SP_HANDSHAKE_BYTES;
+    sp->retry_ns = SP_RETRY_NS;
+    sp->state = SP_READY;
+    pthread_mutex_lock(&sp->lock);
+    sp->why_not[0] = '\0';
+    pthread_mutex_unlock(&sp->lock);
+    atomic_fetch_add(&sp->generation, 1);
+    atomic_store(&sp->is_ready, true);
+}
+
+void sp_connect_on(struct sp *sp)
+{
+    if (sp->state == SP_CLOSED && attn_now_ns() >= sp->retry_at_ns)
+        sp_connect_begin(sp);
+    if (sp->state == SP_CONNECTING)
+        finish_connecting(sp);
+    if (sp->state == SP_SECURING)
+        secure_connection(sp);
+    if (sp->state == SP_HANDSHAKE)
+        take_handshake(sp);
+    if (sp->state != SP_CLOSED && sp->state != SP_READY && attn_now_ns() >= sp->connect_until_ns)
+        sp_disconnect(sp, "whoever listens there does not answer");
+}

@@ -1,0 +1,75 @@
+/* sp_internal.h: a connection of sp.c, and what its files share: sp_connect.c makes it,
+ * sp_message.c has the messages on it.
+ */
+#ifndef ATTND_LIBATTN_SP_INTERNAL_H
+#define ATTND_LIBATTN_SP_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "clients/libattn/transport/sp_address.h"
+#include "clients/libattn/transport/transport.h"
+
+#define SP_READ_BYTES 4096u /* read at once where no message is known yet */
+#define SP_RETRY_NS 10000000u
+#define SP_HEAD_BYTES (9u + 4u) /* on ipc; on tcp without the first */
+#define SP_ALIGN 64u
+
+enum sp_state { SP_CLOSED, SP_CONNECTING, SP_SECURING, SP_HANDSHAKE, SP_READY };
+
+struct sp {
+    struct client_transport base;
+    struct sp_address address;
+    struct secure *secure; /* of a tls+tcp:// url; NULL: no TLS */
+    int epoll_fd, wake_fd; /* never change */
+    atomic_bool is_ready, is_woken;
+    atomic_uint_fast64_t generation, n_failures, max_message_bytes;
+
+    pthread_mutex_t lock;
+    int socket; /* -1: none. Changed by the receiving thread alone, under the lock */
+    struct sp_message *out; /* partly written, or NULL */
+    uint8_t out_head[SP_HEAD_BYTES];
+    size_t out_at; /* bytes of head and message that are written */
+    char why_not[256]; /* there is no connection; "" if there is one */
+
+    /* the receiving thread's */
+    enum sp_state state;
+    bool has_spare_core;
+    uint64_t spin_ns;
+    uint64_t retry_ns, retry_at_ns, connect_until_ns;
+    uint8_t read[SP_READ_BYTES]; /* [read_at, read_end) is not looked at yet */
+    size_t read_at, read_end;
+    struct sp_message *in; /* partly read, or NULL */
+    size_t in_at;
+    uint32_t in_id;
+};
+
+/* A message's memory; the message is behind it. */
+struct sp_message {
+    _Alignas(SP_ALIGN) size_t bytes;
+};
+
+/* The connection goes on to be made as far as it can now, or it is time to try again. */
+void sp_connect_on(struct sp *sp);
+/* Tries to connect, now. */
+void sp_connect_begin(struct sp *sp);
+/* Closes the connection, keeps why there is none, and sets when to try again. */
+void sp_disconnect(struct sp *sp, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Has the epoll descriptor look at the socket: for bytes, and for room if that is wanted. */
+void sp_watch(struct sp *sp, int op, bool wants_write);
+/* Bytes from the daemon, as recv(2); through TLS, if that is spoken. */
+ssize_t sp_read(struct sp *sp, void *dst, size_t n);
+/* What a failed connect, send or sp_read means. */
+const char *sp_why_broken(const struct sp *sp);
+
+/* NULL: no memory. */
+struct sp_message *sp_message_new(size_t bytes);
+/* Reads what has come. true: sp->in is whole. false: not yet, or the connection is gone. */
+bool sp_message_read(struct sp *sp);
+/* sp->out has this head. */
+void sp_message_put_head(struct sp *sp, size_t message_bytes, uint32_t id);
+/* Writes of sp->out what the socket takes. true: all of it. Under the lock. */
+bool sp_message_write_locked(struct sp *sp);
+
+#endif
