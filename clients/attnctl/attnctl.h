@@ -1,16 +1,20 @@
-/* attnctl.h: the parts of the operator's command line among themselves.
+/* attnctl.h: the operator's command line. A command makes a JSON object; what people see is printed
+ * from that.
  *
- * attnctl.c      options, the table of commands, exit codes
- * command.c      commands of one request
- * print.c        results as lines, tables or JSON
- * latency.c      percentiles of the histograms in /stats
- * live.c         top and watch
- * record.c       trace
- * sequence.c     sequences to files and to other daemons
- * doctor.c       what may be wrong with this machine
- * completion.c   completion of bash, zsh and fish, from the table
+ * The files, from the top; each calls only those below it:
  *
- * A command makes a JSON object; what people see is printed from that.
+ *   main.c         reads the command line, runs a command, exit codes
+ *   table.c        the table of commands, the options, the help
+ *   completion.c   completion of bash, zsh and fish, from the table
+ *   doctor.c       what may be wrong with this machine
+ *   keys_command.c keys, with a command line of its own; keys.c makes the files
+ *   record.c       trace
+ *   live.c         top and watch
+ *   sequence.c     sequences to files and to other daemons
+ *   latency.c      percentiles of the histograms in /stats
+ *   command.c      commands of one request
+ *   connect.c      the connection that a command asks over
+ *   print.c        results as lines, tables or JSON, and errors
  */
 #ifndef ATTND_CLIENTS_ATTNCTL_H
 #define ATTND_CLIENTS_ATTNCTL_H
@@ -55,15 +59,42 @@ struct command {
     void (*print)(const json_t *result);
     bool is_admin; /* goes to the admin socket */
 };
+/* What getopt_long returns for each option. */
+enum {
+    OPT_ENDPOINT = 256,
+    OPT_TIMEOUT,
+    OPT_WAIT,
+    OPT_JSON,
+    OPT_INTERVAL,
+    OPT_COUNT,
+    OPT_SECONDS,
+    OPT_TENANT,
+    OPT_POOL,
+    OPT_AS,
+    OPT_LAYERS, /* from here to split: pool create's */
+    OPT_Q_HEADS,
+    OPT_KV_HEADS,
+    OPT_HEAD_DIM,
+    OPT_DTYPE,
+    OPT_KV_DTYPE,
+    OPT_BLOCK_TOKENS,
+    OPT_BLOCKS,
+    OPT_WINDOW,
+    OPT_SOFT_CAP,
+    OPT_BATCH_INVARIANT,
+    OPT_SPLIT,
+    OPT_HELP,
+    OPT_VERSION,
+};
+
+/* table.c */
 extern const struct command commands[];
 extern const size_t n_commands;
 extern const struct option options[]; /* ends with a zero */
+void print_help(void);
 
-/* A sentence on stderr, and EXIT_FAILED. */
-int failed(attn_status st);
-/* What was printed has arrived, or a sentence and EXIT_FAILED. */
-int printed(void);
-void pause_for(uint64_t us);
+/* connect.c */
+
 /* A client as the options want it. */
 attn_status connect_to(const struct arguments *a, attn_client **out_client);
 
@@ -96,6 +127,11 @@ attn_status inspect(attn_client *c, const char *topic, uint64_t after, uint64_t 
                     json_t **out);
 
 /* print.c */
+
+/* A sentence on stderr, and EXIT_FAILED. */
+int failed(attn_status st);
+/* EXIT_DONE if all that was printed has arrived, else a sentence and EXIT_FAILED. */
+int printed(void);
 void print_flat(const json_t *object);
 /* The list in the object as columns under their names. */
 void print_table(const json_t *object);
@@ -109,6 +145,7 @@ void print_latency(const json_t *result);
 json_t *latency_of(const json_t *histogram, const json_t *before);
 
 /* live.c */
+void pause_for(uint64_t us);
 int run_top(attn_client *c, const struct arguments *a);
 int run_watch(attn_client *c, const struct arguments *a);
 
@@ -120,8 +157,18 @@ attn_status ask_sequence_export(attn_client *c, const struct arguments *a, json_
 attn_status ask_sequence_import(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_sequence_move(attn_client *c, const struct arguments *a, json_t **out);
 
-/* doctor.c, completion.c */
+/* doctor.c */
 int run_doctor(const struct arguments *a);
-int run_completion(const struct arguments *a);
+
+/* completion.c */
+
+/* The words that a shell completes: commands [n_commands]; options end with a zero. */
+struct vocabulary {
+    const struct command *commands;
+    size_t n_commands;
+    const struct option *options;
+};
+/* Prints a shell's script. EXIT_USAGE: not one of the three shells. */
+int run_completion(const char *shell, const struct vocabulary *w);
 
 #endif

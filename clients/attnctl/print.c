@@ -1,4 +1,7 @@
-/* print.c: results for people, and as JSON. */
+/* print.c: what a command has to say: its result as lines, as a table or as JSON on stdout, and on
+ * stderr why it failed.
+ */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,4 +102,18 @@ void print_table(const json_t *object)
         n = cells_of(json_array_get(list, i > 0 ? i - 1 : 0), i == 0, cells, 0);
         print_row(cells, n, widths);
     }
+}
+
+int failed(attn_status st)
+{
+    fprintf(stderr, "attnctl: %s: %s\n", attn_status_message(st), attn_last_error()->message);
+    return EXIT_FAILED;
+}
+
+int printed(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return EXIT_DONE;
+    fprintf(stderr, "attnctl: write to stdout: %s\n", strerror(errno));
+    return EXIT_FAILED;
 }
