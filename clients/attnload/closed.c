@@ -29,11 +29,6 @@ static bool step_until_done(struct worker *w, struct attn_step *s, struct attn_r
     }
 }
 
-static bool is_stopping(struct worker *w)
-{
-    return atomic_load_explicit(&w->load->is_stopping, memory_order_relaxed);
-}
-
 static bool fill_chunk(struct worker *w, struct stream *s, uint32_t n_tokens)
 {
     const struct options *o = w->load->o;
@@ -58,14 +53,14 @@ bool closed_fill(struct worker *w, struct stream *s, uint32_t n, uint32_t spread
     bool is_ok = true;
     for (uint32_t end = 0; is_ok && end < o->context + spread;) {
         end += o->chunk;
-        for (uint32_t i = 0; is_ok && i < n && !is_stopping(w); i++) {
+        for (uint32_t i = 0; is_ok && i < n && !worker_is_stopping(w); i++) {
             uint32_t full = o->context + (uint32_t)((uint64_t)i * spread / n);
             uint32_t stop = full < end ? full : end;
             if (s[i].pos < stop)
                 is_ok = fill_chunk(w, &s[i], stop - s[i].pos);
         }
     }
-    return is_ok && !is_stopping(w);
+    return is_ok && !worker_is_stopping(w);
 }
 
 /* One token of every sequence, through all layers. A sequence that has made its --steps tokens
@@ -100,7 +95,8 @@ bool closed_run(struct worker *w, struct stream *s, uint32_t n)
     bool is_over = false;
     for (uint32_t n_left = o->steps; is_ok && !is_over;) {
         is_ok = run_token(w, s, n, items);
-        is_over = is_stopping(w) || (o->duration_s > 0 ? attn_now_ns() >= end_ns : --n_left == 0);
+        is_over =
+            worker_is_stopping(w) || (o->duration_s > 0 ? attn_now_ns() >= end_ns : --n_left == 0);
     }
     free(items);
     return w->failure == ATTN_OK;

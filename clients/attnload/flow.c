@@ -169,11 +169,6 @@ static void flows_close(struct worker *w, struct flow *flows, uint32_t n)
     free(flows);
 }
 
-static bool is_stopping(struct worker *w)
-{
-    return atomic_load_explicit(&w->load->is_stopping, memory_order_relaxed);
-}
-
 /* ---- open loop ---- */
 
 /* An idle flow for a token that is due; at its end it writes the same tokens again, from its
@@ -211,7 +206,7 @@ bool open_run(struct worker *w, struct stream *s, uint32_t n)
         f->is_active = true;
     }
     uint64_t due_ns = start_ns + arrivals_next(&arrivals);
-    while (is_ok && !is_stopping(w) && (n_left > 0 || n_busy > 0)) {
+    while (is_ok && !worker_is_stopping(w) && (n_left > 0 || n_busy > 0)) {
         uint64_t now = attn_now_ns(), wake_ns = UINT64_MAX;
         if (now >= end_ns &&
             due_ns < end_ns) { /* what could not be sent in time; as many as planned */
@@ -317,7 +312,7 @@ bool replay_run(struct worker *w)
     uint32_t n = o->n_sequences, next = w->index, n_active = 0;
     struct flow *flows = flows_open(w, n);
     bool is_ok = w->failure == ATTN_OK;
-    while (is_ok && !is_stopping(w) && (next < t->n || n_active > 0)) {
+    while (is_ok && !worker_is_stopping(w) && (next < t->n || n_active > 0)) {
         uint64_t now = attn_now_ns(), wake_ns = UINT64_MAX;
         for (uint32_t i = 0; is_ok && i < n && next < t->n; i++) {
             uint64_t arrival_ns = w->load->start_ns + t->requests[next].arrival_us * 1000u;

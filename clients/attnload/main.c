@@ -80,7 +80,7 @@ int main(int argc, char **argv)
     if (!has_run)
         return fail("", "cannot start all workers");
     report_print(&r);
-    bool is_good = report_is_written() && report_is_good(&r);
+    bool is_good = output_is_written() && report_is_good(&r);
 
     run_forget(&r);
     trace_fini(&load.trace);

@@ -1,6 +1,5 @@
 /* options.c: one table of options; --help follows it. */
 #include "clients/attnload/options.h"
-#include "clients/attnload/report.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -167,7 +166,7 @@ static enum options_action print_help(void)
                    p->full_every);
         putchar('\n');
     }
-    return report_is_written() ? OPTIONS_EXIT_OK : OPTIONS_EXIT_FAILED;
+    return output_is_written() ? OPTIONS_EXIT_OK : OPTIONS_EXIT_FAILED;
 }
 
 static bool parse_real(const char *text, double min, double max, double *out)
@@ -361,7 +360,7 @@ enum options_action options_parse(int argc, char **argv, struct options *o)
         }
         if (id == OPT_VERSION) {
             printf("attnload %s\n", attn_version());
-            return report_is_written() ? OPTIONS_EXIT_OK : OPTIONS_EXIT_FAILED;
+            return output_is_written() ? OPTIONS_EXIT_OK : OPTIONS_EXIT_FAILED;
         }
         given |= 1ull << (id - OPT_ENDPOINT);
         if (!set_option(o, (size_t)index, optarg))
@@ -378,4 +377,12 @@ enum options_action options_parse(int argc, char **argv, struct options *o)
         return OPTIONS_RUN;
     fprintf(stderr, "attnload: %s\n", bad);
     return OPTIONS_EXIT_USAGE;
+}
+
+bool output_is_written(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return true;
+    fprintf(stderr, "attnload: write to stdout: %s\n", strerror(errno));
+    return false;
 }

@@ -42,5 +42,7 @@ enum options_action { OPTIONS_RUN, OPTIONS_EXIT_OK, OPTIONS_EXIT_FAILED, OPTIONS
 
 /* Fills *o; prints help or what is wrong. */
 enum options_action options_parse(int argc, char **argv, struct options *o);
+/* True: everything printed to stdout so far has arrived; else stderr says why not. */
+bool output_is_written(void);
 
 #endif

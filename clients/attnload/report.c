@@ -2,7 +2,6 @@
 #include "clients/attnload/report.h"
 #include "clients/attnload/compare.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -259,12 +258,4 @@ void report_print(const struct report *r)
             compare_print(r->old, root);
     }
     json_decref(root);
-}
-
-bool report_is_written(void)
-{
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return true;
-    fprintf(stderr, "attnload: write to stdout: %s\n", strerror(errno));
-    return false;
 }

@@ -26,7 +26,5 @@ double report_late_share(const struct report *r);
  * */
 bool report_is_late(const struct report *r, double share);
 void report_print(const struct report *r);
-/* Everything printed so far has arrived; else said on stderr why not. */
-bool report_is_written(void);
 
 #endif

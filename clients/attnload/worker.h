@@ -2,6 +2,18 @@
  *
  * Phases, in step with the main thread by a barrier: connect and fill; measured run; then close and
  * verify. A worker that fails stops the others and still takes part in every barrier.
+ *
+ * The files of attnload, from the top; each calls only those below it:
+ *
+ *   main.c, slo.c            the program; the search for the highest good rate
+ *   options.c                what was asked for
+ *   run.c                    one run of all workers
+ *   report.c, compare.c      results as text, JSON or CSV; beside those of another run
+ *   thread.c                 a worker from start to end
+ *   closed.c, flow.c         the closed loop; the open loop and traces
+ *   worker.c                 steps, sequences and counters of a worker
+ *   verify.c, arrivals.c     outputs recomputed; when tokens are due
+ *   data.c, preset.c, trace.c, histogram.c
  */
 #ifndef ATTNLOAD_WORKER_H
 #define ATTNLOAD_WORKER_H
@@ -82,12 +94,12 @@ struct work {
     struct attn_in_place in_place;
 };
 
-void *worker_main(void *worker);
-void worker_fini(struct worker *w);
-
 void worker_sleep(uint64_t ns);
-/* Creates (or finds) the run's pool. */
-attn_status worker_pool_create(attn_client *c, const struct load *load, attn_pool **out_pool);
+/* A worker failed or a signal came: loops end. */
+static inline bool worker_is_stopping(const struct worker *w)
+{
+    return atomic_load_explicit(&w->load->is_stopping, memory_order_relaxed);
+}
 /* Sequences, again while the daemon asks for patience. t: what is known of its tokens, NULL:
  * nothing; *out_cached of them it begins with. False: worker_fail was called. */
 bool worker_open(struct worker *w, const struct attn_tokens *t, struct attn_seq *seq,
@@ -116,8 +128,12 @@ bool tally_refusal(struct tally *t, attn_status st, uint64_t retry_after_us, uin
  * False: worker_fail was called. */
 bool closed_fill(struct worker *w, struct stream *s, uint32_t n, uint32_t spread);
 bool closed_run(struct worker *w, struct stream *s, uint32_t n);
-/* flow.c */
+/* flow.c: the open loop, and a trace's requests. */
 bool open_run(struct worker *w, struct stream *s, uint32_t n);
 bool replay_run(struct worker *w);
+
+/* thread.c: pthread_create's function; worker_fini comes after the join. */
+void *worker_main(void *worker);
+void worker_fini(struct worker *w);
 
 #endif
