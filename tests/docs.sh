@@ -6,7 +6,7 @@
 set -euo pipefail
 bin=$1
 cd "$(dirname "$0")/.."
-pages=(README.md CONTRIBUTING.md CHANGELOG.md docs/*.md docs/benchmarks/*.md clients/python/README.md)
+pages=(README.md CONTRIBUTING.md CHANGELOG.md docs/*.md docs/benchmarks/*.md clients/python/*.md)
 folders=(daemon kernels cache proto clients tests scripts systemd docs)
 names=$(mktemp)
 trap 'rm -f "$names"' EXIT

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Every causal language model class of the installed transformers over attnd.hf, against itself.
 
-    tests/hf_zoo.py [--prefix build] [--only TYPE[,TYPE]] [--results FILE] [--table docs/hf-zoo.md]
+    tests/hf_zoo.py [--prefix build] [--only TYPE[,TYPE]] [--results FILE] [--record]
+    tests/hf_zoo.py --page
 
 Each class gets a tiny config and random weights and generates from a left-padded batch, first with its
 own attention, then over attnd (own_daemon.py starts one from PREFIX on its cpu backend). Results:
@@ -13,8 +14,12 @@ own attention, then over attnd (own_daemon.py starts one from PREFIX on its cpu 
     not constructible no tiny model could be made, or it does not generate by itself
 
 Each class runs in a process of its own that is forked from this one, with a limit on memory and time.
-Results are kept in FILE, a line of JSON each; classes that have one there are not run again. Exit 1 if
-any differs.
+Results are kept in FILE, a line of JSON each; classes that have one there are not run again.
+
+clients/python/hf-zoo.jsonl has the results of record and the versions that gave them. Exit 1 if a
+result differs, or is another than the one of record with the same transformers. --record makes the
+results of a whole run those of record, and makes clients/python/hf-zoo.md from them. --page checks
+that this page is what the file of record gives; it runs no model and needs no torch.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ import resource
 import select
 import signal
 import sys
+import textwrap
 import time
 import traceback
 from typing import Any
@@ -41,6 +47,14 @@ MAX_PARAMETERS = 30_000_000
 N_LAYERS = 4
 N_NEW = 8
 N_PREFILL = 13  # of the logits that are compared
+RECORD = ROOT / "clients" / "python" / "hf-zoo.jsonl"
+PAGE = RECORD.with_suffix(".md")
+MEANING = {
+    "same": "the same tokens and logits as with the model's own attention",
+    "refused": "UnsupportedError, which names what attnd cannot do",
+    "differs": "a defect",
+    "not constructible": "no tiny model could be made, or it does not generate by itself",
+}
 TOLERANCE = 2e-3  # of logits, in their standard deviation
 PROMPTS = (11, 3, 17, 8)
 VOCAB = 120
@@ -424,29 +438,59 @@ def plain(text: str) -> str:
     return text if len(text) <= 180 else text[:177] + "..."
 
 
-def table(results: list[dict[str, str]], versions: str) -> str:
+def read_record() -> tuple[dict[str, str], list[dict[str, str]]]:
+    """The versions, and a result for each model type."""
+    versions, *results = (json.loads(line) for line in RECORD.read_text().splitlines())
+    return versions, results
+
+
+def page(versions: dict[str, str], results: list[dict[str, str]]) -> str:
     order = ["same", "refused", "differs", "not constructible"]
     counts = {r: sum(x["result"] == r for x in results) for r in order}
+    groups: dict[tuple[int, str], list[str]] = {}
+    results = sorted(results, key=lambda x: x["type"])
+    same = [x["type"] for x in results if x["result"] == "same"]
+    for x in results:
+        if x["result"] == "same":
+            continue
+        why = plain(x["why"]).replace(x["class"], "it")
+        groups.setdefault((order.index(x["result"]), why), []).append(x["type"])
     lines = [
         "# HuggingFace models over attnd",
         "",
         "Every causal language model class that Transformers maps a model type to, with a tiny config and",
-        f"random weights, over `attnd.hf` ({versions}, f32, the cpu backend).",
-        "`tests/hf_zoo.py` makes this page and says what its words mean.",
+        f"random weights, over `attnd.hf` (Transformers {versions['transformers']}, torch {versions['torch']},"
+        " f32, the cpu backend).",
+        "`tests/hf_zoo.py` makes this page from `hf-zoo.jsonl`, which also has the classes.",
         "",
-        "| result | model types |",
-        "|---|---|",
-        *(f"| {r} | {n} |" for r, n in counts.items()),
+        "| result | model types | what it means |",
+        "|---|---|---|",
+        *(f"| {r} | {n} | {MEANING[r]} |" for r, n in counts.items()),
         "",
-        "| model type | class | result | why |",
-        "|---|---|---|---|",
+        *textwrap.wrap(f"The same: {', '.join(same)}.", 110, break_on_hyphens=False),
+        "",
+        "| result | why | model types |",
+        "|---|---|---|",
         *(
-            f"| {x['type']} | {x['class']} | {x['result']} | {plain(x['why'])} |"
-            for x in sorted(results, key=lambda x: (order.index(x["result"]), x["type"]))
+            f"| {order[r]} | {why} | {', '.join(types)} |"
+            for (r, why), types in sorted(groups.items(), key=lambda g: (g[0][0], -len(g[1]), g[0]))
         ),
         "",
     ]
     return "\n".join(lines)
+
+
+def check_page() -> int:
+    """Of --page."""
+    versions, results = read_record()
+    types = [x["type"] for x in results]
+    if len(set(types)) != len(types):
+        print(f"{RECORD}: a model type is there twice", file=sys.stderr)
+        return 1
+    if PAGE.read_text() != page(versions, results):
+        print(f"{PAGE} is not what {RECORD} gives: tests/hf_zoo.py --record", file=sys.stderr)
+        return 1
+    return 0
 
 
 def main() -> int:
@@ -454,10 +498,13 @@ def main() -> int:
     own_daemon.add_arguments(parser)
     parser.add_argument("--only", help="model types, comma-separated")
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "build" / "hf_zoo.jsonl")
-    parser.add_argument("--table", type=pathlib.Path, help="where to write the table")
+    parser.add_argument("--record", action="store_true", help="make these the results of record")
+    parser.add_argument("--page", action="store_true", help="only check the page")
     parser.add_argument("--timeout", type=int, default=240, help="seconds for a class")
     args = parser.parse_args()
     args.backend = "cpu"
+    if args.page:
+        return check_page()
 
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -468,7 +515,7 @@ def main() -> int:
 
     import attnd.hf  # noqa: F401
 
-    versions = f"Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}"
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
     wanted = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     if args.only:
         wanted = {t: wanted[t] for t in args.only.split(",")}
@@ -490,10 +537,24 @@ def main() -> int:
             print(f"{model_type:28} {seconds:5.1f} s {result:18} {why[:150]}", flush=True)
             f.write(json.dumps(entry) + "\n")
             f.flush()
-    results = [done[t] for t in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if t in done]
-    if args.table:
-        args.table.write_text(table(results, versions))
-    return 1 if any(done[t]["result"] == "differs" for t in wanted) else 0
+    if args.record:
+        names = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+        missing = [t for t in names if t not in done]
+        if missing:
+            sys.exit(f"--record needs a result of each model type, there is none of {missing}")
+        results = [{**done[t], "why": plain(done[t]["why"])} for t in names]
+        RECORD.write_text("".join(json.dumps(x) + "\n" for x in [versions, *results]))
+        PAGE.write_text(page(versions, results))
+    recorded, results = read_record()
+    of_record = {x["type"]: x["result"] for x in results}
+    changed = [
+        f"{t}: {done[t]['result']}, of record {of_record[t]}"
+        for t in wanted
+        if recorded["transformers"] == versions["transformers"]
+        and of_record.get(t, done[t]["result"]) != done[t]["result"]
+    ]
+    print(*changed, sep="\n", end="\n" if changed else "")
+    return 1 if changed or any(done[t]["result"] == "differs" for t in wanted) else 0
 
 
 if __name__ == "__main__":
