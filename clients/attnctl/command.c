@@ -1,4 +1,5 @@
-/* command.c: commands of one request, or of a list that comes in pages. */
+/* command.c: the commands that are one request, or a list that the daemon gives in pages. Each
+ * makes the JSON object of its result. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

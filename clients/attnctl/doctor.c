@@ -1,4 +1,5 @@
-/* doctor.c: what may keep attnd from running well on this machine, and what to do about it. */
+/* doctor.c: attnctl doctor: what may keep attnd from running well on this machine, and what to do
+ * about it. Each check is a line with ok, warn or fail. */
 #include <errno.h>
 #include <glob.h>
 #include <inttypes.h>

@@ -1,5 +1,6 @@
-/* keys.c: see keys.h. Keys are of the curve P-256, which every TLS library has; a token is 32
- * random bytes, of which the daemon keeps the SHA-256. */
+/* keys.c: makes the keys, certificates and tokens that keys.h promises. Keys are of the curve
+ * P-256, which every TLS library has; a token is 32 random bytes, of which the daemon keeps the
+ * SHA-256. */
 #include "clients/attnctl/keys.h"
 
 #include <arpa/inet.h>

@@ -1,4 +1,5 @@
-/* keys_command.c: attnctl keys. It asks no daemon, so it has a command line of its own. */
+/* keys_command.c: attnctl keys: certificates and tokens for networked workers. It needs no daemon,
+ * so it has a command line of its own. */
 #include <getopt.h>
 #include <jansson.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* arrivals.c: see arrivals.h. Gamma as in Marsaglia and Tsang's method (2000), from normals of the
- * polar method; all from one stream of numbers, so that a seed gives the same schedule everywhere.
- * */
+/* arrivals.c: draws the times between tokens. Gamma as in Marsaglia and Tsang's method (2000), from
+ * normals of the polar method; all from one stream of numbers, so that a seed gives the same
+ * schedule everywhere. */
 #include "clients/attnload/arrivals.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
-/* compare.c: see compare.h. */
+/* compare.c: reads the JSON of an earlier run, prints two runs beside each other with the change of
+ * each figure, and writes a run as a row of CSV. */
 #include "clients/attnload/compare.h"
 
 #include <stdbool.h>

@@ -1,4 +1,5 @@
-/* compare.h: results as JSON objects: beside those of an earlier run, and as a row of a table. */
+/* compare.h: results of runs as JSON objects: beside those of an earlier run, and as a row of a
+ * table. */
 #ifndef ATTNLOAD_COMPARE_H
 #define ATTNLOAD_COMPARE_H
 

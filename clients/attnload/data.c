@@ -1,5 +1,6 @@
-/* data.c: see data.h. A row is a piece of a long tape of random values, at a place that its name
- * decides: a load generator must not take longer to make a step than the daemon to answer it.
+/* data.c: makes rows of q, k and v. A row is a piece of a long tape of random values, at a place
+ * that its name decides: a load generator must not take longer to make a step than the daemon to
+ * answer it.
  */
 #include "clients/attnload/data.h"
 

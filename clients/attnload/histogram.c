@@ -1,5 +1,6 @@
-/* histogram.c: see histogram.h. Buckets of one power of two are equally wide; the first 2048 hold
- * one value each. Pages that nothing was counted in are never touched.
+/* histogram.c: counts times in buckets and reads percentiles off them. Buckets of one power of two
+ * are equally wide; the first 2048 hold one value each. Pages that nothing was counted in are never
+ * touched.
  */
 #include "clients/attnload/histogram.h"
 

@@ -1,4 +1,5 @@
-/* main.c: attnload: options in, one run or a search, a report out. */
+/* main.c: attnload, the load generator: reads the options, does one run or a search for the highest
+ * rate, and prints a report. */
 #include <jansson.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* options.c: one table of options; --help follows it. */
+/* options.c: the command line of attnload. One table lists the options; --help is printed from it,
+ * and combinations that make no sense are refused here. */
 #include "clients/attnload/options.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* options.h: what attnload was asked to do. */
+/* options.h: what attnload was asked to do, from its command line: the load, how long, what to
+ * check, and how to report. */
 #ifndef ATTNLOAD_OPTIONS_H
 #define ATTNLOAD_OPTIONS_H
 

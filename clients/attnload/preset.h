@@ -1,4 +1,5 @@
-/* preset.h: attention geometries of published models, as their configurations give them. */
+/* preset.h: attention geometries of published models (heads, head size, layers, windows), as the
+ * models' configurations give them. */
 #ifndef ATTNLOAD_PRESET_H
 #define ATTNLOAD_PRESET_H
 

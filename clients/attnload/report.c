@@ -1,4 +1,5 @@
-/* report.c: see report.h. Times are printed in microseconds and written to JSON in seconds. */
+/* report.c: prints a run's results. Times are in microseconds for people, in seconds in JSON and
+ * CSV. */
 #include "clients/attnload/report.h"
 #include "clients/attnload/compare.h"
 

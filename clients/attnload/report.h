@@ -1,4 +1,5 @@
-/* report.h: the results of a run, as text, JSON or CSV. */
+/* report.h: the results of a run, and printing them as text, JSON or CSV. Results of several
+ * workers are joined before. */
 #ifndef ATTNLOAD_REPORT_H
 #define ATTNLOAD_REPORT_H
 

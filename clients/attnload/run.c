@@ -1,5 +1,6 @@
-/* run.c: see run.h. Shows progress on stderr. The daemon's counters are taken when all contexts are
- * filled and again when all workers are done, so that they cover the measured run alone.
+/* run.c: starts the workers, waits for their phases and joins their results. Shows progress on
+ * stderr. The daemon's counters are taken when all contexts are filled and again when all workers
+ * are done, so that they cover the measured run alone.
  */
 #include "clients/attnload/run.h"
 

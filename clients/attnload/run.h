@@ -1,4 +1,5 @@
-/* run.h: one run of all workers, and the search for the highest rate that meets an objective. */
+/* run.h: one run of all workers, and the search for the highest rate that meets an objective, which
+ * is many runs. */
 #ifndef ATTNLOAD_RUN_H
 #define ATTNLOAD_RUN_H
 

@@ -1,4 +1,5 @@
-/* trace.c: see trace.h. */
+/* trace.c: reads a trace of requests, scales its times and lengths, and checks what a line must
+ * have. */
 #include "clients/attnload/trace.h"
 
 #include <errno.h>

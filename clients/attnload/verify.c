@@ -1,4 +1,5 @@
-/* verify.c: see verify.h. */
+/* verify.c: samples outputs while a run goes on and compares them with the float64 reference when
+ * it is over. K, V and q are made again from their seed. */
 #include "clients/attnload/verify.h"
 
 #include <math.h>

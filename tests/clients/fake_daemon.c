@@ -1,4 +1,5 @@
-/* fake_daemon.c: see fake_daemon.h. */
+/* fake_daemon.c: the thread that answers requests of the fake daemon, as a healthy daemon would or
+ * as the test planned. */
 #include "tests/clients/fake_daemon.h"
 
 #include <stdio.h>

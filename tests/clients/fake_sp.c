@@ -1,4 +1,4 @@
-/* fake_sp.c: see fake_sp.h. */
+/* fake_sp.c: the REP side of SP for the fake daemon: sockets, handshakes and message frames. */
 #include "tests/clients/fake_sp.h"
 
 #include <arpa/inet.h>

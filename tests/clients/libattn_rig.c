@@ -1,4 +1,5 @@
-/* libattn_rig.c: see libattn_rig.h. */
+/* libattn_rig.c: opens and closes the client at its fake daemon, and makes steps and the answers
+ * that they must have. */
 #include "tests/clients/libattn_rig.h"
 
 #include <unistd.h>

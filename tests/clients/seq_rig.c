@@ -1,4 +1,5 @@
-/* seq_rig.c: see seq_rig.h. */
+/* seq_rig.c: sequences that tests export, import and move: their tensors, steps at a real daemon,
+ * and comparison of what came out. */
 #include "tests/clients/seq_rig.h"
 
 #include <stdio.h>

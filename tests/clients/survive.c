@@ -1,4 +1,5 @@
-/* survive.c: see survive.h. */
+/* survive.c: the workers of survive.h and their model: what each has sent, what was acknowledged,
+ * and whether the daemon still has it. */
 #include "tests/clients/survive.h"
 
 #include <math.h>

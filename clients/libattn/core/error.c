@@ -1,4 +1,5 @@
-/* error.c: the thread's last error. */
+/* error.c: the calling thread's last error: its status, its sentence and what is gone. It is kept
+ * per thread, so that calls of several threads do not overwrite each other's. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* resize.c: pools get more blocks, or fewer. */
+/* resize.c: changes the number of a pool's blocks while it is used: for the holder of a handle, and
+ * by name for operators. */
 #include <stdio.h>
 
 #include "clients/libattn/pool/pool.h"

@@ -1,4 +1,5 @@
-/* spec.h: a pool's spec to and from the wire. */
+/* spec.h: a pool's spec to and from the wire. pool.c sends what wire_spec_init made and keeps what
+ * wire_spec_read copied. */
 #ifndef ATTN_SPEC_H
 #define ATTN_SPEC_H
 

@@ -1,4 +1,5 @@
-/* blocks.c: see seq_copy.h. */
+/* blocks.c: requests that read blocks and token ids of a sequence from a daemon, and that write
+ * them to one, cut to what a message may hold. */
 #include "clients/libattn/sequence/blocks.h"
 
 #include <inttypes.h>

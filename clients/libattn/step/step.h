@@ -1,4 +1,5 @@
-/* step.h: what lanes ask of step.c. */
+/* step.h: what lanes ask about steps: whether an item of a layer may be cut. The rest of step.c is
+ * public, in attn.h. */
 #ifndef ATTN_STEP_H
 #define ATTN_STEP_H
 

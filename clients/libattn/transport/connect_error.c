@@ -1,4 +1,5 @@
-/* connect_error.c: what the system's errors mean where a daemon should be. */
+/* connect_error.c: why there is no connection, in words: what errno means where a daemon's socket
+ * should be. */
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>

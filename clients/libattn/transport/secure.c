@@ -1,4 +1,5 @@
-/* secure.c: see secure.h. */
+/* secure.c: TLS over a socket that never blocks: what certificates must be, the handshake, and
+ * bytes in and out through proto/tls_stream.h. */
 #include "clients/libattn/transport/secure.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* shm_internal.h: a connection of shm.c, and what shm_connect.c has of it. */
+/* shm_internal.h: a connection of shm://, shared by shm.c (messages, waiting) and shm_connect.c
+ * (connecting, the end). */
 #ifndef ATTND_LIBATTN_SHM_INTERNAL_H
 #define ATTND_LIBATTN_SHM_INTERNAL_H
 

@@ -1,4 +1,5 @@
-/* shm_region.c: see shm_region.h. */
+/* shm_region.c: a region's rings and the extents of its data area. What the daemon writes into the
+ * rings is checked before it is used. */
 #include "clients/libattn/transport/shm_region.h"
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-/* sp_address.c: see sp_address.h. */
+/* sp_address.c: parses ipc://, tcp:// and tls+tcp:// urls, asks the name service for a host, and
+ * opens the socket with its options. */
 #include "clients/libattn/transport/sp_address.h"
 
 #include <netdb.h>

@@ -1,4 +1,5 @@
-/* sp_address.h: the address in an ipc://, tcp:// or tls+tcp:// url. */
+/* sp_address.h: the address in an ipc://, tcp:// or tls+tcp:// url, and a socket for it that does
+ * not block. */
 #ifndef ATTN_SP_ADDRESS_H
 #define ATTN_SP_ADDRESS_H
 
