@@ -1,6 +1,7 @@
 """attnd.aio against the real daemon."""
 
 import asyncio
+import inspect
 
 import numpy as np
 import pytest
@@ -59,6 +60,23 @@ def test_sequences_fork_truncate_and_are_adopted(daemon):
         await client.close()
         await client.close()
         assert client.is_closed
+
+    run(main)
+
+
+def test_arguments_are_those_of_the_blocking_calls(daemon):
+    for name in ("open", "adopt", "resize"):
+        of = inspect.signature(getattr(attnd.Pool, name))
+        assert inspect.signature(getattr(attnd.aio.Pool, name)) == of
+
+    async def main():
+        q, k, v = tokens(45, 32)
+        async with attnd.aio.connect(daemon.url) as client:
+            pool = await client.create_pool(PLAIN)
+            async with await pool.open(tokens=range(700, 732)) as seq:
+                await pool.step(0, [(seq, 0, 32)], q, k, v)
+            async with await pool.open(tokens=range(700, 732)) as seq:
+                assert seq.sync.n_cached == 16
 
     run(main)
 

@@ -5,16 +5,18 @@
         async with await pool.open() as seq:
             result = await pool.step(0, [(seq, 0, 1)], q, k, v)
 
-Steps use no thread: they are sent at once, and the event loop watches the client's descriptor.
-Several may be in flight (asyncio.gather). Other calls wait in the loop's executor.
+Each object here has the blocking one of the package below it, as `sync`. A method that is made by
+_awaited() is the method of that object, with the same arguments, run in the loop's executor. Steps
+use no thread: they are sent at once, and the event loop watches the client's descriptor. Several may
+be in flight (asyncio.gather).
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Generator, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import client as _sync
 from . import pool as _pool
@@ -25,11 +27,47 @@ from .spec import PoolSpec
 
 _TICK = 0.02  # seconds: the library wants a poll this often while steps are in flight
 _T = TypeVar("_T")
+_R = TypeVar("_R")
+if TYPE_CHECKING:  # in typing from Python 3.10 on
+    from typing_extensions import Concatenate, ParamSpec
+
+    _P = ParamSpec("_P")
 
 
 async def _in_executor(call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(None, functools.partial(call, *args, **kwargs))
+
+
+def _itself(_: Any, r: _T) -> _T:
+    return r
+
+
+def _awaited(
+    method: Callable[Concatenate[Any, _P], _T], result: Callable[[Any, _T], _R]
+) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _R]]:
+    """A coroutine method that runs a blocking one on self.sync, with its arguments and docstring.
+
+    result(self, r) makes of r, which that one returned, what the coroutine returns.
+    """
+
+    @functools.wraps(method)
+    async def awaited(self: Any, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return result(self, await _in_executor(method, self.sync, *args, **kwargs))
+
+    return awaited
+
+
+def _pool_of(client: Client, sync: _pool.Pool) -> Pool:
+    return Pool(client, sync)
+
+
+def _sequence_of(pool: Pool, sync: _pool.Sequence) -> Sequence:
+    return Sequence(pool, sync)
+
+
+def _fork_of(seq: Sequence, sync: _pool.Sequence) -> Sequence:
+    return Sequence(seq.pool, sync)
 
 
 class _Connecting:
@@ -73,23 +111,11 @@ class Client(NotPicklable):
         self._fd = sync.fileno()
         self._loop.add_reader(self._fd, self._poll)
 
-    async def create_pool(
-        self, spec: PoolSpec, *, array_dtype: str | None = None, timeout: float | None = None
-    ) -> Pool:
-        create = functools.partial(self.sync.create_pool, array_dtype=array_dtype)
-        return Pool(self, await _in_executor(create, spec, timeout=timeout))
-
-    async def pool(self, name: str, *, timeout: float | None = None) -> Pool:
-        return Pool(self, await _in_executor(self.sync.pool, name, timeout=timeout))
-
-    async def ping(self, *, timeout: float | None = None) -> float:
-        return await _in_executor(self.sync.ping, timeout=timeout)
-
-    async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
-        return await _in_executor(self.sync.stats, timeout=timeout)
-
-    async def drain(self, *, timeout: float | None = None) -> None:
-        await _in_executor(self.sync.drain, timeout=timeout)
+    create_pool = _awaited(_sync.Client.create_pool, _pool_of)
+    pool = _awaited(_sync.Client.pool, _pool_of)
+    ping = _awaited(_sync.Client.ping, _itself)
+    stats = _awaited(_sync.Client.stats, _itself)
+    drain = _awaited(_sync.Client.drain, _itself)
 
     def counters(self) -> _sync.ClientCounters:
         return self.sync.counters()
@@ -156,24 +182,10 @@ class Sequence(NotPicklable):
     def layer_len(self) -> tuple[int, ...]:
         return self.sync.layer_len
 
-    async def fork(
-        self,
-        new_id: int | None = None,
-        n_tokens: int | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Sequence:
-        fork = await _in_executor(self.sync.fork, new_id, n_tokens, timeout=timeout)
-        return Sequence(self.pool, fork)
-
-    async def truncate(self, n_tokens: int, *, timeout: float | None = None) -> None:
-        await _in_executor(self.sync.truncate, n_tokens, timeout=timeout)
-
-    async def adopt(self, *, timeout: float | None = None) -> None:
-        await _in_executor(self.sync.adopt, timeout=timeout)
-
-    async def close(self, *, timeout: float | None = None) -> None:
-        await _in_executor(self.sync.close, timeout=timeout)
+    fork = _awaited(_pool.Sequence.fork, _fork_of)
+    truncate = _awaited(_pool.Sequence.truncate, _itself)
+    adopt = _awaited(_pool.Sequence.adopt, _itself)
+    close = _awaited(_pool.Sequence.close, _itself)
 
     async def __aenter__(self) -> Sequence:
         return self
@@ -188,17 +200,14 @@ class Pool(NotPicklable):
     def __init__(self, client: Client, sync: _pool.Pool):
         self.client = client
         self.sync = sync
-        self.spec = sync.spec
 
-    async def open(self, seq_id: int | None = None, *, timeout: float | None = None) -> Sequence:
-        return Sequence(self, await _in_executor(self.sync.open, seq_id, timeout=timeout))
+    @property
+    def spec(self) -> PoolSpec:
+        return self.sync.spec
 
-    async def adopt(self, seq_id: int, *, timeout: float | None = None) -> Sequence:
-        return Sequence(self, await _in_executor(self.sync.adopt, seq_id, timeout=timeout))
-
-    async def resize(self, n_blocks: int, *, timeout: float | None = None) -> None:
-        await _in_executor(self.sync.resize, n_blocks, timeout=timeout)
-        self.spec = self.sync.spec
+    open = _awaited(_pool.Pool.open, _sequence_of)
+    adopt = _awaited(_pool.Pool.adopt, _sequence_of)
+    resize = _awaited(_pool.Pool.resize, _itself)
 
     def items(self, items: Iterable[Item | tuple[Sequence, int, int]]) -> Items:
         """Makes items ready once, to be given to step() for every layer."""
