@@ -9,9 +9,9 @@
  *     pool.
  *   2 Replies are read, deadlines kept and lost requests sent again by whichever thread is inside
  *     a call that waits (a blocking call, attn_step_wait, attn_client_poll). One waiting thread
- *     reads for all of them, and writes what is left of a request larger than the socket's buffer.
- *     A thread of each client's own, with all signals blocked, does nothing but renew the session's
- *     lease while no call does; it runs no callback.
+ *     reads for all of them, and writes the rest of a request larger than the socket's buffer.
+ *     Each client also has a thread of its own, with all signals blocked, which only renews the
+ *     session's lease while no call does; it runs no callback.
  *   3 Completion callbacks run on such a thread, with no lock held. They may start steps; a call
  *     that waits, made inside a callback, is refused with ATTN_EINVAL.
  *   4 After fork the child may only call attn_client_close and attn_pool_close on what it inherited
@@ -19,12 +19,12 @@
  *     may open clients of its own.
  *
  * Life      A client holds a session until attn_client_close, however long it is idle. When the
- *           daemon's process ends, calls find a new connection by themselves, and where the cache
- *           is kept (systemd, attnd --supervise) go on in the same session: they take longer, and
- *           that is all. Where it is not kept, or the daemon could not be reached for a lease, the
- *           session and its sequences are gone: calls give ATTN_ENOTFOUND with ATTN_GONE_SESSION.
- *           attn_client_reopen makes a new session on the same client; make the pools again and go
- *           on.
+ *           daemon's process ends, calls reconnect by themselves. Where the cache is kept (systemd,
+ *           attnd --supervise) they continue in the same session and only take longer. Where it is
+ *           not kept, or the daemon could not be reached for a whole lease, the session and its
+ *           sequences are gone: calls return ATTN_ENOTFOUND with ATTN_GONE_SESSION. Then
+ *           attn_client_reopen makes a new session on the same client; create pools and sequences
+ *           again.
  *
  * Time      Every call ends by its timeout (0: the client's default). Timeouts are in microseconds.
  *           Calls that carry whole sequences are many requests, each with that timeout.
@@ -68,17 +68,18 @@ struct attn_error {
     uint64_t retry_after_us; /* the daemon's advice, 0: none */
     char message[ATTN_MESSAGE_BYTES]; /* names field and value */
 };
-/* Never NULL; the thread's own, valid until its next failing call. */
+/* Never NULL. Belongs to the calling thread, valid until its next failing call. */
 ATTN_API const struct attn_error *attn_last_error(void);
 
-/* What is not there any more, where ATTN_ENOTFOUND alone leaves it open. */
+/* What no longer exists, where ATTN_ENOTFOUND alone does not say. */
 typedef enum attn_gone {
-    ATTN_GONE_NOTHING, /* the error is another one, or it could not be found out in time */
-    ATTN_GONE_SESSION, /* attn_client_reopen, then make pools and sequences anew */
-    ATTN_GONE_POOL, /* make it anew: attn_pool_create */
-    ATTN_GONE_SEQ, /* open it anew and feed it again */
+    ATTN_GONE_NOTHING, /* another error, or the daemon could not say in time */
+    ATTN_GONE_SESSION, /* attn_client_reopen, then create pools and sequences again */
+    ATTN_GONE_POOL, /* create it again: attn_pool_create */
+    ATTN_GONE_SEQ, /* open it again and append its tokens again */
 } attn_gone;
-/* Of the calling thread's latest failed call; inside a completion callback, of the failed step. */
+/* Refers to the calling thread's latest failed call; inside a completion callback, to the failed
+ * step. */
 ATTN_API attn_gone attn_last_error_gone(void);
 
 /* The library's version, "0.1.0". */
@@ -86,43 +87,44 @@ ATTN_API const char *attn_version(void);
 
 /* ---- client ---- */
 
-/* Where a daemon on this host is if nobody says otherwise: $ATTND_ENDPOINT; else, if not root,
- * ipc://$XDG_RUNTIME_DIR/attnd.sock where that exists; else ipc:///run/attnd/attnd.sock. These are
- * also attnd's defaults. The thread's own, valid until its next call. */
+/* The default endpoint: $ATTND_ENDPOINT; else, if not root, ipc://$XDG_RUNTIME_DIR/attnd.sock where
+ * that exists; else ipc:///run/attnd/attnd.sock. These are also attnd's defaults.
+ * Owner    the library: valid until this thread's next call */
 ATTN_API const char *attn_default_url(void);
 
 struct attn_client_options {
     uint32_t struct_size;
     uint32_t max_retries; /* of a request answered with a retryable status; 0: none */
     uint64_t timeout_us; /* of calls that give 0; 0: 10 seconds */
-    uint64_t resume_session; /* a session to go on with, 0: a new one */
+    uint64_t resume_session; /* a session to continue, 0: a new one */
     const char *client_name; /* for the daemon's logs, NULL: the process's name */
     /* may be left out of struct_size */
-    uint32_t is_hasty; /* 1: attn_client_open fails at the first attempt to connect that fails */
-    uint32_t has_no_keeper; /* 1: only calls renew the session, nothing does while none is made */
-    /* names of files; NULL: those of the environment, if there */
-    const char *token_file; /* its first line says which tenant this is; $ATTND_KEY_FILE */
-    const char *ca_file; /* of tls+tcp://, CAs of the daemon's certificate; $ATTND_CA_FILE; else the
-                            system's */
-    const char *cert_file, *cert_key_file; /* a certificate of our own, where the daemon wants one;
-                                     $ATTND_TLS_CERT_FILE, $ATTND_TLS_CERT_KEY_FILE */
+    uint32_t is_hasty; /* 1: attn_client_open fails at the first failed attempt to connect */
+    uint32_t has_no_keeper; /* 1: no thread of its own; only calls renew the session's lease */
+    /* names of files; NULL: the named environment variable, if set */
+    const char *token_file; /* the tenant's token in its first line; $ATTND_KEY_FILE */
+    const char *ca_file; /* for tls+tcp://: CAs of the daemon's certificate; $ATTND_CA_FILE; else
+                            the system's */
+    /* the client's certificate, where the daemon wants one; $ATTND_TLS_CERT_FILE,
+     * $ATTND_TLS_CERT_KEY_FILE */
+    const char *cert_file, *cert_key_file;
 };
 
-/* Fixed until attn_client_reopen, but for boot_id. */
+/* The session and the daemon's limits. Fixed until attn_client_reopen, except boot_id. */
 struct attn_client_info {
     uint32_t struct_size;
     uint32_t protocol_version;
-    uint64_t session; /* for resume_session: to go on in another process */
+    uint64_t session; /* for resume_session in another process */
     uint64_t lease_us; /* silence after which the session's sequences are freed */
     uint64_t max_message_bytes;
     uint32_t max_step_items, max_step_tokens, max_seq_tokens;
     uint32_t reserved;
     char server_version[64], backend[64];
     /* may be left out of struct_size */
-    uint64_t boot_id; /* of the daemon's process; another one after it was restarted */
+    uint64_t boot_id; /* of the daemon's process: changes when it restarts */
 };
 
-/* What a client did so far. */
+/* Totals of a client since it was opened. */
 struct attn_client_counters {
     uint32_t struct_size;
     uint32_t n_in_flight;
@@ -136,11 +138,11 @@ struct attn_client_counters {
 /* attn_client_open: connects to url (ipc://PATH, tcp://HOST:PORT, shm://PATH; NULL:
  * attn_default_url) and opens or resumes a session.
  *
- * The daemon may come up while it waits (but for is_hasty). timeout_us bounds this call alone.
+ * Waits for a daemon that is not up yet, unless is_hasty. timeout_us bounds this call only.
  * Errors   ATTN_EINVAL url or options; ATTN_ECONN no connection within the timeout; ATTN_ETIMEDOUT
- *          connected but no answer; ATTN_ENOTSUP a protocol or feature one side lacks;
+ *          connected but no answer; ATTN_ENOTSUP one side lacks a protocol or feature;
  *          ATTN_ENOMEM; what the daemon refuses
- * Owner    the caller; o may be NULL */
+ * Owner    the caller owns *out_client until attn_client_close; o may be NULL */
 ATTN_API attn_status attn_client_open(const char *url, const struct attn_client_options *o,
                                       uint64_t timeout_us, attn_client **out_client);
 
@@ -148,57 +150,59 @@ ATTN_API attn_status attn_client_open(const char *url, const struct attn_client_
  * session and its sequences live on in the daemon until their lease ends. NULL is fine. */
 ATTN_API void attn_client_close(attn_client *c);
 
-/* A new session on the same client, whether the one before is gone or not; that one is left to its
- * lease. Requests in flight stay the old session's. Pools of the old session are gone for this
- * client (ATTN_GONE_POOL), and so are the sequences in them: closing those is always ATTN_OK.
- * Errors as attn_client_open. */
+/* Opens a new session on the same client. The old one, if it still exists, ends with its lease.
+ * Requests in flight remain the old session's. Handles of its pools return ATTN_GONE_POOL from then
+ * on, and so do its sequences; closing these always returns ATTN_OK. Errors as attn_client_open. */
 ATTN_API attn_status attn_client_reopen(attn_client *c, uint64_t timeout_us);
 
 /* out->struct_size is set by the caller. */
 ATTN_API attn_status attn_client_info(const attn_client *c, struct attn_client_info *out);
 ATTN_API attn_status attn_client_counters(attn_client *c, struct attn_client_counters *out);
 
-/* One round trip, which also renews the session's lease. out_ns may be NULL. */
+/* One round trip, which also renews the session's lease. out_ns gets its time; may be NULL. */
 ATTN_API attn_status attn_client_ping(attn_client *c, uint64_t timeout_us, uint64_t *out_ns);
 
 /* The daemon's counters as a JSON object; free with attn_free. */
 ATTN_API attn_status attn_client_stats(attn_client *c, uint64_t timeout_us, char **out_json);
 
-/* Asks the daemon to take no new sessions and sequences and to end when its work is done. */
+/* Asks the daemon to accept no new sessions and sequences and to exit when its work is done. */
 ATTN_API attn_status attn_client_drain(attn_client *c, uint64_t timeout_us);
 
-/* For operators: the daemon answers its own user and root alone (ATTN_EAUTH), but for pools.
- * A list as a JSON object: topic is pools, sessions, sequences, tenants, cache, requests,
- * open_requests, slow, events or config; lists begin behind `after` and say with `next` where to go
- * on. ATTN_ENOTSUP: no such topic. Free with attn_free. */
+/* For operators: except for pools, the daemon answers only its own user and root (ATTN_EAUTH).
+ * Gives a list as a JSON object: topic is pools, sessions, sequences, tenants, cache, requests,
+ * open_requests, slow, events or config. A list begins behind `after`; its `next` says where to
+ * continue. ATTN_ENOTSUP: no such topic. Free with attn_free. */
 ATTN_API attn_status attn_client_inspect(attn_client *c, const char *topic, uint64_t after,
                                          uint64_t timeout_us, char **out_json);
-/* The same of events; where there are none behind `after` yet, it waits for one, up to wait_us or
- * what the daemon allows (5 s), before the list is empty. timeout_us: on top. */
+/* attn_client_inspect for events. Where there is none behind `after` yet it waits for one, for
+ * wait_us or what the daemon allows (5 s), and then gives an empty list. timeout_us comes on top of
+ * that wait. */
 ATTN_API attn_status attn_client_watch(attn_client *c, uint64_t after, uint64_t wait_us,
                                        uint64_t timeout_us, char **out_json);
-/* Ends a session, named as in the list of sessions, with all its sequences; or one sequence of a
- * tenant's (NULL: the operator's, or of all where there are no tenants). ATTN_ENOTFOUND. */
+/* Ends a session, named as in the list of sessions, with all its sequences; or frees one sequence
+ * of a tenant (NULL: the operator's own, or any where there are no tenants). ATTN_ENOTFOUND. */
 ATTN_API attn_status attn_client_kill_session(attn_client *c, const char *session,
                                               uint64_t timeout_us);
 ATTN_API attn_status attn_client_kill_seq(attn_client *c, const char *tenant, uint64_t seq,
                                           uint64_t timeout_us);
 /* Moves a sequence, named as above, to another of the daemon's cards while it is used; it may be
- * there already. Returns when it is there. ATTN_EOVERLOAD: another is being moved, or this one is
- * always in work; ATTN_ENOBLOCKS: it has no room there; ATTN_ENOTSUP: its pool is split;
- * ATTN_EINVAL: there is no such card. */
+ * there already. Returns when it has arrived.
+ * Errors   ATTN_EOVERLOAD another sequence is being moved, or this one is never idle;
+ *          ATTN_ENOBLOCKS no room on that card; ATTN_ENOTSUP its pool is split; ATTN_EINVAL no such
+ *          card */
 ATTN_API attn_status attn_client_move_seq(attn_client *c, const char *tenant, uint64_t seq,
                                           uint32_t card, uint64_t timeout_us);
 /* Changes a setting ("log.level") until the daemon reads its settings again. ATTN_ENOTFOUND;
  * ATTN_ENOTSUP: it needs a restart; ATTN_EINVAL: the value. */
 ATTN_API attn_status attn_client_configure(attn_client *c, const char *name, const char *value,
                                            uint64_t timeout_us);
-/* Forgets a pool of a tenant's (NULL: the operator's). ATTN_ENOTFOUND; ATTN_EINVAL: sequences live
- * in it; ATTN_EOVERLOAD: it is in work. */
+/* Removes a tenant's pool (NULL: the operator's). ATTN_ENOTFOUND; ATTN_EINVAL: it has sequences;
+ * ATTN_EOVERLOAD: steps of it are running. */
 ATTN_API attn_status attn_client_pool_drop(attn_client *c, const char *tenant, const char *name,
                                            uint64_t timeout_us);
-/* As attn_pool_resize, of a pool of a tenant's (NULL: the session's own); whose it is, or
- * operators. Blocks that are free, or can be had, on all cards, then. */
+/* attn_pool_resize by name, for a tenant's pool (NULL: the session's own). Only the tenant itself
+ * and operators may. out_free_blocks gets the blocks on all cards that are free then, or cached and
+ * can be evicted. */
 ATTN_API attn_status attn_client_pool_resize(attn_client *c, const char *tenant, const char *name,
                                              uint32_t n_blocks, uint64_t timeout_us,
                                              uint32_t *out_free_blocks);
@@ -223,10 +227,10 @@ ATTN_API attn_status attn_client_poll(attn_client *c, uint64_t timeout_us,
 /* attn_client_copy: memcpy for a fill of attn_in_place, into what it was given, on its thread.
  *
  * A device that reads q, k and v where they are (shm://, a backend other than cpu) reads lines that
- * lie dirty in a core's cache at six tenths of the speed of lines in memory. So for such a client,
- * on x86-64 and where dst and bytes are multiples of 16, the stores go past the cache; the copy
- * takes half as long again, the device's time is all workers'. Steps not in place are copied in the
- * same way. c may be NULL: plain memcpy. */
+ * are dirty in a core's cache at six tenths of the speed of lines in memory. So for such a client,
+ * on x86-64 and where dst and bytes are multiples of 16, the stores bypass the cache; the copy
+ * takes half as long again, but the device's time is shared by all workers. Steps that are not in
+ * place are copied in the same way. c may be NULL: plain memcpy. */
 ATTN_API void attn_client_copy(const attn_client *c, void *dst, const void *src, size_t bytes);
 
 /* attn_client_pin: page-locks the memory that a shm:// client shares with the daemon, so that a
@@ -280,8 +284,8 @@ struct attn_pool_spec {
     const char *model, *rope; /* what the cached bytes mean; NULL: "" */
 };
 
-/* attn_pool_create: makes a pool, or finds it if one of this name has the same spec. One that has
- * only another n_blocks, and that no session holds and no sequence lives in, is made anew.
+/* attn_pool_create: makes a pool, or finds the one of this name if its spec is the same. A pool
+ * that differs only in n_blocks, and that no session holds and no sequence uses, is made again.
  *
  * Errors   ATTN_EEXIST the name is taken by another spec; ATTN_ENOTSUP the backend cannot compute
  *          this geometry (the message names what); ATTN_ENOMEM KV memory; ATTN_EINVAL
@@ -289,23 +293,25 @@ struct attn_pool_spec {
  *          the session until attn_pool_release */
 ATTN_API attn_status attn_pool_create(attn_client *c, const struct attn_pool_spec *spec,
                                       uint64_t timeout_us, attn_pool **out_pool);
-/* Finds a pool by name. ATTN_ENOTFOUND. */
+/* Finds a pool by name; the handle holds it as attn_pool_create's does. ATTN_ENOTFOUND. */
 ATTN_API attn_status attn_pool_describe(attn_client *c, const char *name, uint64_t timeout_us,
                                         attn_pool **out_pool);
 /* attn_pool_release: the handle no longer holds its pool. When no handle of this client does, the
- * session lets go of it: it makes way for others once no sequence lives in it and no other session
- * holds it. Until then the handle works as before.
+ * session releases it: its memory can go to other pools once no sequence uses it and no other
+ * session holds it. Until then the handle works as before. A pool that is never released is held
+ * until its session ends, even after attn_pool_close.
  *
- * Errors   those of a call that gets no answer: whether the session lets go is not known, call it
- *          again. None: the pool or the session is gone, the handle was released before
- * Else     a pool is held until its session ends, also behind attn_pool_close */
+ * Errors   those of a call without an answer: it is not known whether the session still holds the
+ *          pool, call again. ATTN_OK if the pool or the session is gone, or the handle was released
+ *          before */
 ATTN_API attn_status attn_pool_release(attn_pool *p, uint64_t timeout_us);
-/* attn_pool_resize: the pool has n_blocks blocks then, on each of the daemon's cards, while its
- * sequences are used and steps of it are in flight. Fewer: what is cached is evicted as far as it
- * must, blocks in use are moved. More: as many as the memory behind the pool has room for, which
- * pools that shrank or were dropped have left there. All cards do it or none. What
- * attn_pool_spec_of and attn_pool_free_blocks give of this handle follows; nobody else may look
- * meanwhile.
+/* attn_pool_resize: gives the pool n_blocks blocks on each of the daemon's cards, while its
+ * sequences are used and its steps are in flight. Shrinking evicts cached blocks as far as needed
+ * and moves blocks in use. Growing takes memory that lies behind the pool, left there by pools that
+ * shrank or were dropped. Either all cards do it or none.
+ *
+ * Thread   updates what attn_pool_spec_of and attn_pool_free_blocks give for this handle: no other
+ *          thread may call these meanwhile
  *
  * Errors   nothing changed: ATTN_ENOBLOCKS more are in use, or pinned; ATTN_ENOMEM there is no
  *          room; ATTN_EQUOTA; ATTN_EOVERLOAD blocks of it are on their way to another card;
@@ -321,8 +327,8 @@ ATTN_API uint32_t attn_pool_free_blocks(const attn_pool *p);
 
 /* ---- sequences ---- */
 
-/* A sequence as its holder knows it. The epoch is the daemon's; truncating or adopting a sequence
- * raises it, and a request with an older one is refused with ATTN_ESTALE, however late it
+/* A sequence as its holder knows it. The daemon sets the epoch: truncating or adopting a sequence
+ * raises it, and a request with an older epoch is refused with ATTN_ESTALE, however late it
  * arrives. */
 struct attn_seq {
     uint64_t id;
@@ -339,31 +345,32 @@ struct attn_tokens {
     const uint32_t *ids; /* [n] of the first tokens; equal ones have equal K and V in this pool */
     uint32_t n;
     uint32_t reserved;
-    uint64_t adapter; /* what else K and V depend on, like a LoRA's digest; 0: nothing */
+    uint64_t adapter; /* whatever else K and V depend on, such as a LoRA's digest; 0: nothing */
 };
-/* A new sequence of these tokens, which begins with what the cache has of them: every layer has
- * *out_cached tokens, less than t->n. Append from there on. The first 131072 are looked for. Full
- * blocks of a sequence whose ids are known are shared with others of the tenant, also when it is
- * closed. ATTN_EINVAL more than max_seq_tokens, else as attn_seq_open. */
+/* A new sequence of these tokens. It begins with the prefix that the cache has: every layer has
+ * *out_cached tokens, less than t->n; append from there on. Only the first 131072 tokens are looked
+ * up. Full blocks of a sequence with known ids are shared with the tenant's other sequences, even
+ * after it is closed. ATTN_EINVAL: more than max_seq_tokens; else as attn_seq_open. */
 ATTN_API attn_status attn_seq_open_with(attn_pool *p, uint64_t id, const struct attn_tokens *t,
                                         uint64_t timeout_us, struct attn_seq *out_seq,
                                         uint32_t *out_cached);
-/* The ids of tokens [pos, pos + n), appended already or not; those that are known may be given
- * again. ATTN_EINVAL: ids before pos are not known, or one differs: truncate first. */
+/* Gives the ids of tokens [pos, pos + n), whether they are appended already or not. Known ids may
+ * be given again. ATTN_EINVAL: ids before pos are not known, or one differs: truncate first. */
 ATTN_API attn_status attn_seq_tokens(attn_pool *p, const struct attn_seq *seq, uint32_t pos,
                                      const uint32_t *ids, uint32_t n, uint64_t timeout_us);
-/* How long shared blocks stay that no sequence has any more, from a token on to where the next
- * range begins. What nothing is said of is as all zero. */
+/* How long shared blocks stay once no sequence has them. A range goes from first_token to where the
+ * next one begins; tokens before the first range are as if all fields were 0. */
 struct attn_retention {
-    uint32_t first_token; /* a block has what its first token has */
+    uint32_t first_token; /* a block belongs to the range of its first token */
     int32_t priority; /* -3 to 3: the lowest are evicted first */
     uint32_t time_to_live_s; /* since the last use, at most 2^20, rounded up to a power of two: then
                                 it goes before others of its priority; 0: no end */
     uint32_t is_pinned; /* 1: it is never evicted, and its pool has that much less; until somebody
                            with the same tokens says otherwise, or the pool is dropped */
 };
-/* From now on, for what of the sequence is shared already, too, in place of what was said from
- * r[0].first_token on. 8 ranges at most, by token. ATTN_EINVAL names the range. */
+/* Sets the ranges r [n], at most 8, in order of first_token. They replace earlier ones from
+ * r[0].first_token on and also apply to blocks that are shared already. ATTN_EINVAL: the message
+ * names the range. */
 ATTN_API attn_status attn_seq_retain(attn_pool *p, const struct attn_seq *seq,
                                      const struct attn_retention *r, uint32_t n,
                                      uint64_t timeout_us);
@@ -372,11 +379,11 @@ ATTN_API attn_status attn_seq_retain(attn_pool *p, const struct attn_seq *seq,
 ATTN_API attn_status attn_seq_fork(attn_pool *p, const struct attn_seq *seq, uint64_t new_id,
                                    uint32_t len, uint64_t timeout_us, struct attn_seq *out_seq,
                                    uint32_t *out_layer_len);
-/* Forgets tokens from len on, in every layer. seq gets the new epoch. Truncate before other tokens
- * are written to positions that any request has named, answered or not. */
+/* Removes tokens from len on, in every layer; seq gets the new epoch. Truncate before writing other
+ * tokens to positions that any earlier request has named, whether it was answered or not. */
 ATTN_API attn_status attn_seq_truncate(attn_pool *p, struct attn_seq *seq, uint32_t len,
                                        uint64_t timeout_us);
-/* Forgets the sequence. ATTN_OK, too, when the session that has it is gone. */
+/* Closes and frees the sequence. ATTN_OK also when its session is gone. */
 ATTN_API attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, uint64_t timeout_us);
 /* Takes over a sequence, of any session of the same tenant, under a new epoch. out_layer_len
  * [num_layers] gets its committed tokens per layer, may be NULL. ATTN_ENOTFOUND. */
@@ -438,20 +445,21 @@ struct attn_moved {
     uint32_t is_left; /* 1: the source did not answer the close; it frees the sequence with the
                          session of `from` */
     uint32_t n_tokens; /* of the longest layer */
-    uint32_t n_blocks, n_blocks_stopped; /* in all, and while nobody could append */
+    uint32_t n_blocks, n_blocks_stopped; /* copied in all; copied while appends were refused */
     uint32_t reserved;
     uint64_t bytes;
     uint64_t stop_ns; /* from the adoption at the source until the target had all of it */
 };
 
-/* attn_seq_move: a sequence, of any session of the tenant, to a pool of another daemon, where it is
- * this session's under the same id. out_moved may be NULL.
+/* attn_seq_move: moves a sequence of any session of the tenant to a pool of another daemon. There
+ * it belongs to the session of `to`'s client, under the same id. out_moved may be NULL.
  *
- * Who decodes goes on while full blocks are copied; then the sequence is adopted at the source and
- * its last blocks follow. From then on steps there are refused with ATTN_ESTALE or ATTN_ENOTFOUND;
- * the worker goes on at the target with *out_seq, or adopts it there. Each token is appended once:
- * what the source has answered is at the target. It may truncate, too, which costs the
- * blocks behind that; drafts that it has not taken back when it is refused are at the target.
+ * A worker may keep decoding while full blocks are copied. Then the sequence is adopted at the
+ * source and its last blocks follow: from there on steps at the source are refused with ATTN_ESTALE
+ * or ATTN_ENOTFOUND, and the worker continues at the target with *out_seq, or adopts it there. Each
+ * token is appended once: what the source has acknowledged is at the target. The worker may
+ * truncate meanwhile; blocks behind the cut are copied again. Drafts not yet truncated when it is
+ * refused are at the target, too.
  * Errors   those of attn_seq_export and attn_seq_import. The sequence is at its source then, as it
  *          was; only if the message says so, it has to be adopted there. ATTN_EEXIST: the target
  *          has one of this id */
@@ -512,7 +520,7 @@ struct attn_step {
 };
 
 /* How a step ended. With 0 < n_failed < n_items the step partly failed: out and lse are written,
- * the rows of failed items are NaN, and status is that of the first of them. */
+ * the rows of failed items are NaN, and status is that of the first failed item. */
 struct attn_result {
     uint32_t struct_size;
     attn_status status;
@@ -546,8 +554,8 @@ typedef void (*attn_step_cb)(void *user, attn_ticket ticket, const struct attn_r
 
 /* attn_step_start: sends a step and returns. *s itself is copied, what it points to is borrowed.
  *
- * With a callback, completion is told by it (out_ticket may be NULL). Without, attn_step_wait must
- * be called for the ticket once. ATTN_EOVERLOAD: ATTN_MAX_IN_FLIGHT. */
+ * With a callback, completion calls it (out_ticket may be NULL). Without one, attn_step_wait must
+ * be called once for the ticket. ATTN_EOVERLOAD: ATTN_MAX_IN_FLIGHT are in flight already. */
 ATTN_API attn_status attn_step_start(attn_pool *p, const struct attn_step *s, attn_step_cb cb,
                                      void *user, attn_ticket *out_ticket);
 
@@ -558,9 +566,9 @@ ATTN_API attn_status attn_step_wait(attn_client *c, attn_ticket ticket,
 
 /* ---- lanes: layers without messages ---- */
 
-/* A lane is the way of one stream of layers to the daemon: a plan says once per decode step what
- * its layers will be, and then each layer is a kernel on the caller's stream, which puts q, k and v
- * where the daemon reads them, rings, and waits for the output. Nothing is copied to the host, no
+/* A lane carries one stream of layers to the daemon. A plan says once per decode step what its
+ * layers will be; then each layer is a kernel on the caller's stream, which puts q, k and v where
+ * the daemon reads them, rings, and waits for the output. Nothing is copied to the host, no
  * call but attn_lane_plan waits, and what is enqueued may be captured in a CUDA graph and replayed,
  * because a layer's number is counted in the GPU's memory.
  *
@@ -569,14 +577,14 @@ ATTN_API attn_status attn_step_wait(attn_client *c, attn_ticket ticket,
  * computes on the CPU a lane is the same in host memory, and attn_lane_enqueue does the layer.
  *
  * Failures  A layer that fails, or whose wait ends (timeout, the daemon hung up), leaves NaN in its
- *           output; the layers behind it do nothing, theirs are NaN, too. attn_lane_check and
+ *           output; the layers behind it do nothing and leave NaN, too. attn_lane_check and
  *           attn_lane_plan tell. After ATTN_ECONN the lane is over: close it, open another.
  * Sizes     A plan of more tokens than the regions or one step hold is cut: attn_lane_enqueue sends
  *           the plan of each piece as it comes to it, and waits where the daemon has four that are
  *           not finished. Items are cut in the order of their positions, but for layers with
  *           is_full. Such a layer needs `out` and can't be captured; its arrays are borrowed until
  *           it is finished; it is planned when the layers before it are enqueued.
- * Threads   one at a time on a lane; the client may be used by others meanwhile. */
+ * Threads   one thread at a time per lane; other threads may use the client meanwhile. */
 typedef struct attn_lane attn_lane;
 
 struct attn_lane_options {
