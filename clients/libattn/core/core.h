@@ -49,18 +49,18 @@ struct attn_client {
     uint64_t default_timeout_us;
     uint32_t max_retries;
     uint32_t fork_generation;
-    atomic_bool is_hasty; /* no connection yet is no connection at all */
+    atomic_bool is_hasty; /* fail at the first connect error */
     atomic_uint session_number; /* counts sessions: pools of an earlier one are gone */
     atomic_bool is_streaming; /* a device reads messages where they are built: see copy.h */
     char *url, *name;
-    char *token; /* says whose client it is; NULL: none */
+    char *token; /* names the tenant; NULL: none */
 
     pthread_mutex_t lock;
     struct attn_client_info info; /* the session's */
     char lane_url[128]; /* where lanes are opened; "": nowhere */
     bool is_session_gone;
     bool is_kept_daemon; /* a successor will know the session */
-    uint64_t known_generation; /* the connection over which the daemon told of itself */
+    uint64_t known_generation; /* the connection that the daemon's latest hello came over */
     struct client_request *slots[ATTN_MAX_IN_FLIGHT];
     uint32_t free_slots[ATTN_MAX_IN_FLIGHT], n_free_slots;
     uint64_t id_high; /* counts starts; the bits of ids above the slot: ids of a session rise */

@@ -61,11 +61,11 @@ struct client_request {
     /* The request failed as a whole, with result.status. Without the lock. NULL: nothing to do. */
     void (*fail)(struct client_request *r);
 
-    attn_step_cb cb; /* NULL: somebody waits */
+    attn_step_cb cb; /* NULL: a thread waits, or will wait by ticket */
     void *user;
     bool is_step, is_claimed;
-    bool is_piece; /* of another step: nobody waits for it alone */
-    bool has_item_status; /* the reply told of each item */
+    bool is_piece; /* of another step, which its completion counts for */
+    bool has_item_status; /* the reply had a status for each item */
     attn_gone gone; /* with ATTN_ENOTFOUND */
     struct attn_result result;
 };
@@ -98,7 +98,8 @@ void client_request_flush(struct attn_client *c);
 /* The step of a ticket, to be waited for by the caller alone; NULL: none, or it is waited for. */
 struct client_request *client_request_claim(struct attn_client *c, attn_ticket ticket);
 void client_request_set_result(struct client_request *r, attn_status st, const char *message);
-/* r has its result and is in no list: tells the callback, or who waits. Without the lock. */
+/* r has its result and is in no list: runs its callback, or wakes the thread that waits. Without
+ * the lock. */
 void client_request_finish(struct client_request *r);
 /* The same of all of a list, which is empty then. */
 void client_request_finish_all(struct request_list *list);

@@ -1,10 +1,9 @@
-/* keep.c: the keeper, a client's thread that renews the session's lease while no call does, and the
- * renewal itself, which also tells whether a session is gone, and of a daemon that was restarted.
+/* keep.c: the keeper, a thread of each client that renews the session's lease while no call does.
  *
- * A renewal is a hello with the session. It has no slot and no deadline: whoever reads takes its
- * answer. The keeper reads, as the leader, only while nothing is in flight and nobody waits, and
- * stops when that changes; should it have read somebody's reply by then, it leaves that to the next
- * leader, so that callbacks run where attn.h says.
+ * The keeper reads the answers to its renewals itself, as the leader (lead.c), but only while
+ * nothing is in flight and no thread waits; it stops when that changes. If it has read a reply to a
+ * request by then, it leaves that to the next leader, so that callbacks run only on the threads
+ * that attn.h promises.
  */
 #include <errno.h>
 #include <signal.h>
@@ -17,7 +16,7 @@
     6 /* looks at what was sent; an idle client renews every third of a lease */
 #define PATIENCE_NS 1000000000u /* for an answer, or a new connection */
 
-/* True: reading is somebody else's, or nothing is left to be read. */
+/* True: another thread has to read now, or there is nothing left to read. */
 static bool must_leave_locked(const struct attn_client *c)
 {
     return c->is_closing || c->is_renewed || c->held.base != NULL || !LIST_EMPTY(&c->waiters) ||
@@ -45,7 +44,7 @@ static void lead(struct attn_client *c, bool is_sent)
             c->t->ops->wait(c->t, CLIENT_TICK_NS);
     }
     if (c->held.base != NULL)
-        c->t->ops->wake(c->t); /* the descriptor tells of what is held */
+        c->t->ops->wake(c->t); /* makes the descriptor readable for what is held */
     pthread_mutex_lock(&c->lock);
     client_request_leave_locked(c);
     pthread_mutex_unlock(&c->lock);

@@ -1,6 +1,6 @@
-/* lead.c: who reads. One thread at a time does, the leader: any thread that waits while nobody else
- * does. The others sleep on a condition of their own until their request is done or the leader
- * leaves and hands over.
+/* lead.c: which thread reads. One at a time does, the leader: any thread that waits while there is
+ * no other leader. The others sleep on a condition of their own until their request is done, or
+ * until the leader leaves and wakes one of them to be the next.
  */
 #include "clients/libattn/core/core.h"
 
@@ -57,7 +57,7 @@ static uint32_t read_some(struct attn_client *c)
         n++;
     }
     if (n == TURN_MESSAGES)
-        c->t->ops->wake(c->t); /* more may be there, of which the descriptor does not tell */
+        c->t->ops->wake(c->t); /* there may be more, for which the descriptor is not readable */
     return n;
 }
 

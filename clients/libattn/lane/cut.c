@@ -2,7 +2,7 @@
  * of one step: each layer goes in pieces, one behind the other on its stream.
  *
  * A piece has items of its own and so a plan of its own, which attn_lane_enqueue sends as it comes
- * to it; attn_lane_plan has sent the first one, so that what is wrong is told there. The daemon
+ * to it; attn_lane_plan has sent the first one, so that errors of the plan appear there. The daemon
  * keeps four plans that are not finished: the caller is at most so many pieces ahead of its GPU.
  */
 #include <stdlib.h>

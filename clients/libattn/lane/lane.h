@@ -25,7 +25,7 @@ struct attn_lane {
     uint8_t *in, *out; /* regions, as the memory has them */
     bool is_host;
     uint32_t next_bell; /* behind what is planned */
-    struct lane_cut *cut; /* a plan in pieces, not all of whose layers are enqueued; or NULL */
+    struct lane_cut *cut; /* a plan in pieces with layers that are not enqueued yet; or NULL */
     int socket, wake_fd;
     pthread_t watcher;
     bool has_watcher;

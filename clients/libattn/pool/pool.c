@@ -71,7 +71,7 @@ static uint64_t take_from_count(struct attn_pool *p)
 }
 
 /* The session has let go up to a request, or it is not known to have: then the handle counts
- * again. Handles may have come and gone meanwhile, and another of them may have done the same. */
+ * again. Meanwhile handles may have come and gone, and another one may have been released, too. */
 static void note_answer(struct attn_pool *p, uint64_t request, bool is_done)
 {
     pthread_mutex_lock(&p->client->lock);

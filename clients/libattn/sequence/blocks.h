@@ -7,7 +7,7 @@
 #include "clients/libattn/pool/pool.h"
 #include "proto/seq_file.h"
 
-/* A sequence at one moment, as its daemon tells. */
+/* A sequence at one moment, as its daemon reports it. */
 struct seq_look {
     uint64_t id, adapter;
     uint32_t epoch, n_ids;
@@ -41,9 +41,10 @@ struct seq_piece {
 /* ATTN_EINVAL names the limit that a layer of a block is over. */
 attn_status seq_piece_of(struct attn_client *c, const struct seq_geometry *g,
                          struct seq_piece *out);
-/* Blocks [first, first + n) to dst, n at most piece.n_blocks, and what their bytes make, which is
- * what was told, or ATTN_EPROTO. One request, or of a block that is larger as many as it takes. At
- * another epoch than this one ATTN_ESTALE; 0: at any, and ATTN_EINVAL if it has no such blocks. */
+/* Blocks [first, first + n) to dst, n at most piece.n_blocks, and their checksums, which equal
+ * those the daemon sent, or ATTN_EPROTO. One request, or of a block that is larger as many as it
+ * takes. At another epoch than this one ATTN_ESTALE; 0: at any, and ATTN_EINVAL if it has no such
+ * blocks. */
 attn_status seq_blocks_get(struct attn_client *c, const struct seq_look *l, uint32_t epoch,
                            struct seq_piece piece, uint32_t first, uint32_t n, uint64_t timeout_us,
                            uint8_t *dst, struct checksum *sums);

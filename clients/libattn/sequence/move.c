@@ -4,10 +4,11 @@
  * worker that speculates): after each round the source says how many tokens have stayed all the
  * time, and the target lets go of the blocks behind them. It hears of token ids after that, so it
  * never publishes a block that is not what they say. When there is no full block left, the sequence
- * is adopted: from then on whoever used it is refused, so no token can be appended at the source
+ * is adopted: from then on its users are refused, so no token can be appended at the source
  * that the target has not. The rest follows, and only when the target has all of it is the source
- * closed; where somebody has adopted it before that, the target forgets it instead. A source that
- * does not know what has stayed is begun with again, and at last adopted first and copied then.
+ * closed; if another client adopts it before that, the target closes its copy instead. A source
+ * that does not know what has stayed is begun with again, and at last adopted first and copied
+ * then.
  *
  * What its windows have let go of at the source is freed at the target, too, as soon as that has
  * all before it; where the source has let go of more than the target has, that begins behind it.
@@ -228,7 +229,8 @@ static attn_status take_epoch(struct client_request *r, const struct wire_reply 
     return ATTN_OK;
 }
 
-/* Nobody appends at the source any more. epoch 0: whichever it is at. */
+/* Adopts the sequence at the source: no append is accepted there any more. epoch 0: at any
+ * epoch. */
 static attn_status source_adopt(struct move *m, uint32_t epoch)
 {
     Attnd__Request req = ATTND__REQUEST__INIT;
@@ -331,7 +333,8 @@ static attn_status move_run(struct move *m)
     if (st != ATTN_OK)
         return st;
     st = source_close(m);
-    if (st == ATTN_ESTALE) { /* somebody has adopted it there, and may append: it is his */
+    /* adopted there by another client, which may append: it is that client's */
+    if (st == ATTN_ESTALE) {
         target_forget(m);
         return st;
     }

@@ -1,9 +1,10 @@
-/* split.c: a step too large for one message, or for the daemon's tokens of one step, as several.
+/* split.c: a step too large for one message, or for the daemon's limit of tokens per step, as
+ * several steps, its pieces.
  *
- * Pieces are sent one after another, each a stretch of the step's rows: whole items and parts of
+ * Pieces are sent one after another. Each is a range of the step's rows: whole items and parts of
  * one, in the order of positions, so that an item's first tokens are cached when its later ones
- * attend. The caller sees one request, the parent, which has a slot but is never sent. Whoever
- * completes a piece starts the next one. An item that failed is left out of later pieces.
+ * attend. The caller sees one request, the parent, which has a slot but is never sent. The thread
+ * that completes a piece starts the next one. An item that failed is left out of later pieces.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -406,7 +406,7 @@ attn_status attn_step(attn_pool *p, const struct attn_step *s, struct attn_resul
     attn_status st = check_waiting(p != NULL ? p->client : NULL, out_result);
     if (st != ATTN_OK)
         return st;
-    st = start(p, s, 0, NULL, NULL, &r, NULL); /* nobody knows its ticket */
+    st = start(p, s, 0, NULL, NULL, &r, NULL); /* the ticket is not given out */
     return st == ATTN_OK ? finish(r, out_result) : st;
 }
 

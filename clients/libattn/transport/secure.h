@@ -12,14 +12,14 @@
 
 struct secure;
 
-/* What connections to host show and accept. ATTN_EINVAL: a file; ATTN_ENOMEM. */
+/* Certificates that connections to host show and accept. ATTN_EINVAL: a file; ATTN_ENOMEM. */
 attn_status secure_open(const char *host, const struct client_credentials *files,
                         struct secure **out_s, char *why, size_t why_bytes);
 void secure_close(struct secure *s); /* NULL is fine. No lock: right in a forked child, too */
 
 /* A new connection; false: no memory. */
 bool secure_begin(struct secure *s);
-/* Tells the daemon, if it can be told at once, that we are leaving. */
+/* Sends close_notify to the daemon, if the socket takes it at once. */
 void secure_goodbye(struct secure *s, int fd);
 /* The connection is gone. */
 void secure_end(struct secure *s);

@@ -1,10 +1,10 @@
-/* shm_region.h: the client's side of a region of shared memory: its rings, and who has which part
- * of the data area.
+/* shm_region.h: the client's side of a region of shared memory: its rings, and which messages
+ * occupy the data area.
  *
  * A message is an extent: the request and, behind it, the room for its reply. Extents are cut from
  * the data area first fit, so that a client with little in flight stays in warm memory. The books
- * are the client's own; nothing in the region is trusted but tensors. The caller has a lock around
- * all of it.
+ * are the client's own; nothing in the region is trusted but tensors. The caller holds a
+ * lock around each call.
  */
 #ifndef ATTN_SHM_REGION_H
 #define ATTN_SHM_REGION_H
@@ -56,7 +56,7 @@ void *region_alloc(struct shm_region *r, uint64_t request_bytes, uint64_t room_b
 /* The extent a pointer into the region belongs to; NULL: p is not in the region, or in none. */
 struct shm_extent *region_find(struct shm_region *r, const void *p);
 void region_free(struct shm_region *r, struct shm_extent *x);
-/* Frees what is submitted: nobody will complete it. */
+/* Frees the submitted extents after the connection ended: they will not be completed. */
 void region_forget(struct shm_region *r);
 
 void region_submit(struct shm_region *r, struct shm_extent *x, uint32_t id);

@@ -11,7 +11,7 @@ struct sp_address {
     struct sockaddr_storage any;
     socklen_t bytes;
     bool is_ipc, is_tls;
-    char host[256]; /* of a tls+tcp:// url: whose certificate is expected */
+    char host[256]; /* of a tls+tcp:// url: the name in the certificate that is expected */
 };
 
 /* Asks the name service where the host is a name. False: why says what is wrong. */

@@ -118,7 +118,7 @@ bool sp_message_write_locked(struct sp *sp)
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return false; /* full; or broken, which the receiving thread is told by epoll */
+            return false; /* full; or broken, which the receiving thread learns from epoll */
         sp->out_at += (size_t)n;
     }
     if (sp->secure != NULL && !secure_flush(sp->secure, sp->socket))

@@ -1,7 +1,7 @@
 /* transport.h: how libattn moves messages: a table of functions a scheme.
  *
  * A transport connects by itself, again and again; it knows message ids and bytes, not what they
- * mean. Messages may be lost when a connection breaks: generation() tells that it did, the client
+ * mean. Messages may be lost when a connection breaks: generation() grows then, and the client
  * sends again.
  */
 #ifndef ATTN_TRANSPORT_H
@@ -53,7 +53,7 @@ struct client_transport_ops {
     /* True: *out_m is a message, to be freed. One thread at a time. */
     bool (*recv)(struct client_transport *t, struct client_message *out_m);
 
-    /* Whether wait and fd are to tell, too, when send may succeed. The thread that calls recv. */
+    /* Whether wait and fd also wake when send may succeed. The thread that calls recv. */
     void (*want_send)(struct client_transport *t, bool is_wanted);
     /* Blocks until recv may succeed, send may (if wanted), wake is called, or ns are over. May
      * return early. The thread that calls recv. */
