@@ -57,7 +57,7 @@ static bool exists(const struct maker *m, const char *name, const char *end)
     return access(path, F_OK) == 0;
 }
 
-/* Opens a file for nobody else's eyes: a new one, or one to add to. */
+/* Opens a file that only its owner can read: a new one, or one to add to. */
 static FILE *create(struct maker *m, const char *name, const char *end, bool is_more)
 {
     char path[PATH_MAX];

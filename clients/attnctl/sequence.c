@@ -1,5 +1,5 @@
 /* sequence.c: sequences to files, out of them, and to another daemon. What is made belongs to a
- * session of attnctl's, which nobody renews: a worker adopts it within the lease.
+ * session of attnctl's, which is not renewed: a worker adopts it within the lease.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -20,7 +20,7 @@ struct data_stream {
 };
 
 /* Rows [n_tokens][n_heads][dim] of dtype, dim up to 1024, for tokens token0.. and heads head0.., to
- * dst. client: whose step dst is part of (attn_client_copy); NULL: none's. */
+ * dst. client: the one that dst, part of a step, belongs to (attn_client_copy); NULL: none. */
 void data_fill(const struct data_stream *s, uint32_t layer, enum data_which which, uint32_t token0,
                uint32_t n_tokens, uint32_t head0, uint32_t n_heads, uint32_t dim, attn_dtype dtype,
                void *dst, const attn_client *client);

@@ -87,7 +87,7 @@ static bool all_were_answered(const struct worker *workers, uint32_t n)
     return true;
 }
 
-/* What was not counted is told. */
+/* Warns of what was not counted. */
 static void find_lost_times(struct report *r)
 {
     uint64_t n_lost = 0;

@@ -40,11 +40,11 @@ struct fake_plan {
 struct fake_daemon {
     char url[96];
     struct fake_plan plan;
-    /* Looks at every request before it is answered, on the daemon's thread; NULL: nobody does. Set,
+    /* Looks at every request before it is answered, on the daemon's thread; NULL: no look. Set,
      * as user, before the start. */
     void (*see)(void *user, const Attnd__Request *r);
     void *user;
-    /* What hello tells, set before the start. 0: ten minutes, 64 MiB, 4096 */
+    /* Limits in the answer to hello, set before the start. 0: ten minutes, 64 MiB, 4096 */
     uint64_t lease_us, max_message_bytes;
     uint32_t max_step_tokens;
     atomic_uint n_requests, n_steps; /* received */

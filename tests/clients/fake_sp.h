@@ -1,7 +1,7 @@
 /* fake_sp.h: the REP end of the SP wire protocol on blocking sockets, for the fake daemon.
  *
  * Not libnanomsg's: that one drops answers to a peer it is still writing to, and a fake that loses
- * messages nobody planned to lose is of no use. One thread.
+ * messages by accident is of no use. One thread.
  */
 #ifndef FAKE_SP_H
 #define FAKE_SP_H

@@ -52,7 +52,7 @@ void assert_cached(uint32_t n_cached, uint32_t n);
 void assert_gone(attn_pool *p, uint64_t id);
 /* The pool's free blocks, cached ones among them. */
 uint32_t n_free(attn_client *c, const attn_pool *p);
-/* Cards tell each other a moment later. */
+/* Cards notify each other a moment later. */
 void await_free(attn_client *c, const attn_pool *p, uint32_t n);
 
 #endif

@@ -2,7 +2,7 @@
  * wrong. */
 #include "tests/clients/libattn_rig.h"
 
-/* ---- failures that the daemon tells ---- */
+/* ---- failures that the daemon reports ---- */
 
 static void typed_errors_carry_the_daemons_sentence(void **state)
 {
@@ -89,9 +89,10 @@ static void retries_are_off_until_asked_for(void **state)
     assert_int_equal(w.result.n_sends, 1);
 }
 
-/* ---- failures that nobody tells ---- */
+/* ---- failures without an answer ---- */
 
-/* The last handle lets go; what nobody answered can be asked again, and then nothing is left. */
+/* The last handle releases the pool; a release without an answer can be repeated, and then nothing
+ * is left. */
 static void a_release_without_an_answer_can_be_made_again(void **state)
 {
     struct fixture *f = *state;

@@ -14,7 +14,7 @@ enum { PROMPT = 400, MOVES = 6, MAX_DECODED = MAX_TOKENS - PROMPT };
 /* --- requests that get lost ------------------------------------------------------------------- */
 
 static _Thread_local int n_requests, lost; /* the lost-th request from now on; 0: none */
-static _Thread_local bool is_answer_lost; /* it is carried out, but nobody hears of it */
+static _Thread_local bool is_answer_lost; /* it is carried out, and its answer is lost */
 /* Runs before the lost-th request instead; NULL: it is lost. */
 static _Thread_local void (*meanwhile)(void);
 
@@ -141,7 +141,7 @@ static void a_sequence_decodes_while_it_moves(void **state)
         uint32_t before = atomic_load(&w.n);
         while (atomic_load(&w.n) < before + 2 && before + 2 < MAX_TOKENS)
             sched_yield(); /* it decodes */
-        int to = 1 - w.at; /* nobody else writes it */
+        int to = 1 - w.at; /* only this thread writes it */
         ok(attn_seq_move(w.clients[w.at], 7, w.pools[to], LONG_US, &seq, &moved));
         assert_int_equal(moved.is_left, 0);
         assert_true(moved.n_tokens >= before);
@@ -178,7 +178,7 @@ static void a_sequence_decodes_while_it_moves(void **state)
     free(w.out);
 }
 
-/* Nobody appends: all but the block that is not full goes before the stop. */
+/* Without appends: all but the block that is not full goes before the stop. */
 static void a_quiet_sequence_stops_for_its_last_block(void **state)
 {
     (void)state;
@@ -209,7 +209,7 @@ static void a_quiet_sequence_stops_for_its_last_block(void **state)
     attn_client_close(b);
 }
 
-/* A target that cannot have it: whose sequence it is never hears of the move. */
+/* A target that cannot take it: the owner of the sequence does not notice the move. */
 static void a_move_that_fails_leaves_the_sequence_where_it_is(void **state)
 {
     (void)state;
@@ -241,7 +241,7 @@ static void a_move_that_fails_leaves_the_sequence_where_it_is(void **state)
 }
 
 /* One request of a move is lost, or its answer: there is one place where the sequence goes on, with
- * all of its tokens, and whoever had it is either not disturbed or refused. */
+ * all of its tokens, and its owner is either not disturbed or refused. */
 static void a_lost_request_leaves_one_sequence(void **state)
 {
     (void)state;
@@ -458,7 +458,7 @@ static attn_status draft(struct speculation *s, uint32_t n_good, uint32_t n_bad)
     return st;
 }
 
-/* Speculates until somebody has taken the sequence. */
+/* Speculates until another client has taken the sequence. */
 static void *speculate(void *arg)
 {
     struct speculation *s = arg;

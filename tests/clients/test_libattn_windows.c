@@ -326,7 +326,7 @@ static void a_sequence_is_exported_while_its_windows_let_go(void **state)
             ok(attn_seq_import(q, path, 7, LONG_US, &got, lens));
             for (uint32_t l = 0; l < LAYERS; l++)
                 least = lens[l] < least ? lens[l] : least;
-            if (!w.speculates) /* else what is a draft in it nobody knows here */
+            if (!w.speculates) /* else it is not known here which tokens are drafts */
                 assert_is_the_workers(q, &got, least);
             ok(attn_seq_close(q, &got, LONG_US));
         }

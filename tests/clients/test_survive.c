@@ -277,7 +277,7 @@ static void a_device_that_hangs_is_lost(void **state)
     survive_faults("hang@150,delay=20%0.01", "300ms", "no batch has come back for 300 ms");
 }
 
-/* A cache that kills whoever takes it up is let go of; clients are told as by any empty daemon. */
+/* A cache that kills each daemon that takes it up is dropped; clients see an empty daemon. */
 static void a_process_that_never_gets_to_serve_starts_without_its_cache(void **state)
 {
     (void)state;
