@@ -5,12 +5,7 @@
  * order is the compiler's.
  */
 #include "tests/cache/model_internal.h"
-
-static uint32_t below(uint64_t *random, uint32_t n)
-{
-    *random = *random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)((*random >> 33) % n);
-}
+#include "tests/random.h"
 
 static enum op_kind draw_kind(uint64_t *random)
 {
@@ -33,7 +28,7 @@ static enum op_kind draw_kind(uint64_t *random)
     uint32_t total = 0;
     for (uint32_t i = 0; i < OP_N_KINDS; i++)
         total += weight[i];
-    uint32_t r = below(random, total);
+    uint32_t r = random_below(random, total);
     enum op_kind kind = 0;
     while (r >= weight[kind])
         r -= weight[kind++];
@@ -44,30 +39,31 @@ static enum op_kind draw_kind(uint64_t *random)
 static struct op draw_any(const struct model *m, uint64_t *random)
 {
     struct op op = {.request = m->last_request + 1};
-    op.slot = below(random, M_SLOTS);
-    op.layer = below(random, M_LAYERS);
-    op.owner = below(random, M_OWNERS + 1);
-    op.value_seed = below(random, 1u << 31);
-    op.will_commit = below(random, 4) > 0;
+    op.slot = random_below(random, M_SLOTS);
+    op.layer = random_below(random, M_LAYERS);
+    op.owner = random_below(random, M_OWNERS + 1);
+    op.value_seed = random_below(random, 1u << 31);
+    op.will_commit = random_below(random, 4) > 0;
     if (op.owner == M_OWNERS)
         op.owner = KV_NO_OWNER;
-    if (below(random, 8) == 0) /* a repeat, or an old one of another owner */
-        op.request -= below(random, (uint32_t)(m->last_request < 20 ? m->last_request + 1 : 20));
+    if (random_below(random, 8) == 0) /* a repeat, or an old one of another owner */
+        op.request -=
+            random_below(random, (uint32_t)(m->last_request < 20 ? m->last_request + 1 : 20));
     op.kind = draw_kind(random);
-    op.prompt = below(random, 3);
-    op.adapter = below(random, 8) == 0;
+    op.prompt = random_below(random, 3);
+    op.adapter = random_below(random, 8) == 0;
     return op;
 }
 
 static bool draw_size(const struct model *m, struct op *op, uint64_t *random)
 {
-    if (m->n_less > 0 && below(random, 4) > 0)
-        op->n = M_BLOCKS + (below(random, 8) == 0);
-    else if (below(random, 8) == 0)
-        op->n = below(random, M_BLOCKS);
+    if (m->n_less > 0 && random_below(random, 4) > 0)
+        op->n = M_BLOCKS + (random_below(random, 8) == 0);
+    else if (random_below(random, 8) == 0)
+        op->n = random_below(random, M_BLOCKS);
     else
-        op->n = M_BLOCKS - below(random, 6);
-    return op->n >= model_n_blocks(m) || model_are_all_quiet(m) || below(random, 8) == 0;
+        op->n = M_BLOCKS - random_below(random, 6);
+    return op->n >= model_n_blocks(m) || model_are_all_quiet(m) || random_below(random, 8) == 0;
 }
 
 static bool draw_reserve(const struct model *m, struct op *op, uint64_t *random)
@@ -76,11 +72,12 @@ static bool draw_reserve(const struct model *m, struct op *op, uint64_t *random)
     uint32_t len = s->len[op->layer];
     if (m->pending[op->slot][op->layer].is_outstanding)
         return false;
-    if (M_WINDOW > 0 && below(random, 4) > 0 && len > s->len[(op->layer + 1) % M_LAYERS])
+    if (M_WINDOW > 0 && random_below(random, 4) > 0 && len > s->len[(op->layer + 1) % M_LAYERS])
         return false; /* mostly the layer that is behind: windows move with the last one */
-    op->pos = below(random, 3) > 0 ? len : below(random, len + 2);
-    op->n = below(random, 12) > 0 ? 1 + below(random, 6) : below(random, M_TOKENS + 4);
-    op->is_copied = M_WINDOW > 0 && below(random, 3) == 0;
+    op->pos = random_below(random, 3) > 0 ? len : random_below(random, len + 2);
+    op->n = random_below(random, 12) > 0 ? 1 + random_below(random, 6)
+                                         : random_below(random, M_TOKENS + 4);
+    op->is_copied = M_WINDOW > 0 && random_below(random, 3) == 0;
     return true;
 }
 
@@ -91,9 +88,9 @@ static bool draw_of_sequence(const struct model *m, struct op *op, uint64_t *ran
     const struct model_pending *p = &m->pending[op->slot][op->layer];
     switch (op->kind) {
     case OP_TOKENS:
-        op->prompt = below(random, 6) > 0 ? s->prompt : op->prompt;
-        op->pos = below(random, 3) > 0 ? s->n_ids : below(random, s->n_ids + 2);
-        op->n = below(random, 12);
+        op->prompt = random_below(random, 6) > 0 ? s->prompt : op->prompt;
+        op->pos = random_below(random, 3) > 0 ? s->n_ids : random_below(random, s->n_ids + 2);
+        op->n = random_below(random, 12);
         return true;
     case OP_RESERVE:
         return draw_reserve(m, op, random);
@@ -105,19 +102,19 @@ static bool draw_of_sequence(const struct model *m, struct op *op, uint64_t *ran
     case OP_UNSEEN:
         return true;
     case OP_FREE_TO:
-        op->pos = below(random, 12) > 0 ? M_KEPT_BLOCKS : below(random, 3);
-        op->n = below(random, M_ROW + 2);
+        op->pos = random_below(random, 12) > 0 ? M_KEPT_BLOCKS : random_below(random, 3);
+        op->n = random_below(random, M_ROW + 2);
         return true;
     case OP_MOVE_OUT:
     case OP_MOVE_IN:
         if (m->move.is_under_way)
             return false;
-        op->n = 1 + below(random, M_ROW);
+        op->n = 1 + random_below(random, M_ROW);
         return op->kind == OP_MOVE_OUT || model_n_away(s) > 0;
     default:
-        op->n = below(random, s->len[op->layer] + 2);
+        op->n = random_below(random, s->len[op->layer] + 2);
         for (uint32_t l = 0; op->kind == OP_FORK && l < M_LAYERS; l++)
-            if (s->len[l] < op->n && below(random, 8) > 0)
+            if (s->len[l] < op->n && random_below(random, 8) > 0)
                 op->n = s->len[l]; /* mostly one that every layer has */
         return true;
     }
@@ -128,14 +125,14 @@ static bool draw_rest(const struct model *m, struct op *op, uint64_t *random)
 {
     const struct model_seq *s = &m->seq[op->slot];
     bool shortens = op->kind == OP_CLOSE || op->kind == OP_TRUNCATE || op->kind == OP_RECOVER;
-    if (M_WINDOW > 0 && shortens && below(random, 6) > 0)
+    if (M_WINDOW > 0 && shortens && random_below(random, 6) > 0)
         return false; /* so that sequences outgrow their window */
-    op->to_slot = op->slot / M_NAMES * M_NAMES + below(random, M_NAMES);
+    op->to_slot = op->slot / M_NAMES * M_NAMES + random_below(random, M_NAMES);
     switch (op->kind) {
     case OP_OPEN:
-        if (s->is_open && below(random, 4) > 0)
+        if (s->is_open && random_below(random, 4) > 0)
             return false; /* mostly a free name */
-        op->n = below(random, 8) > 0 ? below(random, M_TOKENS + 2) : 0;
+        op->n = random_below(random, 8) > 0 ? random_below(random, M_TOKENS + 2) : 0;
         return true;
     case OP_RECOVER:
         return true;
@@ -144,7 +141,7 @@ static bool draw_rest(const struct model *m, struct op *op, uint64_t *random)
     case OP_MOVE_END:
         return m->move.is_under_way;
     case OP_FORK:
-        if (m->seq[op->to_slot].is_open && below(random, 4) > 0)
+        if (m->seq[op->to_slot].is_open && random_below(random, 4) > 0)
             return false; /* mostly a free name */
         return s->is_open && draw_of_sequence(m, op, random);
     default:

@@ -12,6 +12,7 @@
 
 #include "cache/tier_store.h"
 #include "tests/cache/kv_test.h"
+#include "tests/random.h"
 
 enum {
     BLOCK_TOKENS = 4,
@@ -34,8 +35,7 @@ static uint64_t n_out, n_in, n_failed, n_flipped, seed;
 
 static uint32_t below(uint32_t n)
 {
-    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return (uint32_t)(seed >> 33) % n;
+    return random_below(&seed, n);
 }
 
 static bool chance(uint32_t one_in)

@@ -5,6 +5,7 @@
 
 #include "cache/kv_internal.h"
 #include "tests/cache/kv_test.h"
+#include "tests/random.h"
 
 enum { BLOCK_TOKENS = 4, N_BLOCKS = 32, MAX_TOKENS = 32, N_ROUNDS = 3000, MOST_HELD = 6 };
 
@@ -15,8 +16,7 @@ static uint32_t now_s;
 
 static uint32_t below(uint32_t n)
 {
-    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return (uint32_t)(seed >> 33) % n;
+    return random_below(&seed, n);
 }
 
 static void begin(void)

@@ -3,6 +3,7 @@
  * fails at each of its turns.
  */
 #include "cache/tier_store.h"
+#include "tests/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -87,8 +88,7 @@ static uint64_t seed = 1;
 
 static uint32_t below(uint32_t n)
 {
-    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return (uint32_t)(seed >> 33) % n;
+    return random_below(&seed, n);
 }
 
 static uint32_t ids[2 * N_CONTENTS][N_IDS];

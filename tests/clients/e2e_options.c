@@ -19,6 +19,7 @@
 #include "clients/libattn/attn.h"
 #include "tests/daemon/e2e.h"
 #include "tests/kernels/cases.h"
+#include "tests/random.h"
 
 enum { TIMEOUT_US = 600000000, MOST_TOKENS = 1024 };
 
@@ -40,8 +41,7 @@ static double random_value(void)
 {
     double sum = 0;
     for (int i = 0; i < 4; i++) {
-        rng = rng * 6364136223846793005u + 1442695040888963407u;
-        sum += (double)(rng >> 33) / 0x1p31 - 0.5;
+        sum += (double)random_next(&rng) / 0x1p31 - 0.5;
     }
     return sum * 1.7320508 + 1e-4;
 }

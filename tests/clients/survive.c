@@ -1,6 +1,7 @@
 /* survive.c: the workers of survive.h and their model: what each has sent, what was acknowledged,
  * and whether the daemon still has it. */
 #include "tests/clients/survive.h"
+#include "tests/random.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -10,12 +11,6 @@
 
 enum { Q = SURVIVE_Q_HEADS, DIM = SURVIVE_DIM, MAX_STEP = 12 };
 #define TIMEOUT_US 120000000u /* a busy machine is no failure */
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return *state >> 33;
-}
 
 /* Element i of a token's k (kind 0), v (1) or of its query of head kind - 2; -1 to 1. */
 static float element(uint32_t stream, uint32_t layer, uint32_t pos, uint32_t kind, uint32_t i)
@@ -207,7 +202,7 @@ static uint32_t least_len(const struct survive_seq *s)
 static bool cut(struct survive_worker *w, struct survive_seq *s)
 {
     uint32_t most = s->len[0] > s->len[1] ? s->len[0] : s->len[1];
-    uint32_t len = (uint32_t)(next_random(&w->random) % (most + 1));
+    uint32_t len = (uint32_t)(random_next(&w->random) % (most + 1));
     if (!is_ok(w, attn_seq_truncate(w->p, &s->seq, len, TIMEOUT_US), "truncate", s->seq.id))
         return false;
     for (uint32_t layer = 0; layer < SURVIVE_LAYERS; layer++)
@@ -227,7 +222,7 @@ static bool open_seq(struct survive_worker *w, struct survive_seq *s)
 static bool fork_seq(struct survive_worker *w, const struct survive_seq *from,
                      struct survive_seq *s)
 {
-    uint32_t len = (uint32_t)(next_random(&w->random) % (least_len(from) + 1));
+    uint32_t len = (uint32_t)(random_next(&w->random) % (least_len(from) + 1));
     *s = *from;
     s->len[0] = s->len[1] = len;
     return is_ok(w, attn_seq_fork(w->p, &from->seq, ++w->next_name, len, TIMEOUT_US, &s->seq, NULL),
@@ -253,13 +248,13 @@ static bool adopt(struct survive_worker *w, struct survive_seq *s)
 
 static bool work(struct survive_worker *w)
 {
-    uint32_t at = (uint32_t)(next_random(&w->random) % SURVIVE_SEQS);
-    uint32_t what = (uint32_t)(next_random(&w->random) % 100);
+    uint32_t at = (uint32_t)(random_next(&w->random) % SURVIVE_SEQS);
+    uint32_t what = (uint32_t)(random_next(&w->random) % 100);
     struct survive_seq *s = &w->seqs[at];
     if (!s->is_open)
         return open_seq(w, s);
     if (what < 60) {
-        uint32_t n = 1 + (uint32_t)(next_random(&w->random) % MAX_STEP);
+        uint32_t n = 1 + (uint32_t)(random_next(&w->random) % MAX_STEP);
         return append(w, s, 0, n) && (what % 8 == 0 || append(w, s, 1, n));
     }
     if (what < 80)

@@ -16,22 +16,21 @@
 #include "clients/libattn/attn.h"
 #include "tests/daemon/certs.h"
 #include "tests/daemon/e2e.h"
+#include "tests/random.h"
 
 enum { LAYERS = 4, HEADS = 4, KV_HEADS = 2, DIM = 16, MAX_TOKENS = 40, SEQS = 3 };
 
 static struct e2e d;
-static uint32_t random_state = 3;
+static uint64_t random_state = 3;
 
 static float number(void)
 {
-    random_state = random_state * 1664525u + 1013904223u;
-    return (float)(random_state >> 8) / (1 << 23) - 1;
+    return (float)random_below(&random_state, 1 << 24) / (1 << 23) - 1;
 }
 
 static uint32_t random_to(uint32_t n)
 {
-    random_state = random_state * 1664525u + 1013904223u;
-    return (random_state >> 8) % n;
+    return random_below(&random_state, n);
 }
 
 struct worker {

@@ -19,6 +19,7 @@
 #include "proto/attn_time.h"
 #include "tests/clients/survive.h"
 #include "tests/daemon/e2e.h"
+#include "tests/random.h"
 
 enum { N_WORKERS = 5, PATIENCE_S = 300 };
 
@@ -36,8 +37,7 @@ static uint64_t environment(const char *name, uint64_t otherwise)
 
 static uint64_t next_random(void)
 {
-    n_random = n_random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return n_random >> 33;
+    return random_next(&n_random);
 }
 
 static void wait_ms(uint64_t ms)

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "e2e.h"
+#include "tests/random.h"
 
 enum { SMALL_BLOCKS = 24, LARGE_BLOCKS = 2000, N_PROMPTS = 16, MAX_BLOCKS = 6, MAX_MIX = 3 };
 
@@ -22,8 +23,7 @@ static uint64_t seed = 3;
 
 static uint32_t below(uint32_t n)
 {
-    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return (uint32_t)(seed >> 33) % n;
+    return random_below(&seed, n);
 }
 
 /* Some prompts have their first block in common. */

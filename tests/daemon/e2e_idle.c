@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "e2e.h"
+#include "tests/random.h"
 
 enum {
     SMALL_BLOCKS = 32,
@@ -36,8 +37,7 @@ static uint32_t len[N_SEQS];
 
 static uint32_t below(uint32_t n)
 {
-    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return (uint32_t)(seed >> 33) % n;
+    return random_below(&seed, n);
 }
 
 static void begin(const char *const *flags)

@@ -15,6 +15,7 @@
 #include <jansson.h>
 
 #include "e2e.h"
+#include "tests/random.h"
 
 enum { N_SEQS = 6, N_BLOCKS = 96 };
 
@@ -22,13 +23,7 @@ static struct e2e d;
 static struct e2e_client c;
 static struct e2e_seq s[16];
 static uint32_t len[16]; /* of all layers */
-static uint32_t seed;
-
-static uint32_t random_below(uint32_t n)
-{
-    seed = seed * 1664525u + 1013904223u;
-    return (uint32_t)((uint64_t)(seed >> 8) * n >> 24);
-}
+static uint64_t seed;
 
 static void begin(const char *index, uint32_t n_blocks, const char *const *more)
 {
@@ -163,7 +158,8 @@ static void requests_before_and_behind_a_move_stay_in_order(void **state)
         uint32_t n_moves = 0;
         for (uint32_t k = 0; k < STEPS; k++) {
             if (k % 4 == 1)
-                moves[n_moves++] = send_move(1 + random_below(3), random_below(n_cards));
+                moves[n_moves++] =
+                    send_move(1 + random_below(&seed, 3), random_below(&seed, n_cards));
             for (uint32_t layer = 0; layer < E2E_LAYERS; layer++) {
                 uint32_t at = k * E2E_LAYERS + layer;
                 for (uint32_t i = 0; i < 3; i++)
@@ -383,7 +379,7 @@ static void random_requests_and_moves_lose_nothing(void **state)
     bool is_open[N_SEQS] = {false};
     begin(cards(), 40, often);
     for (uint32_t round = 0; round < ROUNDS; round++) {
-        uint32_t i = random_below(N_SEQS), n_open = 0;
+        uint32_t i = random_below(&seed, N_SEQS), n_open = 0;
         struct e2e_item it[N_SEQS];
         if (!is_open[i]) {
             assert_int_equal(e2e_open_seq(&c, &s[i], 1 + i, round % 50), ATTN_OK);
@@ -391,14 +387,14 @@ static void random_requests_and_moves_lose_nothing(void **state)
             len[i] = 0;
         }
         if (round % 2 == 0)
-            moves[n_moves++] = send_move(1 + i, random_below(n_cards));
-        switch (random_below(8)) {
+            moves[n_moves++] = send_move(1 + i, random_below(&seed, n_cards));
+        switch (random_below(&seed, 8)) {
         case 0:
             assert_int_equal(e2e_close_seq(&c, &s[i]), ATTN_OK);
             is_open[i] = false;
             break;
         case 1: {
-            uint32_t to = len[i] - random_below(len[i] / 2 + 1);
+            uint32_t to = len[i] - random_below(&seed, len[i] / 2 + 1);
             assert_int_equal(e2e_truncate(&c, &s[i], to), ATTN_OK);
             for (uint32_t k = to; k < E2E_MAX_TOKENS; k++)
                 s[i].stream[k] = round;
@@ -421,7 +417,7 @@ static void random_requests_and_moves_lose_nothing(void **state)
         }
         case 4:
         case 5: {
-            uint32_t n = 1 + random_below(60);
+            uint32_t n = 1 + random_below(&seed, 60);
             if (len[i] + n > 150)
                 break;
             for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
@@ -610,7 +606,7 @@ static void a_kill_in_the_middle_leaves_each_sequence_once(void **state)
         pid_t victim = e2e_child(&d);
         for (uint32_t i = 0; i < 4; i++)
             send_move(1 + i, (round + i / 2) % 2);
-        for (uint32_t k = random_below(4); k > 0; k--)
+        for (uint32_t k = random_below(&seed, 4); k > 0; k--)
             decode(4);
         next = c.next_id;
         kill(victim, SIGKILL);

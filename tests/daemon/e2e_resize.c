@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "e2e.h"
+#include "tests/random.h"
 
 enum { N = 6, BLOCKS = 64, ROUNDS = 60, MOST_TOKENS = 100, MOST_NEW = 5 };
 
@@ -23,8 +24,7 @@ static uint64_t next_name, random_state = 20260211;
 
 static uint32_t below(uint32_t n)
 {
-    random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)((random_state >> 33) % n);
+    return random_below(&random_state, n);
 }
 
 static uint64_t send_resize(const char *name, uint32_t n_blocks)

@@ -7,14 +7,9 @@
 #include <cmocka.h>
 
 #include "daemon/cards/balance.h"
+#include "tests/random.h"
 
-static uint32_t seed = 3;
-
-static uint32_t random_below(uint32_t n)
-{
-    seed = seed * 1664525u + 1013904223u;
-    return (uint32_t)((uint64_t)(seed >> 8) * n >> 24);
-}
+static uint64_t seed = 3;
 
 static void a_card_gives_only_where_it_is_short_and_another_is_not(void **state)
 {
@@ -60,21 +55,21 @@ static void what_was_given_is_not_given_back(void **state)
 {
     (void)state;
     for (uint32_t round = 0; round < 2000; round++) {
-        uint32_t n_cards = 2 + random_below(3), n_moves = 0;
+        uint32_t n_cards = 2 + random_below(&seed, 3), n_moves = 0;
         struct balance_card cards[4] = {0};
         bool has_given[4][4] = {{false}};
         for (uint32_t i = 0; i < n_cards; i++) {
-            cards[i].n_blocks = 1 + random_below(1000);
-            cards[i].n_free = random_below((uint32_t)cards[i].n_blocks + 1);
+            cards[i].n_blocks = 1 + random_below(&seed, 1000);
+            cards[i].n_free = random_below(&seed, (uint32_t)cards[i].n_blocks + 1);
         }
         for (uint32_t quiet = 0; quiet < n_cards;) {
-            uint32_t from = random_below(n_cards);
+            uint32_t from = random_below(&seed, n_cards);
             struct balance_move m = balance_room(cards, n_cards, from);
             if (m.n_blocks == 0) {
                 quiet++;
                 continue;
             }
-            uint64_t n = 1 + random_below((uint32_t)m.n_blocks);
+            uint64_t n = 1 + random_below(&seed, (uint32_t)m.n_blocks);
             quiet = 0;
             assert_true(n <= cards[m.to].n_free && n <= cards[from].n_blocks - cards[from].n_free);
             cards[from].n_free += n;

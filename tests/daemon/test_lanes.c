@@ -18,16 +18,16 @@
 #include "e2e.h"
 #include "lane_link.h"
 #include "lane_steps.h"
+#include "tests/random.h"
 
 enum { MAX_SEQS = 8, LONG_MS = 20000, MIB = 1 << 20 };
 
 static struct e2e d;
-static uint32_t random_state = 1;
+static uint64_t random_state = 1;
 
 static uint32_t random_to(uint32_t n)
 {
-    random_state = random_state * 1664525u + 1013904223u;
-    return (random_state >> 8) % n;
+    return random_below(&random_state, n);
 }
 
 static int start(void **state)

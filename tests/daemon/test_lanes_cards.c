@@ -12,6 +12,7 @@
 #include "e2e.h"
 #include "lane_link.h"
 #include "lane_steps.h"
+#include "tests/random.h"
 
 enum { SEQS = 6, BLOCKS = 64, MIB = 1 << 20 };
 
@@ -22,12 +23,12 @@ static struct e2e d;
 static struct e2e_client c;
 static struct lane_link l;
 static struct e2e_seq s[SEQS];
-static uint32_t len[SEQS], random_state = 5;
+static uint32_t len[SEQS];
+static uint64_t random_state = 5;
 
 static uint32_t random_to(uint32_t n)
 {
-    random_state = random_state * 1664525u + 1013904223u;
-    return (random_state >> 8) % n;
+    return random_below(&random_state, n);
 }
 
 /* The lowest bit of an epoch names the card that made it (docs/design.md). */

@@ -12,14 +12,11 @@
 
 #include "kernels/kv_layout.h"
 #include "kernels/reference.h"
+#include "tests/random.h"
 
 uint32_t rig_random(uint64_t *state)
 {
-    *state += 0x9e3779b97f4a7c15u;
-    uint64_t z = *state;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (uint32_t)(z ^ z >> 31);
+    return (uint32_t)random_mixed(state);
 }
 
 float rig_normal(uint64_t *state)

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "kernels/gpu/sm90/decode_host.h"
+#include "tests/random.h"
 
 #define MAX_SHARED 232448 /* bytes a thread block can have on sm_90 */
 #define MAX_ITEMS 300
@@ -21,11 +22,7 @@ static uint64_t rng_state;
 
 static uint32_t rng(uint32_t below)
 {
-    rng_state += 0x9e3779b97f4a7c15u;
-    uint64_t z = rng_state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (uint32_t)((z ^ (z >> 31)) % below);
+    return (uint32_t)(random_mixed(&rng_state) % below);
 }
 
 static uint32_t blocks[1 << 14];

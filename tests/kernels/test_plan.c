@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "kernels/plan.h"
+#include "tests/random.h"
 
 static int allocations_left = -1; /* -1: never fail */
 
@@ -29,11 +30,7 @@ static uint64_t rng_state;
 
 static uint32_t rng(uint32_t below)
 {
-    rng_state += 0x9e3779b97f4a7c15u;
-    uint64_t z = rng_state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (uint32_t)((z ^ (z >> 31)) % below);
+    return (uint32_t)(random_mixed(&rng_state) % below);
 }
 
 static uint64_t load_of(const struct plan *p, uint32_t proc)

@@ -4,6 +4,7 @@
  * fails. */
 #include "kernels/gpu/sm90/prefill_params.h"
 #include "kernels/visible.h"
+#include "tests/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,8 +22,7 @@ static uint64_t rng_state;
 
 static uint32_t rng(uint32_t below)
 {
-    rng_state = rng_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((rng_state >> 33) % below);
+    return random_below(&rng_state, below);
 }
 
 struct batch {

@@ -8,6 +8,7 @@
  * named however the child died: fuzz_X --runs 1 SEED repeats it.
  */
 #include "fuzz.h"
+#include "tests/random.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -18,15 +19,6 @@
 #include <unistd.h>
 
 enum { MAX_INPUT_BYTES = 1 << 16 };
-
-static uint64_t random_next(uint64_t *state)
-{
-    /* splitmix64 */
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
 
 /* Runs the target on n bytes that end where their allocation ends. */
 static void run_one(const uint8_t *data, size_t n)
@@ -41,7 +33,7 @@ static void run_one(const uint8_t *data, size_t n)
 static size_t mutate(uint8_t *buf, size_t n, uint64_t *random)
 {
     static const uint8_t edges[] = {0x00, 0x01, 0x7f, 0x80, 0xff, 0x08, 0x12, 0x0b};
-    uint64_t r = random_next(random);
+    uint64_t r = random_mixed(random);
     size_t at = n ? (r >> 8) % n : 0, len = 1 + (r >> 40) % 16;
     if (len > n - at)
         len = n - at;
@@ -81,8 +73,8 @@ static void run_seed(uint64_t seed, uint8_t *buf)
     size_t n_seeds = 0;
     while (fuzz_seed(n_seeds, buf, MAX_INPUT_BYTES) != 0)
         n_seeds++;
-    size_t n = fuzz_seed(random_next(&random) % n_seeds, buf, MAX_INPUT_BYTES);
-    for (uint64_t k = 1 + random_next(&random) % 8; k > 0; k--)
+    size_t n = fuzz_seed(random_mixed(&random) % n_seeds, buf, MAX_INPUT_BYTES);
+    for (uint64_t k = 1 + random_mixed(&random) % 8; k > 0; k--)
         n = mutate(buf, n, &random);
     run_one(buf, n);
 }

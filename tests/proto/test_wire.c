@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "samples.h"
+#include "tests/random.h"
 
 static uint8_t *hex_load(const char *name, size_t *out_bytes)
 {
@@ -212,12 +213,6 @@ static void any_flipped_bit_does_no_harm(void **state)
         }
         free(msg);
     }
-}
-
-static uint64_t random_next(uint64_t *seed)
-{
-    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
-    return *seed >> 33;
 }
 
 static void random_headers_do_no_harm(void **state)
