@@ -1,29 +1,7 @@
-# Copies sources with bugs planted behind a switch, for planted.sh:
+# The bugs of sim_planted, which planted.sh switches on by SIM_BUG:
 #   cmake -DFROM=source-tree -DTO=dir -P plant.cmake
-# A bug is a text that must be in its file exactly once, and what stands for it where sim_bug is its
-# number. When a source changes so that a text is gone, plant the same bug in the new text.
-set(files "")
-function(plant number file good bad)
-  string(MAKE_C_IDENTIFIER ${file} name)
-  if(NOT DEFINED text_${name})
-    file(READ ${FROM}/${file} text)
-    string(REPLACE ";" "@semicolon@" text "${text}")
-    set(text "extern int sim_bug@semicolon@\n${text}")
-    list(APPEND files ${file})
-    set(files "${files}" PARENT_SCOPE)
-  else()
-    set(text "${text_${name}}")
-  endif()
-  string(REPLACE ";" "@semicolon@" good "${good}")
-  string(REPLACE ";" "@semicolon@" bad "${bad}")
-  string(FIND "${text}" "${good}" first)
-  string(FIND "${text}" "${good}" last REVERSE)
-  if(first EQUAL -1 OR NOT first EQUAL last)
-    message(FATAL_ERROR "planted bug ${number}: '${good}' is not in ${file} exactly once")
-  endif()
-  string(REPLACE "${good}" "${bad}" text "${text}")
-  set(text_${name} "${text}" PARENT_SCOPE)
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/../plant.cmake)
+set(PLANT_HEAD "extern int sim_bug;\n")
 
 # the fence forgets what it has carried out: a late open or adopt is carried out again
 plant(1 cache/fence.c "    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST)\n        return false;"
@@ -113,9 +91,3 @@ plant(31 daemon/engine/tier/idle.c "    if (info.n_away == 0)\n        return ID
 plant(34 daemon/engine/pool/resize.c "at < s->n_copies; at += n)" "at < s->n_copies && sim_bug != 34; at += n)")
 # nor is the device told of tables that name others then
 plant(35 daemon/engine/pool/resize.c "i < s->n_patches; i++)" "i < s->n_patches && sim_bug != 35; i++)")
-
-foreach(file ${files})
-  string(MAKE_C_IDENTIFIER ${file} name)
-  string(REPLACE "@semicolon@" ";" text "${text_${name}}")
-  file(WRITE ${TO}/${file} "${text}")
-endforeach()
