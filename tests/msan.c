@@ -1,5 +1,6 @@
-/* msan.c: libprotobuf-c, which is not instrumented, as the memory sanitizer is to see it. The linker
- * puts these before the library's functions (--wrap), in builds with ATTND_SANITIZE=memory alone.
+/* msan.c: libprotobuf-c, which is not instrumented, as the memory sanitizer is to see it. The
+ * linker puts these before the library's functions (--wrap), in builds with ATTND_SANITIZE=memory
+ * alone.
  *
  * Bytes to unpack must have been written, all of them. What the library allocates for a message and
  * what it packs counts as written: the sanitizer cannot see it doing so.

@@ -2,8 +2,8 @@
 # which is run as cmake -DFROM=dir -DTO=dir -P list.cmake.
 #   plant(number file good bad)
 # `good` must be in FROM/file exactly once; `bad` stands for it in TO/file and asks a switch whether
-# the number is on. PLANT_HEAD goes before every file's text. When a source changes so that a text is
-# gone, plant the same bug in the new text.
+# the number is on. PLANT_HEAD goes before every file's text. When a source changes so that a text
+# is gone, plant the same bug in the new text.
 function(plant number file good bad)
   if(NOT DEFINED text_${file})
     file(READ ${FROM}/${file} text)

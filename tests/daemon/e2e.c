@@ -16,7 +16,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -111,6 +113,36 @@ static void find_url(const struct e2e *d, const char *scheme, char *url, size_t 
     fclose(f);
 }
 
+static void show_log(const struct e2e *d)
+{
+    char command[128];
+    snprintf(command, sizeof command, "cat %s >&2", d->log);
+    (void)!system(command);
+}
+
+/* Until the log has the text, or the process has ended if that is no use. */
+static bool await_log(const struct e2e *d, const char *text, bool while_it_lives)
+{
+    int grows = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    int ends = while_it_lives ? (int)syscall(SYS_pidfd_open, d->pid, 0) : -1;
+    /* the folder: a log may have yet to be made */
+    assert_true(grows >= 0 && inotify_add_watch(grows, d->dir, IN_MODIFY | IN_CREATE) >= 0);
+    int64_t until = now_ms() + TIMEOUT_MS, left;
+    bool has_ended = false, has_text;
+    while (!(has_text = e2e_log_has(d, text)) && !has_ended && (left = until - now_ms()) > 0) {
+        struct pollfd fds[] = {{.fd = grows, .events = POLLIN}, {.fd = ends, .events = POLLIN}};
+        poll(fds, 2, (int)left);
+        char events[4096];
+        while (read(grows, events, sizeof events) > 0)
+            continue;
+        has_ended = fds[1].revents != 0;
+    }
+    close(grows);
+    if (ends >= 0)
+        close(ends);
+    return has_text;
+}
+
 void e2e_start(struct e2e *d, const char *const *flags)
 {
     make_dir(d);
@@ -155,16 +187,9 @@ void e2e_restart(struct e2e *d, const char *const *flags)
     spawn(d, argv);
     free(cert);
     free(key);
-    int64_t until = now_ms() + TIMEOUT_MS;
-    while (!e2e_log_has(d, "is ready")) {
-        int status;
-        if (waitpid(d->pid, &status, WNOHANG) == d->pid || now_ms() > until) {
-            char command[128];
-            snprintf(command, sizeof command, "cat %s >&2", d->log);
-            (void)!system(command);
-            fail_msg("attnd did not get ready");
-        }
-        poll(NULL, 0, 2);
+    if (!await_log(d, "is ready", true)) {
+        show_log(d);
+        fail_msg("attnd did not get ready");
     }
     find_url(d, "tls+tcp:", d->tls_url, sizeof d->tls_url);
     find_url(d, "tcp:", d->tcp_url, sizeof d->tcp_url);
@@ -213,18 +238,27 @@ void e2e_pause(struct e2e *d)
     assert_int_equal(waitid(P_PID, (id_t)d->pid, &stopped, WSTOPPED), 0);
 }
 
+/* Until the process has ended, which is a readable descriptor; false: it goes on. */
+static bool await_end(pid_t pid, int *out_status)
+{
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    assert_true(fd >= 0);
+    int64_t until = now_ms() + TIMEOUT_MS, left;
+    pid_t ended = 0;
+    while ((ended = waitpid(pid, out_status, WNOHANG)) == 0 && (left = until - now_ms()) > 0)
+        poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, (int)left);
+    close(fd);
+    return ended == pid;
+}
+
 int e2e_wait(struct e2e *d)
 {
-    int64_t until = now_ms() + TIMEOUT_MS;
     int status;
-    while (waitpid(d->pid, &status, WNOHANG) != d->pid) {
-        if (now_ms() > until) {
-            kill(d->pid, SIGKILL);
-            waitpid(d->pid, &status, 0);
-            d->pid = 0;
-            fail_msg("attnd did not end");
-        }
-        poll(NULL, 0, 2);
+    if (!await_end(d->pid, &status)) {
+        kill(d->pid, SIGKILL);
+        waitpid(d->pid, &status, 0);
+        d->pid = 0;
+        fail_msg("attnd did not end");
     }
     d->pid = 0;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
@@ -244,12 +278,8 @@ bool e2e_log_has(const struct e2e *d, const char *text)
 
 void e2e_await_log(const struct e2e *d, const char *text)
 {
-    int64_t until = now_ms() + TIMEOUT_MS;
-    while (!e2e_log_has(d, text)) {
-        if (now_ms() > until)
-            fail_msg("attnd did not say \"%s\"", text);
-        poll(NULL, 0, 2);
-    }
+    if (!await_log(d, text, false))
+        fail_msg("attnd did not say \"%s\"", text);
 }
 
 void e2e_stop(struct e2e *d)
@@ -257,11 +287,8 @@ void e2e_stop(struct e2e *d)
     if (d->pid != 0) {
         e2e_signal(d, SIGTERM);
         int code = e2e_wait(d);
-        if (code != 0) {
-            char command[128];
-            snprintf(command, sizeof command, "cat %s >&2", d->log);
-            (void)!system(command);
-        }
+        if (code != 0)
+            show_log(d);
         assert_int_equal(code, 0);
     }
     unlink(d->log);
