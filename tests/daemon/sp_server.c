@@ -148,10 +148,22 @@ void engine_wait_queued(struct engine *e, uint32_t n)
 
 /* ---- the server ---- */
 
+/* A loop is about to wait for what comes next, so all that it counts has been counted. */
+static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t turned = PTHREAD_COND_INITIALIZER;
+
+static void tell_turn(void)
+{
+    pthread_mutex_lock(&turn_lock);
+    pthread_cond_broadcast(&turned);
+    pthread_mutex_unlock(&turn_lock);
+}
+
 static void *loop_run(void *arg)
 {
     struct server *s = arg;
     uv_run(&s->loop, UV_RUN_DEFAULT);
+    tell_turn();
     return NULL;
 }
 
@@ -168,6 +180,7 @@ static void on_turn(uv_prepare_t *turn)
 {
     struct server *s = turn->data;
     atomic_fetch_add(&s->n_turns, 1);
+    tell_turn();
 }
 
 static void on_drain(uv_async_t *async)
@@ -269,28 +282,37 @@ void server_stop(struct server *s)
     assert_int_equal(stats_get(steps_in_flight), 0);
 }
 
-static bool poll_until(const _Atomic uint64_t *counter, uint64_t value, bool is_exact)
+static bool is_at(const _Atomic uint64_t *counter, uint64_t value, bool is_exact)
 {
-    uint64_t until_ns = attn_now_ns() + PATIENCE_S * 1000000000ull;
-    while (attn_now_ns() < until_ns) {
-        uint64_t v = atomic_load(counter);
-        if (is_exact ? v == value : v >= value)
-            return true;
-        usleep(1000);
-    }
-    return false;
+    uint64_t v = atomic_load(counter);
+    return is_exact ? v == value : v >= value;
+}
+
+/* Counters are the loop's: they change in its turns alone. */
+static bool await_counter(const _Atomic uint64_t *counter, uint64_t value, bool is_exact)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += PATIENCE_S;
+    pthread_mutex_lock(&turn_lock);
+    bool is_there;
+    int rc = 0;
+    while (!(is_there = is_at(counter, value, is_exact)) && rc == 0)
+        rc = pthread_cond_timedwait(&turned, &turn_lock, &until);
+    pthread_mutex_unlock(&turn_lock);
+    return is_there;
 }
 
 void wait_at_least(const _Atomic uint64_t *counter, uint64_t value)
 {
-    if (!poll_until(counter, value, false))
+    if (!await_counter(counter, value, false))
         fail_msg("counter stays at %llu, not %llu", (unsigned long long)atomic_load(counter),
                  (unsigned long long)value);
 }
 
 void wait_equal(const _Atomic uint64_t *counter, uint64_t value)
 {
-    if (!poll_until(counter, value, true))
+    if (!await_counter(counter, value, true))
         fail_msg("counter stays at %llu, not %llu", (unsigned long long)atomic_load(counter),
                  (unsigned long long)value);
 }
