@@ -9,6 +9,11 @@
  * A slot is a batch in flight. What is put down counts from the store of n on, for this serial; no
  * serial of a slot comes twice, so an old word says nothing. A truncation or another life of the
  * sequence shows in its epoch.
+ *
+ * It costs the host some stores per item before a launch, and the device one store in front of
+ * those to the workers; nobody waits for it. Rejected: a commit before the answer, which puts the
+ * host's way back into each layer; and the worker's own page as the proof, since the next bell says
+ * that the last one was heard, but a token's last layer has no next one.
  */
 #include "cache/kv_internal.h"
 

@@ -12,6 +12,9 @@
  * none.
  *
  * Truth is row_of, one word: the table and the ids are there before it becomes 0 or names another.
+ *
+ * Where windows free blocks, forks have tables from the start. A fork that reads a damaged table is
+ * dropped with its source.
  */
 #include "cache/kv_internal.h"
 

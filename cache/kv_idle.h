@@ -15,6 +15,10 @@
  *
  * The bytes are the caller's to copy, between begin and end. Meanwhile neither block nor pages are
  * used for anything else, whatever becomes of the sequence. Thread: the engine's.
+ *
+ * Idle memory is not a part of the memory for evicted blocks: it must be one memfd from the start
+ * and outlive the process, while what evicted blocks take comes in pieces and dies with it, and
+ * neither may crowd out the other. For the same reason these blocks never go to the file.
  */
 #ifndef ATTND_CACHE_KV_IDLE_H
 #define ATTND_CACHE_KV_IDLE_H

@@ -6,6 +6,12 @@
  * publication is the other's, then the entries of tables become the other one by one. Between any
  * two of these stores both blocks hold the same, so that a kill leaves tables that are right: what
  * two sequences share may then be two blocks, each of them whole.
+ *
+ * The word carries a hash, so that one store changes both: the pool's seal covers what the pool was
+ * made with, on which the keys of published blocks depend. A pool does not go elsewhere for room:
+ * it would need its own size again, free and in one piece. Other requests wait while a pool
+ * shrinks: a resize is an operator's act, and slices of it would have to keep new blocks out of
+ * what is going.
  */
 #include "cache/kv_internal.h"
 

@@ -8,6 +8,11 @@
  * A sequence that is copied from another cache begins with its hole: the word is stored, then the
  * layers become as long. No other way leaves a layer that ends where its hole begins, so a recovery
  * that finds one knows what was under way.
+ *
+ * What a layer may be asked again, its latest append, stays. So the layer that is furthest back
+ * decides, and after a recovery nothing is freed until each layer has been appended to. A block
+ * holds all layers, so one layer without a window keeps everything. Published blocks that go this
+ * way are cached as others are.
  */
 #include "cache/kv_internal.h"
 

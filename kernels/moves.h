@@ -5,6 +5,11 @@
  * take the moves of what was submitted one by one, or as many together as the device wants, the
  * oldest first. Those for what goes out run at low priority: nobody waits for it as long as it is
  * ahead, and what computes goes first.
+ *
+ * Checksums are made here, in the pass over the bytes that a move needs anyway, and not when a
+ * block is sealed: that would cost half of what a copy does (measured on a CPU: checksum 19 GB/s,
+ * memcpy 10 GB/s), for every block computed and not only for those that leave; and a GPU's blocks
+ * would have to cross the bus for it.
  */
 #ifndef ATTND_KERNELS_MOVES_H
 #define ATTND_KERNELS_MOVES_H

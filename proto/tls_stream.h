@@ -3,6 +3,10 @@
  *
  * Versions, certificates and what is asked of the other side are the context's (SSL_CTX), which the
  * daemon and libattn make. One thread at a time.
+ *
+ * The kernel's TLS is not used: OpenSSL 3.0 has it only for sockets of its own. libattn links
+ * libssl rather than loading it when it is needed, which would hide the dependency from packages
+ * and their updates and rule out static linking.
  */
 #ifndef ATTND_PROTO_TLS_STREAM_H
 #define ATTND_PROTO_TLS_STREAM_H

@@ -12,6 +12,10 @@
  *
  * One move is under way at a time. It is in the hands of one thread after the other: the source's
  * engine, the target's, and the backend's that copy; what it comes to is the source's to say.
+ *
+ * The epoch stays. A raised one, with a map from old to new, was rejected: the map would have to
+ * outlive every late duplicate. Windows: blocks that were freed do not move, nor do those freed
+ * meanwhile.
  */
 #include "daemon/cards/move.h"
 

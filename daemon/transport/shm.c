@@ -3,9 +3,13 @@
  * back.
  *
  * Each client gets a sealed memfd with rings of its own (proto/shm_ring.h) and an eventfd. From
- * then on the engine's thread serves the rings (transport/shm_client.c): a request is decoded,
- * launched and answered without a hand-over, its tensors are read and written where the client put
- * them. The socket stays open to tell when a client is gone.
+ * then on the engine's thread serves the rings (shm_client.c): a request is decoded, launched and
+ * answered without a hand-over, its tensors are read and written where the client put them. The
+ * socket stays open to tell when a client is gone.
+ *
+ * Each client has an eventfd of its own, because whoever holds one can also swallow its wake-ups.
+ * It divides the data area itself: a step has 12 KB of tensors or 3 MB, and the pool's geometry is
+ * not known when a client connects, so equal slots would fit nobody.
  */
 #define _GNU_SOURCE /* accept4 */
 #include <errno.h>

@@ -7,6 +7,15 @@
  * looks at the heads and asks the daemon's clock whether they have passed.
  *
  * close may come while the engine still has requests: the memory then waits for them, too.
+ *
+ * Why not a library (both of Debian 12, behind the same raw client). libnanomsg 1.1.5 as a server:
+ * of 128 replies of 64 KiB sent back to back to a busy peer 15 % arrive, and send reports success
+ * for all; 19 of 21 failed allocations end the process; descriptors passed over ipc leak; at the
+ * descriptor limit it burns a core; there is no cap on connections, no peer's identity, no deadline
+ * for a body; a round trip of 20 KB takes 35 to 75 us, on a raw Unix socket 12. libnng 1.5.2: 68 us
+ * for it, 35 here; 14 threads and 4.0 KiB per idle peer, 3 and 0.9 KiB here; a message that stops
+ * halfway stays open; a peer that reads none of its replies takes all 64 contexts; no cap on peers;
+ * it receives into messages of its own, so every body would be copied once more.
  */
 #define _GNU_SOURCE /* POLLRDHUP */
 #include <poll.h>

@@ -8,6 +8,10 @@
  * for a word is the first on the slot's stream; signals are written with the word to poll, just
  * before it. No call waits for the device but poll, for as long as it is told to, and the block
  * transfers.
+ *
+ * Why q, k and v are read from mapped host memory and a word is polled: 20 KB in and out take 12 us
+ * so on an H200, 16.5 us with two copies and a wait for the stream; a bare launch and wait takes
+ * 9.6 us.
  */
 #include "kernels/gpu/gpu_host.h"
 #include "proto/attn_time.h"

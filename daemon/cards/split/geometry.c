@@ -1,4 +1,10 @@
-/* geometry.c: see geometry.h. */
+/* geometry.c: which heads or tokens of a pool each card has.
+ *
+ * Sequences, block tables and what is remembered of requests stand in the first card's arena alone.
+ * Sequences in each card's arena would have to be kept equal over failures, evictions and kills;
+ * one truth cannot come apart. The price: the first engine does the host's work for all split
+ * pools.
+ */
 #include "daemon/cards/split/geometry.h"
 
 #include <inttypes.h>

@@ -2,6 +2,14 @@
  *
  * Partial outputs lie at the same place for every card: of each item that attends its out and its
  * lse. What is appended is copied together in staging.
+ *
+ * A device sees its stripes one behind another, as a shorter sequence, and decoding is one query
+ * over them. A prompt is ring attention without turns: every device reads all queries from the
+ * message, and its keys stay where they are. Queries of a stripe whose own tokens are here are one
+ * causal item; queries between two such stripes see the same keys and are one full item
+ * (BACKEND_FULL), so larger blocks make larger items. Queries of a dilated layer are one item at
+ * their positions in the sequence (kernels/stripes.h). Where a query sees no key of a device, that
+ * device's lse is minus infinity and weighs nothing.
  */
 #include "daemon/cards/split/tensors.h"
 #include "kernels/layer_visible.h"

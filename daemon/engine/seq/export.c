@@ -6,6 +6,11 @@
  * takes: blocks are reserved for each, written, and committed; nothing else of the sequence is in
  * work. Bytes that do not make their checksums are refused before anything is reserved. Instead of
  * blocks it may say which are freed, of all layers.
+ *
+ * Blocks travel in messages and not in files that the daemon opens for a client, so that this works
+ * for workers on other hosts and the daemon needs no right to any path. A block larger than a
+ * message travels by layers, because clients know no layout and each layer has a length of its own
+ * anyway; so nothing half-written is left.
  */
 #include "daemon/engine/seq/export.h"
 

@@ -1,4 +1,10 @@
-/* lane.c: see lane.h. */
+/* lane.c: plans are checked and kept, bells become steps.
+ *
+ * A plan holds nothing: outstanding appends over all its layers would keep truncations and copies
+ * of shared blocks waiting for a worker that may never ring. Layers launched before their bell,
+ * behind a kernel that waits for it, were tried: on an H100 under MPS 4 to 44 % of them stood, the
+ * others were called off, and a layer took 8 to 22 us longer.
+ */
 #include "daemon/engine/step/lane.h"
 
 #include <inttypes.h>

@@ -3,6 +3,9 @@
  * has set aside (kv_fetch_begin), which it publishes when they are there; then the open is run
  * again, finds them, or begins the next part. Where they take the place of blocks that have no copy
  * yet, it waits for these to be copied first.
+ *
+ * Blocks keep the serials that they had, so what is chained to them is found, too. Of two opens
+ * that want the same blocks one waits for the other's.
  */
 #ifndef ATTND_DAEMON_ENGINE_TIER_FETCH_H
 #define ATTND_DAEMON_ENGINE_TIER_FETCH_H
