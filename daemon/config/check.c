@@ -1,4 +1,5 @@
-/* check.c: settings that must agree with each other. */
+/* check.c: what holds of several settings together: which must agree, and what follows from
+ * them. */
 #include <string.h>
 
 #include "daemon/base/address.h"
@@ -77,4 +78,22 @@ uint64_t config_tier_bytes(const struct config *c)
 {
     return c->host_memory_bytes > 0 || c->disk_bytes == 0 ? c->host_memory_bytes
                                                           : TIER_STAGING_BYTES;
+}
+
+bool config_admin_url(const struct config *c, char *out, size_t out_bytes)
+{
+    static const char scheme[] = "ipc://";
+    struct address a;
+    char why[256];
+    if (strcmp(c->admin, "auto") != 0) {
+        snprintf(out, out_bytes, "admin://%s", c->admin);
+        return c->admin[0] != '\0';
+    }
+    for (uint32_t i = 0; i < c->n_listen; i++) {
+        if (strncmp(c->listen[i], scheme, strlen(scheme)) != 0)
+            continue;
+        int n = snprintf(out, out_bytes, "admin://%s.admin", c->listen[i] + strlen(scheme));
+        return n < (int)out_bytes && address_parse_url(out, &a, why, sizeof(why)) == ATTN_OK;
+    }
+    return false;
 }

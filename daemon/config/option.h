@@ -1,5 +1,5 @@
 /* option.h: the table of settings, and how one setting is read from and written as text.
- * Private to config*.c and tests. */
+ * Private to config/ and tests. */
 #ifndef ATTND_DAEMON_CONFIG_OPTION_H
 #define ATTND_DAEMON_CONFIG_OPTION_H
 
@@ -45,11 +45,8 @@ bool config_name_is_near(const char *name, uint32_t distance);
 /* The known name nearest to name; also looks at the key alone, for the right key in a wrong
  * section. NULL: none is near. */
 const struct config_option *config_option_nearest(const char *name);
-/* The file of settings that is installed with this program, whether it exists or not:
- * PREFIX/etc/attnd/attnd.conf of one in PREFIX/bin, /etc/attnd/attnd.conf of one in /usr/bin. */
-void config_path(char *out, size_t out_bytes);
-/* config/check.c: what is right alone may be wrong together. ATTN_EINVAL: why names the settings,
- * their values and where those are from. */
+/* What is right alone may be wrong together. ATTN_EINVAL: why names the settings, their values and
+ * where those are from. */
 attn_status config_check(const struct config *c, char *why, size_t why_bytes);
 /* Stores text as the option's value (a list grows by it). why gets the reason without the option's
  * name ("is out of range 1 to 64"). ATTN_EINVAL, ATTN_ENOMEM. */

@@ -1,4 +1,4 @@
-/* config.c: the four sources of settings (defaults, file, environment, flags).
+/* load.c: the four sources of settings (defaults, file, environment, flags).
  *
  * Each source hands (option, text, where it stands) to set_option, which parses, stores and notes
  * the origin. A list given by a later source replaces the earlier source's list as a whole.
@@ -11,7 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/base/address.h"
 #include "daemon/config/option.h"
 
 extern char **environ;
@@ -182,6 +181,21 @@ static void load_file(struct loader *l, const char *file, bool must_exist)
         l->st = ATTN_EINVAL;
     }
     fclose(l->stream);
+}
+
+/* The file of settings that is installed with this program, whether it exists or not:
+ * PREFIX/etc/attnd/attnd.conf of one in PREFIX/bin, /etc/attnd/attnd.conf of one in /usr/bin. */
+static void installed_path(char *out, size_t out_bytes)
+{
+    char prefix[1000];
+    ssize_t n = readlink("/proc/self/exe", prefix, sizeof(prefix) - 1);
+    prefix[n > 0 ? n : 0] = '\0';
+    for (int i = 0; i < 2; i++) { /* without /bin/attnd */
+        char *slash = strrchr(prefix, '/');
+        if (slash != NULL)
+            *slash = '\0';
+    }
+    snprintf(out, out_bytes, "%s/etc/attnd/attnd.conf", strcmp(prefix, "/usr") == 0 ? "" : prefix);
 }
 
 static bool is_other_variable(const char *name, size_t n)
@@ -389,7 +403,7 @@ attn_status config_load(int argc, char **argv, struct config *c, enum config_act
     if (l.st != ATTN_OK || action == CONFIG_HELP || action == CONFIG_VERSION)
         goto done;
 
-    config_path(installed, sizeof(installed));
+    installed_path(installed, sizeof(installed));
     load_defaults(&l);
     if (l.st == ATTN_OK)
         load_file(&l, file != NULL ? file : installed, file != NULL);
@@ -442,22 +456,4 @@ void config_fini(struct config *c)
     }
     free(c->origins);
     memset(c, 0, sizeof(*c));
-}
-
-bool config_admin_url(const struct config *c, char *out, size_t out_bytes)
-{
-    static const char scheme[] = "ipc://";
-    struct address a;
-    char why[256];
-    if (strcmp(c->admin, "auto") != 0) {
-        snprintf(out, out_bytes, "admin://%s", c->admin);
-        return c->admin[0] != '\0';
-    }
-    for (uint32_t i = 0; i < c->n_listen; i++) {
-        if (strncmp(c->listen[i], scheme, strlen(scheme)) != 0)
-            continue;
-        int n = snprintf(out, out_bytes, "admin://%s.admin", c->listen[i] + strlen(scheme));
-        return n < (int)out_bytes && address_parse_url(out, &a, why, sizeof(why)) == ATTN_OK;
-    }
-    return false;
 }
