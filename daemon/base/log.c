@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/base/clock.h"
-#include "daemon/base/log_journal.h"
+#include "daemon/base/journal.h"
 #include "daemon/base/stack.h"
 
 enum { MAX_TEXT_BYTES = 1024, MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES + 128 };
@@ -328,7 +328,8 @@ void log_set_listener(void (*tell)(void *user), void *user)
 static void write_line(enum log_level level, const char *msg, const char *pairs)
 {
     keep(level, msg, pairs);
-    if (atomic_load_explicit(&is_journal, memory_order_relaxed) && journal_send(level, msg, pairs))
+    if (atomic_load_explicit(&is_journal, memory_order_relaxed) &&
+        journal_send((int)level, msg, pairs))
         return;
     struct line l = {.n = 0};
     make_line(&l, level, msg, pairs);

@@ -1,5 +1,5 @@
 /* log.h: one line per message to stderr: logfmt or JSON with a time stamp; when stderr is systemd's
- * journal, to that, with a field per value (base/log_journal.h), or, if it does not take it, to
+ * journal, to that, with a field per value (base/journal.h), or, if it does not take it, to
  * stderr, bare, with a <priority> in front. Any thread. Libraries never log; only the daemon
  * does. */
 #ifndef ATTND_DAEMON_BASE_LOG_H

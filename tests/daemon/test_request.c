@@ -16,8 +16,8 @@
 
 #include "daemon/base/address.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/journal.h"
 #include "daemon/base/log.h"
-#include "daemon/base/log_journal.h"
 #include "daemon/base/slow.h"
 #include "daemon/request/request.h"
 #include "fake_host.h"
