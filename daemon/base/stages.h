@@ -27,9 +27,4 @@ enum stage {
 
 const char *stage_name(enum stage s);
 
-struct request;
-
-/* Times of a step whose reply was written at sent_ns. */
-void stages_of(const struct request *req, uint64_t sent_ns, uint64_t out_ns[STAGE_N]);
-
 #endif

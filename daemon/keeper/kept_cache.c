@@ -1,4 +1,4 @@
-/* keeper/kept_cache.c: see keeper/kept_cache.h. */
+/* kept_cache.c: under which names a keeper has the arena, the KV memory and the idle memory. */
 #include "daemon/keeper/kept_cache.h"
 
 #include <inttypes.h>
@@ -77,17 +77,17 @@ void kept_cache_put_idle(struct kept_whose whose, const struct kv *kv, int fd, s
     keep_put(k->idle_name, fd);
 }
 
-bool kept_cache_put(struct kept_whose whose, const struct kv *kv, const struct device *d,
-                    struct kept_cache *out)
+bool kept_cache_put(struct kept_whose whose, const struct kv *kv, const struct backend_ops *ops,
+                    struct backend *backend, struct kept_cache *out)
 {
     struct backend_info info;
     struct kept_cache k = {.arena_fd = -1, .memory_fd = -1, .idle_fd = -1};
     int memory_fd;
     if (!keep_is_there())
         return false;
-    d->ops->info(d->backend, &info);
-    if (d->ops->export_memory(d->backend, &memory_fd) != ATTN_OK) {
-        log_warn("the cache ends with this process: %s", d->ops->last_error(d->backend));
+    ops->info(backend, &info);
+    if (ops->export_memory(backend, &memory_fd) != ATTN_OK) {
+        log_warn("the cache ends with this process: %s", ops->last_error(backend));
         return false;
     }
     snprintf(k.memory_name, sizeof k.memory_name, MEMORY "%s%s-%016" PRIx64, whose.text, info.name,

@@ -1,11 +1,10 @@
-/* keeper/kept_cache.h: the cache as a keeper (keep.h) holds it: the arena's memfd and the
- * descriptor of the KV memory that it is about, which carry the arena's id in their names. Main
- * thread only. */
+/* kept_cache.h: the cache as a keeper (keep.h) holds it: the arena's memfd and the descriptor of
+ * the KV memory that it is about, which carry the arena's id in their names. Main thread only. */
 #ifndef ATTND_DAEMON_KEEPER_KEPT_CACHE_H
 #define ATTND_DAEMON_KEEPER_KEPT_CACHE_H
 
 #include "cache/kv.h"
-#include "daemon/process/device.h"
+#include "kernels/backend.h"
 
 struct kept_cache {
     int arena_fd, memory_fd; /* -1: none */
@@ -28,8 +27,8 @@ void kept_cache_close(struct kept_cache *k);
 void kept_cache_drop(struct kept_cache *k);
 /* Gives the keeper the arena and the device's memory; false: it does not have both. Logs why. What
  * kept_cache_drop needs to drop them is in *out, which has no descriptors. */
-bool kept_cache_put(struct kept_whose whose, const struct kv *kv, const struct device *d,
-                    struct kept_cache *out);
+bool kept_cache_put(struct kept_whose whose, const struct kv *kv, const struct backend_ops *ops,
+                    struct backend *backend, struct kept_cache *out);
 /* Gives the keeper idle memory, which is new, in place of what k names; fd -1: there is none any
  * more. Before anything is in it. */
 void kept_cache_put_idle(struct kept_whose whose, const struct kv *kv, int fd,

@@ -187,7 +187,8 @@ static bool caches_put(const struct config *cfg, struct card_list *list)
         struct card *card = &list->at[i];
         struct kept_whose whose = kept_whose(i, list->n, devices[i].index);
         bool was_kept = card->kept.arena_fd >= 0;
-        is_kept &= was_kept || kept_cache_put(whose, card->kv, &card->device, &card->kept);
+        is_kept &= was_kept || kept_cache_put(whose, card->kv, card->device.ops,
+                                              card->device.backend, &card->kept);
         if (!was_kept || card->idle.is_new || card->idle.base == NULL)
             kept_cache_put_idle(whose, card->kv, card->idle.fd, &card->kept);
     }

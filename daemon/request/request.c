@@ -229,12 +229,33 @@ static void tell_slow(const struct request *req, const uint64_t stage_ns[STAGE_N
                 s.transport, log_quote(s.who, quoted[1], sizeof quoted[1]));
 }
 
+/* From *at to until, which may be missing (0); moves *at. */
+static uint64_t step_to(uint64_t *at, uint64_t until)
+{
+    uint64_t ns = until > *at ? until - *at : 0;
+    *at += ns;
+    return ns;
+}
+
+void request_stages(const struct request *req, uint64_t sent_ns, uint64_t out_ns[STAGE_N])
+{
+    uint64_t at = req->began_ns != 0 ? req->began_ns : req->received_ns;
+    out_ns[STAGE_RECEIVE] = step_to(&at, req->received_ns);
+    out_ns[STAGE_QUEUE] = step_to(&at, req->taken_ns);
+    out_ns[STAGE_WAIT] = step_to(&at, req->batched_ns);
+    uint64_t in_flight_ns = step_to(&at, req->done_ns);
+    out_ns[STAGE_DEVICE] = req->device_ns < in_flight_ns ? req->device_ns : in_flight_ns;
+    out_ns[STAGE_LAUNCH] = in_flight_ns - out_ns[STAGE_DEVICE];
+    out_ns[STAGE_REPLY] = step_to(&at, req->replied_ns);
+    out_ns[STAGE_SEND] = step_to(&at, sent_ns);
+}
+
 void request_sent(const struct request *req)
 {
     if (!is_step(req))
         return;
     uint64_t stage_ns[STAGE_N], total_ns = 0;
-    stages_of(req, clock_now_ns(), stage_ns);
+    request_stages(req, clock_now_ns(), stage_ns);
     for (enum stage s = 0; s < STAGE_N; s++) {
         stats_observe_stage_ns(s, stage_ns[s]);
         total_ns += stage_ns[s];

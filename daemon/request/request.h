@@ -14,7 +14,7 @@
 
 #include "daemon/base/iobuf.h"
 #include "daemon/base/principal.h"
-#include "daemon/transport/transport.h"
+#include "daemon/request/transport_ops.h"
 #include "kernels/backend.h"
 #include "proto/wire.h"
 
@@ -132,6 +132,8 @@ attn_status request_reply_reserve(struct request *req, size_t n_bytes);
  * are the caller's. Errors and repeating as request_reply_reserve. */
 attn_status request_reply_begin(struct request *req, const Attnd__Reply *header,
                                 size_t payload_bytes, uint8_t **out_payload);
+/* How long each stage of a step took whose reply was written at sent_ns. */
+void request_stages(const struct request *req, uint64_t sent_ns, uint64_t out_ns[STAGE_N]);
 /* The transport has written the reply: the step's stages go to the histograms, a slow one to slow.h
  * and to the log. Before the arena is reset. Any thread. */
 void request_sent(const struct request *req);

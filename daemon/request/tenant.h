@@ -23,7 +23,7 @@
 #include <stdatomic.h>
 
 #include "daemon/base/principal.h"
-#include "daemon/engine/core/pace.h"
+#include "daemon/request/flow.h"
 #include "proto/attn_types.h"
 
 enum { TENANT_MAX = 64, TENANT_OPERATOR = 0, TENANT_MAX_USERS = 32, TENANT_HASH_BYTES = 32 };
@@ -50,7 +50,7 @@ struct tenant {
     uint32_t n_users;
     uint64_t most[TENANT_N_QUOTAS]; /* 0: no bound */
     _Atomic uint64_t *used; /* [TENANT_N_QUOTAS] of all cards together */
-    struct pace_flow flow; /* its device time; the engine's, as what follows */
+    struct flow flow; /* its device time; the engine's, as what follows */
     uint32_t n_steps; /* admitted and not answered */
 };
 

@@ -133,9 +133,9 @@ static int set_share(struct reader *r, struct tenant *who, const char *value)
 {
     char *end;
     unsigned long n = strtoul(value, &end, 10);
-    if (!isdigit((unsigned char)value[0]) || *end != '\0' || n == 0 || n > PACE_MAX_SHARE)
+    if (!isdigit((unsigned char)value[0]) || *end != '\0' || n == 0 || n > FLOW_MAX_SHARE)
         return refuse(r, "[%s] share = %.64s is not a whole number from 1 to %d", who->name, value,
-                      PACE_MAX_SHARE);
+                      FLOW_MAX_SHARE);
     who->flow.share = (uint32_t)n;
     return 1;
 }

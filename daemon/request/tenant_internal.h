@@ -1,4 +1,4 @@
-/* request/tenant_internal.h: what the files of tenant.h share. */
+/* tenant_internal.h: what tenants.c and tenant_file.c share. */
 #ifndef ATTND_DAEMON_REQUEST_TENANT_INTERNAL_H
 #define ATTND_DAEMON_REQUEST_TENANT_INTERNAL_H
 

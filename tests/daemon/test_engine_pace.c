@@ -107,7 +107,7 @@ enum { FLOWS = 5, DEEPEST = 2 };
  * way, whatever the shares. */
 static void check_flows(unsigned seed, uint32_t depth)
 {
-    struct pace_flow flows[FLOWS];
+    struct flow flows[FLOWS];
     double had[FLOWS] = {0};
     struct {
         uint32_t flow;
@@ -117,13 +117,13 @@ static void check_flows(unsigned seed, uint32_t depth)
     uint32_t n_way = 0, oldest = 0;
     const uint64_t longest = 20000;
     for (int i = 0; i < FLOWS; i++)
-        flows[i] = (struct pace_flow){.share = 1 + (uint32_t)rand_r(&seed) % 20};
+        flows[i] = (struct flow){.share = 1 + (uint32_t)rand_r(&seed) % 20};
     for (int round = 0; round < 5000; round++) {
         uint32_t best = 0;
         if (n_way == depth) { /* the oldest comes back; one in eight never ran */
-            struct pace_flow *f = &flows[way[oldest].flow];
+            struct flow *f = &flows[way[oldest].flow];
             uint64_t took = rand_r(&seed) % 8 == 0 ? 0 : way[oldest].takes;
-            pace_flow_settle(f, way[oldest].charged, took);
+            flow_settle(f, way[oldest].charged, took);
             had[way[oldest].flow] += (double)took / f->share;
             oldest = (oldest + 1) % depth;
             n_way--;
@@ -135,7 +135,7 @@ static void check_flows(unsigned seed, uint32_t depth)
         way[at].flow = best;
         way[at].takes = 1000 + (uint64_t)rand_r(&seed) % (longest - 1000);
         way[at].charged = way[at].takes / 2 + (uint64_t)rand_r(&seed) % way[at].takes;
-        pace_flow_charge(&flows[best], &clock, way[at].charged);
+        flow_charge(&flows[best], &clock, way[at].charged);
         for (uint32_t i = 0; i < FLOWS; i++) {
             for (uint32_t k = 0; k < i; k++) {
                 double most = 3.0 * depth * longest * (1.0 / flows[i].share + 1.0 / flows[k].share);
@@ -155,31 +155,31 @@ static void flows_that_are_always_ready_stay_together(void **state)
 static void a_flow_that_was_away_has_saved_nothing(void **state)
 {
     (void)state;
-    struct pace_flow a = {.share = 1}, b = {.share = 1};
+    struct flow a = {.share = 1}, b = {.share = 1};
     uint64_t clock = 0;
     for (int i = 0; i < 100; i++)
-        pace_flow_charge(&a, &clock, 1000);
-    pace_flow_begin(&b, clock);
+        flow_charge(&a, &clock, 1000);
+    flow_begin(&b, clock);
     assert_int_equal(b.end, clock);
-    pace_flow_charge(&b, &clock, 1000); /* first, and then by turns */
+    flow_charge(&b, &clock, 1000); /* first, and then by turns */
     assert_int_equal(b.end, a.end);
-    pace_flow_begin(&b, clock); /* and has lost nothing */
+    flow_begin(&b, clock); /* and has lost nothing */
     assert_int_equal(b.end, a.end);
 }
 
 static void a_charge_that_is_given_back_leaves_nothing(void **state)
 {
     (void)state;
-    struct pace_flow f = {.share = 7};
+    struct flow f = {.share = 7};
     uint64_t clock = 12345;
-    pace_flow_charge(&f, &clock, 999);
+    flow_charge(&f, &clock, 999);
     uint64_t end = f.end;
     for (int i = 0; i < 100; i++) {
-        pace_flow_charge(&f, &clock, 4711);
-        pace_flow_settle(&f, 4711, 0);
+        flow_charge(&f, &clock, 4711);
+        flow_settle(&f, 4711, 0);
     }
     assert_int_equal(f.end, end);
-    pace_flow_settle(&f, UINT32_MAX, 0); /* never below nothing */
+    flow_settle(&f, UINT32_MAX, 0); /* never below nothing */
     assert_int_equal(f.end, 0);
 }
 

@@ -20,6 +20,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/slow.h"
 #include "daemon/request/request.h"
+#include "daemon/transport/transport.h"
 #include "fake_host.h"
 
 static struct request *replied;
@@ -273,7 +274,7 @@ static void stages_add_up_to_the_total_whatever_a_step_went_through(void **state
             struct request *req = step_with_moments(which, &end_ns);
             req->device_ns = device_ns;
             memset(ns, 0xff, sizeof ns);
-            stages_of(req, end_ns + 7, ns);
+            request_stages(req, end_ns + 7, ns);
             for (int s = 0; s < STAGE_N; s++)
                 sum += ns[s];
             assert_int_equal(sum, end_ns + 7 - (which & 1 ? 900 : 1000));
@@ -302,7 +303,7 @@ static void slow_steps_are_kept_with_their_stages_and_the_latest_stay(void **sta
     for (uint64_t i = 0; i < SLOW_MAX + 5; i++) {
         struct request *req = step_with_moments(31, &end_ns);
         given_ns = 900 + 5000 + i;
-        stages_of(req, given_ns, ns);
+        request_stages(req, given_ns, ns);
         req->status = ATTN_ENOBLOCKS;
         request_sent(req);
         given_ns = 900 + 4999; /* as long as a step that is not slow */

@@ -3,10 +3,7 @@
 
 #include "daemon/engine/core/state.h"
 
-enum {
-    LATELY = 16, /* batches that a mean is of */
-    VIRTUAL_NS = 64, /* virtual time of a nanosecond at a share of 1 */
-};
+enum { LATELY = 16 /* batches that a mean is of */ };
 
 void pace_learn(struct pace_cost *c, uint64_t n_visible, uint64_t device_ns)
 {
@@ -48,28 +45,6 @@ uint32_t pace_enough(uint32_t n_about)
 {
     uint32_t half = n_about / 2 + n_about % 2;
     return n_about / 2 > PACE_MIN_ENOUGH ? half : PACE_MIN_ENOUGH;
-}
-
-static uint64_t virtual_of(const struct pace_flow *f, uint64_t ns)
-{
-    return ns * VIRTUAL_NS / f->share;
-}
-
-void pace_flow_begin(struct pace_flow *f, uint64_t clock)
-{
-    f->end = f->end > clock ? f->end : clock;
-}
-
-void pace_flow_charge(struct pace_flow *f, uint64_t *clock, uint64_t ns)
-{
-    *clock = f->end > *clock ? f->end : *clock;
-    f->end += virtual_of(f, ns);
-}
-
-void pace_flow_settle(struct pace_flow *f, uint64_t charged_ns, uint64_t took_ns)
-{
-    uint64_t end = f->end + virtual_of(f, took_ns), back = virtual_of(f, charged_ns);
-    f->end = end > back ? end - back : 0;
 }
 
 uint32_t pace_ahead(uint32_t n_all, uint32_t n_own, uint32_t share, uint32_t all_shares)

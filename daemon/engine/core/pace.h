@@ -17,7 +17,6 @@ struct pace_cost;
 enum {
     PACE_WAY_IN_NS = 120000,
     PACE_MIN_ENOUGH = 8,
-    PACE_MAX_SHARE = 1000,
     PACE_LONG_NS = 10000000,
 };
 
@@ -43,21 +42,6 @@ uint32_t pace_enough(uint32_t n_about);
  * they would only let everybody in it, and everybody behind it, wait longer. */
 bool pace_is_long(const struct pace_cost *c, uint64_t n_visible);
 
-/* Device time between tenants: weighted fair queueing, by the start of batches. A flow is a
- * tenant's. Its virtual time is the device time that it has had over its share; the flow whose next
- * batch would start earliest goes next. The clock of all is where the latest batch has started: who
- * had nothing to do begins there, and has saved nothing. A flow that always has something ready
- * gets its part of the shares of all such flows, whatever the others send. */
-struct pace_flow {
-    uint32_t share; /* 1 to PACE_MAX_SHARE */
-    uint64_t end; /* virtual: where its last batch ends, and the next one starts */
-};
-/* It had nothing to do, and has now. */
-void pace_flow_begin(struct pace_flow *f, uint64_t clock);
-/* A batch of it that will probably take ns starts. */
-void pace_flow_charge(struct pace_flow *f, uint64_t *clock, uint64_t ns);
-/* A batch that was charged with charged_ns has taken took_ns; 0: it never ran. */
-void pace_flow_settle(struct pace_flow *f, uint64_t charged_ns, uint64_t took_ns);
 /* Of the n_all requests that are held so many go before the next one of a flow that has n_own of
  * them, where flows with something held have shares of all_shares together. */
 uint32_t pace_ahead(uint32_t n_all, uint32_t n_own, uint32_t share, uint32_t all_shares);

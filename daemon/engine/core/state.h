@@ -391,7 +391,7 @@ struct engine {
     uint64_t finished_ns; /* when the last batch came back */
     uint64_t progress_ns; /* when a batch last came back, or went to an idle device */
     uint64_t due_ns; /* with one batch in flight: when the next may follow */
-    uint64_t flow_clock; /* of all tenants' device time (engine/core/pace.h) */
+    uint64_t flow_clock; /* of all tenants' device time (flow.h) */
     LIST_HEAD(, lane) lanes;
     struct task_list held;
     uint64_t next_stamp;

@@ -343,7 +343,7 @@ static void batch_submit(struct engine *e, struct batch *b)
     struct tenant *who = batch_payer(e, b->pool);
     b->charged_ns = pace_cost_ns(&b->pool->cost, b->n_visible);
     if (who != NULL)
-        pace_flow_charge(&who->flow, &e->flow_clock, b->charged_ns);
+        flow_charge(&who->flow, &e->flow_clock, b->charged_ns);
 
     attn_status st = b->pool->ops->submit(b->pool->backend, &b->device);
     e->n_on_device += st == ATTN_OK && !pool_spans(e, b->pool);

@@ -66,7 +66,7 @@ static void batch_settle(struct engine *e, struct batch *b, uint64_t took_ns)
     struct tenant *who = batch_payer(e, b->pool);
     if (who == NULL)
         return;
-    pace_flow_settle(&who->flow, b->charged_ns, took_ns);
+    flow_settle(&who->flow, b->charged_ns, took_ns);
     if (!tenant_is_operator(who))
         atomic_fetch_add_explicit(&stats.tenants[who->stats].used[STATS_TENANT_DEVICE], took_ns,
                                   memory_order_relaxed);

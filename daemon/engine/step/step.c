@@ -320,7 +320,7 @@ static attn_status step_charge(struct engine *e, struct request *req, uint32_t s
     struct tenant *who = req->tenant;
     req->is_tenants_step = st == ATTN_OK;
     if (st == ATTN_OK && who != NULL && who->n_steps++ == 0)
-        pace_flow_begin(&who->flow, e->flow_clock);
+        flow_begin(&who->flow, e->flow_clock);
     return st;
 }
 

@@ -1,4 +1,4 @@
-/* tenant.c: see tenant.h. */
+/* tenants.c: the table of tenants: who they are, what they may have and have taken. */
 #include "daemon/request/tenant.h"
 
 #include <inttypes.h>

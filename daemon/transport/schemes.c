@@ -1,4 +1,4 @@
-/* transport.c: the list of transports. */
+/* schemes.c: which transport serves a url, by its scheme. */
 #include "daemon/transport/transport.h"
 
 #include <string.h>
