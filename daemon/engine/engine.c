@@ -287,14 +287,14 @@ void engine_reload(struct engine *e, const struct config *cfg)
 {
     atomic_store(&e->max_queue_requests, cfg->max_queue_requests);
     atomic_store(&e->max_queue_bytes, cfg->max_queue_bytes);
-    atomic_store(&e->canary.one_in, cfg->canary);
+    atomic_store(&e->canary_one_in, cfg->canary);
 }
 
 static void engine_free(struct engine *e)
 {
     if (is_primary(e))
         log_set_listener(NULL, NULL);
-    canary_end(e);
+    canary_close(e);
     tenants_close(atomic_load(&e->new_tenants));
     tier_fini(e);
     idle_fini(e);
@@ -358,6 +358,8 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         st = pools_init(e);
     if (st == ATTN_OK)
         st = batches_init(e);
+    if (st == ATTN_OK)
+        st = canary_open(e);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes,
                  "no memory for the engine's tables (max_sequences %" PRIu32

@@ -9,6 +9,7 @@
 #include "daemon/base/log.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
+#include "daemon/engine/engine.h"
 #include "daemon/engine/pool/create.h"
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/step/batch_end.h"

@@ -175,7 +175,7 @@ attn_status lane_welcome(struct shm_client *c, const union shm_first_packet *hel
     static const struct lane_device unsaid;
     bool is_hello = hello_bytes == sizeof hello->lane;
     struct engine *lead = c->t->env->engine;
-    struct engine *home = lane_device(lead, (is_hello ? &hello->lane.device : &unsaid)->uuid);
+    struct engine *home = lane_home(lead, (is_hello ? &hello->lane.device : &unsaid)->uuid);
     struct lane_welcome w = {.magic = LANE_MAGIC, .version = LANE_VERSION};
     const struct backend_ops *ops;
     struct backend_info info;

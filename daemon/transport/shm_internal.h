@@ -15,7 +15,7 @@
 
 #include "daemon/base/address.h"
 #include "daemon/base/principal.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/core/engine.h"
 #include "daemon/transport/transport.h"
 #include "proto/lane_words.h"
 #include "proto/shm_ring.h"

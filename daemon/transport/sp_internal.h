@@ -21,7 +21,7 @@
 
 #include "daemon/base/address.h"
 #include "daemon/base/principal.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/core/engine.h"
 #include "daemon/transport/sp_frame.h"
 #include "daemon/transport/transport.h"
 #include "proto/tls_stream.h"

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/engine/step/canary.h"
+#include "daemon/engine/step/canary_watch.h"
 #include "engine_rig.h"
 #include "kernels/reference.h"
 
@@ -213,7 +213,7 @@ static void every_item(struct rig *rig)
 static void wait_for(uint64_t n)
 {
     while (stats_get(canary_items) + stats_get(canary_skipped) < n ||
-           atomic_load(&r.engine->canary.state) != CANARY_FREE)
+           atomic_load(&r.engine->canary->state) != CANARY_FREE)
         sched_yield();
     assert_int_equal(stats_get(canary_items) + stats_get(canary_skipped), n);
 }

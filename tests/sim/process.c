@@ -13,6 +13,7 @@
 #include "daemon/base/stats.h"
 #include "daemon/config/config.h"
 #include "daemon/engine/core/state.h"
+#include "daemon/engine/engine.h"
 #include "daemon/process/daemon.h"
 #include "net.h"
 

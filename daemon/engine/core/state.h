@@ -58,9 +58,8 @@
 #include "cache/kv_pool.h"
 #include "cache/kv_seq.h"
 #include "cache/tier_store.h"
+#include "daemon/engine/core/engine.h"
 #include "daemon/engine/core/trace.h"
-#include "daemon/engine/engine.h"
-#include "daemon/engine/step/canary.h"
 #include "daemon/request/pool_spec.h"
 #include "daemon/request/session.h"
 
@@ -71,6 +70,7 @@ enum {
 #define SEQ_NONE UINT32_MAX
 #define CLAIM_ALL UINT32_MAX /* in place of a layer: the item wants its sequence to itself */
 
+struct canary_watch;
 struct lane;
 struct task;
 struct pool;
@@ -201,26 +201,6 @@ struct batch {
     uint64_t charged_ns; /* to its tenant, as long as nobody knows what it takes */
     bool is_in_flight;
 };
-
-/* A live item that is looked at again (engine/step/canary_watch.c). */
-struct canary_watch {
-    _Atomic uint32_t one_in; /* stats.canary; any thread */
-    _Atomic int state; /* CANARY_JUDGING: all below is the thread's, but for the counts */
-    uint64_t n_since; /* items since the last that was chosen */
-    uint64_t chance;
-    struct canary item;
-    uint32_t seq, tenant, epoch;
-    uint64_t name;
-    char pool_name[KV_NAME_BYTES];
-    uint32_t n_taken; /* blocks */
-    uint64_t block_bytes;
-    uint8_t *block;
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    bool has_thread, is_ending;
-};
-enum { CANARY_FREE, CANARY_READING, CANARY_JUDGING };
 
 /* Blocks that are moved together (engine/tier/mover.c). */
 enum {
@@ -407,7 +387,8 @@ struct engine {
         uint64_t kv_bytes, given_bytes, used_bytes, memory_bytes_per_s;
     } told;
     struct trace_ring trace;
-    struct canary_watch canary;
+    struct canary_watch *canary; /* engine/step/canary_watch.h */
+    _Atomic uint32_t canary_one_in; /* stats.canary; any thread */
     struct engine_tier tier;
     struct engine_idle idle;
     struct engine_leave leave;

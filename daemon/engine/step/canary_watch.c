@@ -1,4 +1,4 @@
-/* canary_watch.c: see canary_watch.h.
+/* canary_watch.c: choosing an item, copying what it saw, comparing.
  *
  * What is copied can't change meanwhile: the engine thread alone writes to the cache, nothing is in
  * flight, and before every block it looks whether the sequence is as it was: the epoch says that
@@ -87,20 +87,27 @@ static void hand_over(struct canary_watch *w)
     pthread_mutex_unlock(&w->lock);
 }
 
-void canary_end(struct engine *e)
+attn_status canary_open(struct engine *e)
 {
-    struct canary_watch *w = &e->canary;
+    e->canary = calloc(1, sizeof *e->canary);
+    return e->canary != NULL ? ATTN_OK : ATTN_ENOMEM;
+}
+
+void canary_close(struct engine *e)
+{
+    struct canary_watch *w = e->canary;
+    if (w == NULL)
+        return;
     if (w->has_thread) {
         pthread_mutex_lock(&w->lock);
         w->is_ending = true;
         pthread_cond_signal(&w->wake);
         pthread_mutex_unlock(&w->lock);
         pthread_join(w->thread, NULL);
-        w->has_thread = false;
     }
     canary_fini(&w->item);
     free(w->block);
-    w->block = NULL;
+    free(w);
 }
 
 /* --- the engine's side ------------------------------------------------------------------------ */
@@ -123,7 +130,7 @@ static bool is_suitable(const struct engine *e, const struct item *it)
 
 static void choose(struct engine *e, const struct batch *b, uint32_t i)
 {
-    struct canary_watch *w = &e->canary;
+    struct canary_watch *w = e->canary;
     const struct item *it = b->items[i];
     const struct backend_item *d = &b->device_items[i];
     struct canary_item item = {.config = &b->pool->config,
@@ -153,8 +160,8 @@ static void choose(struct engine *e, const struct batch *b, uint32_t i)
 
 void canary_choose(struct engine *e, const struct batch *b)
 {
-    struct canary_watch *w = &e->canary;
-    uint32_t one_in = atomic_load_explicit(&w->one_in, memory_order_relaxed);
+    struct canary_watch *w = e->canary;
+    uint32_t one_in = atomic_load_explicit(&e->canary_one_in, memory_order_relaxed);
     if (one_in == 0 || b->n_items == 0)
         return;
     w->n_since += b->n_items;
@@ -178,7 +185,7 @@ void canary_choose(struct engine *e, const struct batch *b)
 
 void canary_forget(struct engine *e, uint32_t seq, uint32_t layer, uint32_t pos)
 {
-    struct canary_watch *w = &e->canary;
+    struct canary_watch *w = e->canary;
     if (atomic_load_explicit(&w->state, memory_order_relaxed) == CANARY_READING && w->seq == seq &&
         w->item.layer == layer && pos < w->item.n_keys)
         give_up(w);
@@ -202,7 +209,7 @@ static const uint32_t *table_of(struct engine *e, const struct canary_watch *w,
 
 bool canary_work(struct engine *e)
 {
-    struct canary_watch *w = &e->canary;
+    struct canary_watch *w = e->canary;
     struct pool *p;
     char why[WHY_BYTES];
     if (atomic_load_explicit(&w->state, memory_order_relaxed) != CANARY_READING)

@@ -14,7 +14,7 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/stats.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/core/engine.h"
 
 /* --- devices ---------------------------------------------------------------------------------- */
 

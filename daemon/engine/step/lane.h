@@ -111,4 +111,8 @@ void lane_let_go(struct lane *l);
 /* transport_ops.reply of bells. */
 void lane_reply(struct request *req);
 
+/* A lane whose plans may come from now on, until it is removed. The engine's thread. */
+void engine_lane_add(struct engine *e, struct lane *l);
+void engine_lane_remove(struct lane *l);
+
 #endif

@@ -26,7 +26,7 @@ attn_status lane_check(const struct engine *lead, char *why, size_t why_bytes)
     return ATTN_OK;
 }
 
-struct engine *lane_device(struct engine *lead, const uint8_t uuid[16])
+struct engine *lane_home(struct engine *lead, const uint8_t uuid[16])
 {
     struct engine *first = NULL;
     for (uint32_t i = 0; i < peers_n(lead); i++) {
