@@ -179,16 +179,17 @@ void cards_closed(struct cards *c, uint32_t card, struct seq_name name)
     pthread_mutex_unlock(&c->lock);
 }
 
-void cards_settle(struct cards *c, struct request *req)
+/* A request that was placed by this name leaves, whether it was carried out or not. */
+static void name_unplace(void *cards, struct seq_name name)
 {
+    struct cards *c = cards;
     pthread_mutex_lock(&c->lock);
-    struct card_name *n = name_find(c, req->placed_name);
+    struct card_name *n = name_find(c, name);
     if (n != NULL) {
         n->n_pending--;
         name_look(c, n);
     }
     pthread_mutex_unlock(&c->lock);
-    req->is_placed = false;
 }
 
 /* Free blocks that one more sequence of the pool would have to itself. */
@@ -211,7 +212,8 @@ static uint32_t best_card(struct cards *c, uint32_t pool, uint32_t prefix,
         if (card_is_lost(c->peers.at[i]) || pool >= c->max_pools)
             continue;
         double room = room_of(c, i, pool);
-        uint32_t held = atomic_load_explicit(&c->peers.at[i]->n_held, memory_order_relaxed);
+        uint32_t held =
+            atomic_load_explicit(&c->peers.at[i]->queue.n_requests, memory_order_relaxed);
         if (room > best_room || (room == best_room && held < best_held)) {
             best = i;
             best_room = room;
@@ -249,8 +251,7 @@ uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name,
     uint32_t at = n == NULL || is_elsewhere ? CARDS_MAX : n->card;
     if (at != CARDS_MAX) {
         n->n_pending++;
-        req->is_placed = true;
-        req->placed_name = name;
+        charge_place(&req->charge, name, name_unplace, c);
     }
     pthread_mutex_unlock(&c->lock);
     return at;

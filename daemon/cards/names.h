@@ -30,12 +30,10 @@ uint32_t cards_of_name(struct cards *c, struct seq_name name);
 struct card_place {
     uint32_t must_be, prefix;
 };
-/* Where the request that may make this sequence goes; it is placed there. CARDS_MAX: the name is
- * another card's, or (*out_no_memory) there is no memory. */
+/* Where the request that may make this sequence goes; until it leaves it is charged with the name.
+ * CARDS_MAX: the name is another card's, or (*out_no_memory) there is no memory. */
 uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name, uint32_t pool,
                      struct card_place to, bool *out_no_memory);
-/* A request that was placed by a name leaves. */
-void cards_settle(struct cards *c, struct request *req);
 
 /* Whose a session is that requests will name; and that it is over. ATTN_ENOMEM. */
 attn_status cards_tenant_set(struct cards *c, uint64_t session, uint32_t tenant);

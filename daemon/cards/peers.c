@@ -30,11 +30,6 @@ static bool know_elsewhere(struct engine *e, struct seq_name name)
     return cards_are_elsewhere(cards_of(e), e->parts.card, name);
 }
 
-static void settle(struct engine *e, struct request *req)
-{
-    cards_settle(cards_of(e), req);
-}
-
 static void seq_opened(struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info = info_of(e, seq);
@@ -59,7 +54,6 @@ static void seq_closes(struct engine *e, kv_seq_id seq)
 const struct peers_ops cards_peers_ops = {
     .split = &cards_split_ops,
     .submit = cards_route,
-    .settle = settle,
     .others_of_plan = cards_of_plan,
     .know = know,
     .know_elsewhere = know_elsewhere,

@@ -61,7 +61,7 @@ static void send_to(struct cards *c, struct request *req, struct engine *from, u
     if (from == NULL)
         engine_take(c->peers.at[card], req);
     else
-        engine_hand_over(from, c->peers.at[card], req);
+        engine_hand_over(c->peers.at[card], req);
 }
 
 /* Who had it refuses it in its turn. */
@@ -69,7 +69,7 @@ static void refuse(struct cards *c, struct request *req, struct engine *from, at
                    const char *why)
 {
     if (from != NULL) {
-        engine_hand_over(from, from, req);
+        engine_hand_over(from, req);
         return;
     }
     engine_renew(c->peers.at[0], request_session(req));
@@ -79,7 +79,7 @@ static void refuse(struct cards *c, struct request *req, struct engine *from, at
 static void send_step(struct cards *c, struct request *req, struct engine *from)
 {
     if (req->part != NULL) {
-        cards_part_again(c, req, from);
+        cards_part_again(c, req);
         return;
     }
     uint32_t of_cards = cards_of_step(c, req);
@@ -208,8 +208,7 @@ void cards_send_again(struct cards *c, struct request *list, struct engine *from
 {
     /* all at once: of copies of a fork, none is to keep the name for the card that they leave */
     for (struct request *req = list; req != NULL; req = req->next)
-        if (req->is_placed)
-            cards_settle(c, req);
+        charge_unplace(&req->charge);
     stack_for_each(struct request, req, list)
         send_on(c, req, from);
 }

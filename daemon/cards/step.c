@@ -261,7 +261,7 @@ void cards_step_split(struct cards *c, struct request *req, struct engine *from,
     struct engine *lead = c->peers.at[0];
     struct step_part *parts[CARDS_MAX];
     if (from != NULL)
-        engine_count_over(from, lead, req);
+        charge_queue_move(&req->charge, &lead->queue);
     else if (!engine_admit(lead, req))
         return;
     if (refuse_twins(lead, req))
@@ -283,7 +283,7 @@ void cards_step_split(struct cards *c, struct request *req, struct engine *from,
     }
 }
 
-void cards_part_again(struct cards *c, struct request *req, struct engine *from)
+void cards_part_again(struct cards *c, struct request *req)
 {
     struct step_part *part = req->part, *parts[CARDS_MAX] = {0};
     struct step_whole *w = part->whole;
@@ -309,5 +309,5 @@ void cards_part_again(struct cards *c, struct request *req, struct engine *from)
     for (uint32_t card = 0; card < c->peers.n; card++)
         if (parts[card] != NULL && parts[card] != part)
             engine_take(c->peers.at[card], &parts[card]->req);
-    engine_hand_over(from, c->peers.at[first], req);
+    engine_hand_over(c->peers.at[first], req);
 }

@@ -60,6 +60,7 @@ void request_free(struct request *req)
 {
     if (req == NULL)
         return;
+    assert(req->charge.place.queue == NULL);
     iobuf_release(req->msg);
     iobuf_release(req->reply);
     wire_arena_reset(&req->arena);
@@ -172,6 +173,7 @@ attn_status request_reply_begin(struct request *req, const Attnd__Reply *header,
 void request_reply(struct request *req, attn_status st)
 {
     assert(req->reply != NULL || req->bell != NULL || req->part != NULL);
+    struct queue_place place = charge_release(&req->charge, st);
     req->status = st;
     if (is_step(req) && req->part == NULL) {
         uint64_t now_ns = req->replied_ns = clock_now_ns();
@@ -185,6 +187,7 @@ void request_reply(struct request *req, attn_status st)
         stats_sub(steps_in_flight, 1);
     }
     req->transport->reply(req);
+    queue_leave(place);
 }
 
 static double seconds(uint64_t ns)

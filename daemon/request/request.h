@@ -14,6 +14,7 @@
 
 #include "daemon/base/iobuf.h"
 #include "daemon/base/principal.h"
+#include "daemon/request/charge.h"
 #include "daemon/request/transport_ops.h"
 #include "kernels/backend.h"
 #include "proto/wire.h"
@@ -33,12 +34,6 @@ struct request_bell {
     char why[192]; /* of its failure, on the way back from another card */
 };
 
-/* A sequence as clients name it. */
-struct seq_name {
-    uint32_t tenant; /* tenant_id */
-    uint64_t name;
-};
-
 struct engine;
 struct step_part;
 
@@ -50,10 +45,8 @@ struct request {
     uint64_t peer_data[10]; /* the transport's own: reply address (ids of REQ), ring slot */
     uint32_t peer_data_bytes;
     struct principal principal; /* who sent it: the transport's answer */
-    struct tenant *tenant; /* of a step or import, from its admission on; NULL: nobody asks */
-    uint64_t tenant_bytes; /* that it holds of the tenant's */
-    bool is_tenants_step; /* counted among the tenant's steps */
     struct share *share; /* of its connection: what it holds is counted there; NULL: nowhere */
+    struct charge charge; /* what it holds beside its buffers, until it is answered */
     struct iobuf *msg; /* received message */
     struct iobuf *room; /* where its reply must go, the transport's; NULL: taken from the pool */
     struct iobuf *reply; /* message to send; NULL until replied */
@@ -65,8 +58,6 @@ struct request {
     struct step_part *part; /* NULL: it is not one card's part of a step */
     struct engine *lead; /* whose thread gives the reply to polled->reply */
     const struct transport_ops *polled; /* NULL: the reply goes its way by itself */
-    struct seq_name placed_name; /* of the sequence that it may make */
-    bool is_placed;
     bool is_fetched; /* an open: it goes on with what is there (engine/tier/mover.c) */
     uint64_t received_ns; /* CLOCK_MONOTONIC */
     uint64_t deadline_ns; /* answered by then */
@@ -137,8 +128,9 @@ void request_stages(const struct request *req, uint64_t sent_ns, uint64_t out_ns
 /* The transport has written the reply: the step's stages go to the histograms, a slow one to slow.h
  * and to the log. Before the arena is reset. Any thread. */
 void request_sent(const struct request *req);
-/* Hands the request with its built reply to the transport; the request is gone for the caller. A
- * step is counted as answered with st (its first failed item's), its times go to the histograms. */
+/* Hands the request with its built reply to the transport; the request is gone for the caller, and
+ * with it all that it was charged with. A step is counted as answered with st (its first failed
+ * item's), its times go to the histograms. */
 void request_reply(struct request *req, attn_status st);
 /* Builds a reply of a status and a printf sentence alone and sends it. Always answers: the reply
  * takes the room or the message's place, so no buffer is needed; nothing may read or write the

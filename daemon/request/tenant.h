@@ -28,6 +28,12 @@
 
 enum { TENANT_MAX = 64, TENANT_OPERATOR = 0, TENANT_MAX_USERS = 32, TENANT_HASH_BYTES = 32 };
 
+/* A sequence as clients name it. */
+struct seq_name {
+    uint32_t tenant; /* tenant_id */
+    uint64_t name;
+};
+
 enum tenant_quota {
     TENANT_BLOCKS,
     TENANT_SEQUENCES,

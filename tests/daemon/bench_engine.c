@@ -254,7 +254,7 @@ static void bench(uint32_t n_sequences, uint32_t n_items)
         uint64_t start = clock_now_ns();
         for (uint32_t i = 0; i < n_steps; i++)
             engine_submit(engine, steps[i]);
-        while (atomic_load(&engine->n_held) > 0)
+        while (atomic_load(&engine->queue.n_requests) > 0)
             engine_turn(engine, 0);
         uint64_t end = clock_now_ns();
         if (b >= n_warm)

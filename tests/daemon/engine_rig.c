@@ -135,8 +135,8 @@ void rig_close(struct rig *r)
 {
     r->backend.is_held = r->second_backend.is_held = false;
     rig_run(r);
-    assert_int_equal(atomic_load(&r->engine->n_held), 0);
-    assert_int_equal(atomic_load(&r->engine->held_bytes), 0);
+    assert_int_equal(atomic_load(&r->engine->queue.n_requests), 0);
+    assert_int_equal(atomic_load(&r->engine->queue.bytes), 0);
     assert_false(r->backend.has_conflict);
     assert_false(r->backend.has_patch_conflict || r->second_backend.has_patch_conflict);
     assert_false(r->backend.has_table_conflict || r->second_backend.has_table_conflict);

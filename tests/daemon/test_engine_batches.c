@@ -109,7 +109,7 @@ static void run_closed_loop(const struct closed_loop *c, double *out_busy, doubl
     }
     *out_busy = 1 - (double)(r.backend.idle_ns - warm_idle_ns) / (double)(end_ns - warm_ns);
     *out_items = (double)(r.backend.n_items - warm_items) / (r.backend.n_batches - warm_batches);
-    for (; atomic_load(&r.engine->n_held) > 0; rig_now_ns += 1000 * 1000)
+    for (; atomic_load(&r.engine->queue.n_requests) > 0; rig_now_ns += 1000 * 1000)
         engine_turn(r.engine, 0);
     rig_close(&r);
 }

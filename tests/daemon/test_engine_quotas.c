@@ -80,7 +80,7 @@ static void count(uint64_t out[TENANT_N_QUOTAS])
     }
     const struct task *t;
     TAILQ_FOREACH(t, &r.engine->held, held)
-        out[TENANT_BYTES] += t->req->tenant == who ? t->req->tenant_bytes : 0;
+        out[TENANT_BYTES] += t->req->charge.tenant == who ? t->req->charge.tenant_bytes : 0;
 }
 
 static void check(void)

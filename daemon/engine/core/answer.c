@@ -20,75 +20,16 @@
  * padding. */
 enum { REPLY_HEAD_BYTES = WIRE_PREAMBLE_BYTES + WHY_BYTES + 64 };
 
-void engine_hold(struct engine *e, uint64_t msg_bytes, uint32_t *out_n, uint64_t *out_bytes)
-{
-    stats_add(queue_requests, 1);
-    stats_add(queue_bytes, msg_bytes);
-    *out_n = atomic_fetch_add(&e->n_held, 1) + 1;
-    *out_bytes = atomic_fetch_add(&e->held_bytes, msg_bytes) + msg_bytes;
-}
-
-void engine_let_go(struct engine *e, uint64_t msg_bytes)
-{
-    stats_sub(queue_requests, 1);
-    stats_sub(queue_bytes, msg_bytes);
-    atomic_fetch_sub(&e->held_bytes, msg_bytes);
-    atomic_fetch_sub(&e->n_held, 1);
-}
-
 uint64_t engine_retry_after_us(const struct engine *e)
 {
-    return pace_retry_after_us(atomic_load_explicit(&e->n_held, memory_order_relaxed),
+    return pace_retry_after_us(atomic_load_explicit(&e->queue.n_requests, memory_order_relaxed),
                                atomic_load_explicit(&e->task_ns, memory_order_relaxed));
-}
-
-/* What the request held of its tenant's is the tenant's again. */
-static void tenant_release(const struct request *req, attn_status st)
-{
-    if (req->tenant == NULL)
-        return;
-    tenant_give(req->tenant, TENANT_BYTES, req->tenant_bytes);
-    if (!req->is_tenants_step)
-        return;
-    req->tenant->n_steps--;
-    if (!tenant_is_operator(req->tenant))
-        atomic_fetch_add_explicit(
-            &stats.tenants[req->tenant->stats]
-                 .used[st == ATTN_OK ? STATS_TENANT_STEPS : STATS_TENANT_FAILED],
-            1, memory_order_relaxed);
-}
-
-/* While req is ours: its connection may be gone with it. */
-static void share_let_go(const struct request *req)
-{
-    share_give(req->share, SHARE_REQUESTS, 1);
-    share_give(req->share, SHARE_QUEUE_BYTES, req->msg->n_bytes);
-}
-
-/* Whatever the reply is, nothing of the request is held here any more. */
-static void let_go_of(struct engine *e, struct request *req, attn_status st)
-{
-    tenant_release(req, st);
-    share_let_go(req);
-    peers_settle(e, req);
-}
-
-/* req->reply is built. */
-static void send_reply(struct engine *e, struct request *req, attn_status st)
-{
-    uint64_t bytes = req->msg->n_bytes;
-    let_go_of(e, req, st);
-    request_reply(req, st);
-    engine_let_go(e, bytes);
 }
 
 static void send_why(struct engine *e, struct request *req, attn_status st, const char *why)
 {
-    uint64_t bytes = req->msg->n_bytes;
-    let_go_of(e, req, st);
     request_reply_error(req, st, attn_status_is_retryable(st) ? engine_retry_after_us(e) : 0, "%s",
                         why);
-    engine_let_go(e, bytes);
 }
 
 void engine_refuse(struct engine *e, struct request *req, attn_status st, const char *format, ...)
@@ -173,7 +114,7 @@ void engine_end(struct engine *e, struct request *req, attn_status st, struct an
         st = build(req, a);
     free(a->text);
     if (st == ATTN_OK)
-        send_reply(e, req, ATTN_OK);
+        request_reply(req, ATTN_OK);
     else
         send_why(e, req, st, a->why);
 }
@@ -251,7 +192,7 @@ static void clear_gap(struct task *t)
 }
 
 /* A bell's outputs are the device's, failed rows too: its worker gets the status alone. */
-static void bell_answer(struct engine *e, struct task *t)
+static void bell_answer(struct task *t)
 {
     struct request *req = t->req;
     attn_status st = ATTN_OK;
@@ -260,20 +201,20 @@ static void bell_answer(struct engine *e, struct task *t)
         st = (attn_status)t->item_status[t->first_failed];
         req->why = t->why;
     }
-    send_reply(e, req, st);
+    request_reply(req, st);
 }
 
 void step_answer(struct engine *e, struct task *t)
 {
     struct request *req = t->req;
     if (req->part != NULL) {
-        send_reply(e, req, e->peers->ops->step_done(t));
+        request_reply(req, e->peers->ops->step_done(t));
         return;
     }
     stats_add(step_items, t->n_items);
     stats_add(step_tokens, t->layout.n_tokens);
     if (req->bell != NULL) {
-        bell_answer(e, t);
+        bell_answer(t);
         return;
     }
     if (step_reserve_reply(e, t) != ATTN_OK) {
@@ -304,5 +245,5 @@ void step_answer(struct engine *e, struct task *t)
     req->reply->n_bytes = head + t->layout.reply_bytes;
     wire_reply_head_encode(&header, req->wire.request_id, t->layout.reply_bytes,
                            req->reply->data + req->reply->offset);
-    send_reply(e, req, st);
+    request_reply(req, st);
 }

@@ -6,9 +6,6 @@
 
 #include "daemon/engine/core/state.h"
 
-/* Counts a request that comes in, and one that leaves. Any thread. */
-void engine_hold(struct engine *e, uint64_t msg_bytes, uint32_t *out_n, uint64_t *out_bytes);
-void engine_let_go(struct engine *e, uint64_t msg_bytes);
 /* When a refused client should try again. Any thread. */
 uint64_t engine_retry_after_us(const struct engine *e);
 

@@ -26,7 +26,6 @@ static const char *queue_fault(struct engine *e, struct request *req, uint32_t n
 {
     uint32_t max_requests = atomic_load_explicit(&e->max_queue_requests, memory_order_relaxed);
     uint64_t max_bytes = atomic_load_explicit(&e->max_queue_bytes, memory_order_relaxed);
-    uint64_t bytes = req->msg->n_bytes;
     if (n > max_requests) {
         snprintf(why, SHARE_TEXT_BYTES,
                  "%" PRIu32 " requests are queued (engine.max_queue_requests)", max_requests);
@@ -48,31 +47,25 @@ static const char *queue_fault(struct engine *e, struct request *req, uint32_t n
                  n - 1, (n - 1) * task_ns / 1000000, left_ns / 1000000);
         return why;
     }
-    uint64_t n_free = max_requests - (n - 1), bytes_free = max_bytes - (total - bytes);
-    const struct share *full = share_take(req->share, SHARE_REQUESTS, 1, n_free, max_requests);
-    if (full != NULL)
-        return share_say(full, SHARE_REQUESTS, n_free, why);
-    full = share_take(req->share, SHARE_QUEUE_BYTES, bytes, bytes_free, max_bytes);
-    if (full == NULL)
-        return NULL;
-    share_give(req->share, SHARE_REQUESTS, 1);
-    return share_say(full, SHARE_QUEUE_BYTES, bytes_free, why);
+    struct queue_room room = {.n_free = max_requests - (n - 1),
+                              .n_all = max_requests,
+                              .bytes_free = max_bytes - (total - req->msg->n_bytes),
+                              .bytes_all = max_bytes};
+    return charge_share(&req->charge, req->share, &room, why);
 }
 
 bool engine_admit(struct engine *e, struct request *req)
 {
-    uint64_t bytes = req->msg->n_bytes, total;
     char why[SHARE_TEXT_BYTES];
+    uint64_t total;
     uint32_t n;
-    engine_hold(e, bytes, &n, &total);
+    charge_queue(&req->charge, &e->queue, req->msg->n_bytes, &n, &total);
     const char *fault = queue_fault(e, req, n, total, why);
     if (fault == NULL)
         return true;
     stats_add(requests_refused_overload, 1);
     engine_renew(e, request_session(req));
-    peers_settle(e, req);
     request_reply_error(req, ATTN_EOVERLOAD, engine_retry_after_us(e), "%s", fault);
-    engine_let_go(e, bytes);
     return false;
 }
 
@@ -92,19 +85,10 @@ void engine_take(struct engine *e, struct request *req)
     engine_wake(e);
 }
 
-void engine_count_over(struct engine *from, struct engine *to, const struct request *req)
+void engine_hand_over(struct engine *to, struct request *req)
 {
-    uint64_t bytes = req->msg->n_bytes;
-    atomic_fetch_add(&to->held_bytes, bytes);
-    atomic_fetch_add(&to->n_held, 1);
-    atomic_fetch_sub(&from->held_bytes, bytes);
-    atomic_fetch_sub(&from->n_held, 1);
-}
-
-void engine_hand_over(struct engine *from, struct engine *to, struct request *req)
-{
-    if (from != to)
-        engine_count_over(from, to, req);
+    if (req->charge.place.queue != &to->queue)
+        charge_queue_move(&req->charge, &to->queue);
     stack_push(&to->inbox, req);
     engine_wake(to);
 }

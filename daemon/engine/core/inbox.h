@@ -9,9 +9,7 @@
 void engine_take(struct engine *e, struct request *req);
 /* The request was another engine's (or this one's, and is to be taken up again): nothing of it is
  * in work. */
-void engine_hand_over(struct engine *from, struct engine *to, struct request *req);
-/* The same, without handing it over yet. */
-void engine_count_over(struct engine *from, struct engine *to, const struct request *req);
+void engine_hand_over(struct engine *to, struct request *req);
 /* Counts the request as this engine's until it is answered; false: it is, with ATTN_EOVERLOAD. */
 bool engine_admit(struct engine *e, struct request *req);
 

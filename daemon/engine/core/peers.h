@@ -36,8 +36,6 @@ struct peers_ops {
     /* --- requests */
     /* A transport's request goes to the engine that it is for. Any thread. */
     void (*submit)(struct engine *e, struct request *req);
-    /* A request that was placed by a name leaves, whether it was carried out or not. Any thread. */
-    void (*settle)(struct engine *e, struct request *req);
     /* The devices but the primary that have sequences of the plan's step, a bit each. */
     uint32_t (*others_of_plan)(struct engine *e, const struct request *plan);
 
@@ -130,12 +128,6 @@ static inline bool peers_all_live(const struct engine *e)
 }
 
 /* --- the table -------------------------------------------------------------------------------- */
-
-static inline void peers_settle(struct engine *e, struct request *req)
-{
-    if (req->is_placed)
-        e->peers->ops->settle(e, req);
-}
 
 static inline uint32_t peers_of_plan(struct engine *e, const struct request *plan)
 {

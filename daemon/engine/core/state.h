@@ -339,8 +339,7 @@ struct engine {
     _Atomic bool is_in_token; /* draining: some sequence is, or nobody has looked since a step */
     _Atomic uint64_t token_at_ns; /* draining: when a layer last got tokens */
     _Atomic int health; /* attn_status */
-    _Atomic uint32_t n_held; /* requests between engine_submit and their reply */
-    _Atomic uint64_t held_bytes;
+    struct queue_count queue; /* requests between engine_submit and their reply */
     _Atomic uint32_t max_queue_requests;
     _Atomic uint64_t max_queue_bytes;
     _Atomic uint64_t oldest_at_ns; /* when the oldest held came; 0: none is */

@@ -34,7 +34,7 @@ void tokens_look(struct engine *e)
 {
     const struct kv *kv = e->parts.kv;
     if (!atomic_load(&e->is_draining) || !atomic_load(&e->is_in_token) ||
-        atomic_load(&e->n_held) > 0)
+        atomic_load(&e->queue.n_requests) > 0)
         return;
     for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
         struct kv_seq_info info;
@@ -69,7 +69,7 @@ static bool is_drained(const struct engine *e)
     uint64_t most_ns = config_now(e->parts.cfg, token_timeout_us) * 1000;
     bool is_waited_for =
         atomic_load(&e->is_in_token) && (now_ns < at_ns || now_ns - at_ns < most_ns);
-    return atomic_load(&e->is_draining) && atomic_load(&e->n_held) == 0 && !is_waited_for;
+    return atomic_load(&e->is_draining) && atomic_load(&e->queue.n_requests) == 0 && !is_waited_for;
 }
 
 bool engine_is_drained(const struct engine *e)
@@ -83,7 +83,7 @@ bool engine_is_drained(const struct engine *e)
 bool engine_is_idle(const struct engine *e)
 {
     for (uint32_t i = 0; i < peers_n(e); i++)
-        if (atomic_load(&peers_at(e, i)->n_held) > 0)
+        if (atomic_load(&peers_at(e, i)->queue.n_requests) > 0)
             return false;
     return true;
 }

@@ -77,7 +77,7 @@ static void tour_goes_on(struct plan_tour *t)
 static void tour_checks(struct engine *e, struct engine_message *message)
 {
     struct plan_tour *t = (struct plan_tour *)message;
-    bool is_behind = t->is_behind || atomic_load(&e->n_held) > 0;
+    bool is_behind = t->is_behind || atomic_load(&e->queue.n_requests) > 0;
     const Attnd__Request *h = t->req->wire.header;
     uint32_t session;
     if (engine_health(e) == ATTN_OK &&

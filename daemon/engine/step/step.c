@@ -282,7 +282,7 @@ static attn_status step_check_turn(struct engine *e, const struct request *req,
 {
     if (who == NULL || who->n_steps == 0)
         return ATTN_OK;
-    uint32_t n_all = atomic_load_explicit(&e->n_held, memory_order_relaxed);
+    uint32_t n_all = atomic_load_explicit(&e->queue.n_requests, memory_order_relaxed);
     uint32_t n =
         pace_ahead(n_all, who->n_steps, who->flow.share, tenants_busy_shares(e->parts.tenants));
     uint64_t left_ns = req->deadline_ns - req->taken_ns;
@@ -301,11 +301,9 @@ attn_status bytes_charge(struct engine *e, struct request *req, uint32_t session
                          char *why, size_t why_bytes)
 {
     struct tenant *who = session_tenant(e, session);
-    attn_status st = tenant_take(who, TENANT_BYTES, bytes, why, why_bytes);
+    attn_status st = charge_tenant(&req->charge, who, bytes, why, why_bytes);
     if (st != ATTN_OK) /* alone it may fit */
         return bytes <= who->most[TENANT_BYTES] ? ATTN_EOVERLOAD : st;
-    req->tenant = who;
-    req->tenant_bytes = bytes;
     return ATTN_OK;
 }
 
@@ -317,10 +315,8 @@ static attn_status step_charge(struct engine *e, struct request *req, uint32_t s
     bool is_counted = req->part == NULL || e->peers->ops->step_counts(req);
     uint64_t bytes = is_counted ? req->msg->n_bytes : 0;
     attn_status st = bytes_charge(e, req, session, bytes, why, why_bytes);
-    struct tenant *who = req->tenant;
-    req->is_tenants_step = st == ATTN_OK;
-    if (st == ATTN_OK && who != NULL && who->n_steps++ == 0)
-        flow_begin(&who->flow, e->flow_clock);
+    if (st == ATTN_OK && charge_step(&req->charge))
+        flow_begin(&req->charge.tenant->flow, e->flow_clock);
     return st;
 }
 
