@@ -1,4 +1,4 @@
-/* address.c: see address.h. */
+/* address.c: parsing urls and host:port, making room for a socket file, addresses as text. */
 #include "daemon/base/address.h"
 
 #include <arpa/inet.h>

@@ -1,4 +1,4 @@
-/* credential.c: see credential.h. */
+/* credential.c: opening files of credentials, refused if others than their owner may read them. */
 #include "daemon/base/credential.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* health.c: see health.h. Each value is one atomic; a gauge follows it. */
+/* health.c: beats of threads and the state of the process. Each value is one atomic; a gauge
+ * follows it. */
 #include "daemon/base/health.h"
 
 #include <stdatomic.h>

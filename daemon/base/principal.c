@@ -1,4 +1,4 @@
-/* principal.c: see principal.h. */
+/* principal.c: the peer of a socket, and principals as text. */
 #define _GNU_SOURCE /* struct ucred */
 #include "daemon/base/principal.h"
 

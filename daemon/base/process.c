@@ -1,4 +1,4 @@
-/* process.c: see process.h; from /proc/self. */
+/* process.c: cpu time, memory and descriptors of this process, from /proc/self. */
 #include "daemon/base/process.h"
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
-/* share.c: see share.h. */
+/* share.c: counting what connections and their principals hold, and the rule that bounds it. The
+ * lock is for the list of principals; counts are atomic. */
 #include "daemon/base/share.h"
 
 #include <inttypes.h>

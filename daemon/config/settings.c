@@ -1,4 +1,5 @@
-/* settings.c: see settings.h. One mutex orders those who change; readers take none. */
+/* settings.c: reading settings again, and one at a time. One mutex orders those who change them;
+ * readers take none. */
 #include "daemon/config/settings.h"
 
 #include <pthread.h>

@@ -2,5 +2,5 @@
 file(READ ${IN} hex HEX)
 string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
 string(REGEX REPLACE "((0x..,){20})" "\\1\n" bytes "${bytes}")
-file(WRITE ${OUT} "#include <stddef.h>\n#include \"daemon/http/dashboard.h\"\n"
+file(WRITE ${OUT} "#include <stddef.h>\n"
   "const unsigned char ${NAME}[] = {\n${bytes}\n};\nconst size_t ${NAME}_bytes = sizeof ${NAME};\n")

@@ -1,4 +1,4 @@
-/* http.c: see http.h. The pages; answers are rendered whole into memory, on the thread of
+/* http.c: the pages of the stats endpoint. Answers are rendered whole into memory, on the thread of
  * http/listener.c. */
 #include "daemon/http/http.h"
 
@@ -11,10 +11,13 @@
 
 #include "daemon/base/health.h"
 #include "daemon/base/stats.h"
-#include "daemon/http/dashboard.h"
 #include "daemon/http/listener.h"
 #include "daemon/keeper/keep.h"
 #include "daemon/keeper/listener.h"
+
+/* dashboard.html, as the build has turned it into an array (embed.cmake). */
+extern const unsigned char dashboard_html[];
+extern const size_t dashboard_html_bytes;
 
 struct http {
     struct http_door *door;

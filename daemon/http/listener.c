@@ -1,4 +1,5 @@
-/* listener.c: see listener.h. Everything runs on the door's thread, but opening and closing. */
+/* listener.c: accepting connections and handing them to libmicrohttpd. Everything runs on the
+ * door's thread, but opening and closing. */
 #define _GNU_SOURCE /* accept4, names of threads */
 #include "daemon/http/listener.h"
 

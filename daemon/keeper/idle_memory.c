@@ -1,4 +1,4 @@
-/* keeper/idle_memory.c: see keeper/idle_memory.h. */
+/* idle_memory.c: a memfd of the wanted size, a predecessor's if it fits, else a new one. */
 #define _GNU_SOURCE /* memfd_create */
 #include "daemon/keeper/idle_memory.h"
 

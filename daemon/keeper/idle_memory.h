@@ -1,4 +1,4 @@
-/* keeper/idle_memory.h: host memory that outlives the process, for blocks of idle sequences: a
+/* idle_memory.h: host memory that outlives the process, for blocks of idle sequences: a
  * sealed memfd, mapped once. What is where in it the cache knows (cache/idle.h). */
 #ifndef ATTND_DAEMON_KEEPER_IDLE_MEMORY_H
 #define ATTND_DAEMON_KEEPER_IDLE_MEMORY_H

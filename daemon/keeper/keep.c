@@ -1,4 +1,4 @@
-/* keep.c: see keep.h. */
+/* keep.c: the descriptors that were handed in, by name, and messages to the keeper. */
 #include "daemon/keeper/keep.h"
 
 #include <fcntl.h>

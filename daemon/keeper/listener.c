@@ -1,4 +1,4 @@
-/* listener.c: see listener.h. */
+/* listener.c: taking over a listening socket, or making one. */
 #include "daemon/keeper/listener.h"
 
 #include <errno.h>

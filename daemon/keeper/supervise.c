@@ -1,4 +1,4 @@
-/* supervise.c: see supervise.h. One thread, one poll; signals come through a descriptor. */
+/* supervise.c: the loop of the parent. One thread, one poll; signals come through a descriptor. */
 #include "daemon/keeper/supervise.h"
 
 #include <errno.h>

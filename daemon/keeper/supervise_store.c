@@ -1,4 +1,5 @@
-/* keeper/supervise_store.c: see keeper/supervise_store.h. */
+/* supervise_store.c: messages of the child that bring descriptors or drop them, and handing all of
+ * them to the next child. */
 #define _GNU_SOURCE /* struct ucred */
 #include "daemon/keeper/supervise_store.h"
 

@@ -1,4 +1,4 @@
-/* keeper/supervise_store.h: the descriptors that a supervisor holds, and the socket over which the
+/* supervise_store.h: the descriptors that a supervisor holds, and the socket over which the
  * child gives them: the receiving side of keep.h's protocol. */
 #ifndef ATTND_DAEMON_KEEPER_SUPERVISE_STORE_H
 #define ATTND_DAEMON_KEEPER_SUPERVISE_STORE_H

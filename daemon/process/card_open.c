@@ -1,4 +1,5 @@
-/* card_open.c: see card_open.h. */
+/* card_open.c: opening the devices of all cards, then their caches, then their engines. What a
+ * predecessor kept is taken up on all of them or on none. */
 #include "daemon/process/card_open.h"
 
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-/* process/loop_memory.c: see process/loop_memory.h. The reserve is cut piece by piece and a piece
+/* loop_memory.c: the allocator that libuv gets. The reserve is cut piece by piece and a piece
  * is used again when it is freed; what is asked of it are tables of the loop: few, and freed
  * late. */
 #include "daemon/process/loop_memory.h"

@@ -1,4 +1,4 @@
-/* process/loop_memory.h: memory for libuv, which ends the process where an allocation of its own
+/* loop_memory.h: memory for libuv, which ends the process where an allocation of its own
  * fails that cannot be reported: a reserve of this process's goes where the heap has none. */
 #ifndef ATTND_DAEMON_PROCESS_LOOP_MEMORY_H
 #define ATTND_DAEMON_PROCESS_LOOP_MEMORY_H

@@ -1,4 +1,4 @@
-/* memory.c: see memory.h. */
+/* memory.c: /proc/meminfo and the control groups of both versions. */
 #define _GNU_SOURCE
 #include "daemon/process/memory.h"
 

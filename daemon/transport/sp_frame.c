@@ -1,4 +1,4 @@
-/* transport/sp_frame.c: see transport/sp_frame.h. */
+/* sp_frame.c: bytes to handshake, length, ids and body, and the head of a reply. */
 #include "daemon/transport/sp_frame.h"
 
 #include <assert.h>

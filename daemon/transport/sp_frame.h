@@ -1,4 +1,4 @@
-/* transport/sp_frame.h: the framing of nanomsg's REP side (SP over tcp and ipc) as a state machine
+/* sp_frame.h: the framing of nanomsg's REP side (SP over tcp and ipc) as a state machine
  * over bytes.
  *
  * Knows no socket and allocates nothing, so it is tested byte by byte. A connection is

@@ -1,4 +1,4 @@
-/* transport/tls_server.c: see transport/tls_server.h.
+/* tls_server.c: the OpenSSL context that new connections get, and its replacement on reload.
  *
  * A session is never resumed and no ticket is given: workers connect seldom and stay. There is no
  * renegotiation, in 1.3 by design, in 1.2 because it is refused.

@@ -1,4 +1,4 @@
-/* transport/tls_server.h: what tls+tcp:// addresses show and ask of workers: certificate, versions,
+/* tls_server.h: what tls+tcp:// addresses show and ask of workers: certificate, versions,
  * CAs. */
 #ifndef ATTND_DAEMON_TRANSPORT_TLS_SERVER_H
 #define ATTND_DAEMON_TRANSPORT_TLS_SERVER_H
