@@ -20,7 +20,8 @@ import tempfile
 AREAS = ("cache", "kernels", "proto", "clients", "daemon", "tests")
 CODE = (".c", ".h", ".cpp", ".cu", ".cuh", ".hip")
 SHARED = ("proto/attn_types.h", "proto/attn_time.h")
-# a connection's reading, writing and TLS, and the door; clients in shared memory, and their doors
+# a connection's reading, writing and TLS, and the listener; clients in shared memory, and their
+# listeners
 GROUPS = (
     {"transport/sp_peer", "transport/sp_tls", "transport/sp_write", "transport/sp"},
     {"transport/shm_client", "transport/shm_region", "transport/gpu", "transport/shm"},

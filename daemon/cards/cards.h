@@ -1,7 +1,7 @@
 /* cards.h: what is above the engines of a daemon with several cards: which request goes to which,
  * where sequences are, and what engines tell each other. A daemon with one card has none of it.
  *
- * The first card's engine is the lead: doors give it everything, and engine_submit comes here
+ * The first card's engine is the lead: listeners give it everything, and engine_submit comes here
  * (cards/peers.c). An epoch on the wire has the card in its lowest bits, so a request that names
  * one is sent on without a look at anything; a request that only has a sequence's name needs the
  * table of names.

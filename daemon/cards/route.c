@@ -1,7 +1,7 @@
-/* route.c: a request's way from a door to the engine of the card that it is for, which its epoch,
- * its sequence's name or its pool says. From the look at where it goes until it is in that engine's
- * inbox the route is held for reading; a sequence changes its card while it is held for writing
- * (cards/move.c), so requests of one connection stay in their order.
+/* route.c: a request's way from a listener to the engine of the card that it is for, which its
+ * epoch, its sequence's name or its pool says. From the look at where it goes until it is in that
+ * engine's inbox the route is held for reading; a sequence changes its card while it is held for
+ * writing (cards/move.c), so requests of one connection stay in their order.
  */
 #include "daemon/cards/route.h"
 
@@ -51,7 +51,7 @@ static void leave_lead(struct cards *c, struct request *req)
     req->transport = returning_ops(req->transport->label);
 }
 
-/* From: whose it was until now; NULL: a door's. */
+/* From: whose it was until now; NULL: a listener's. */
 static void send_to(struct cards *c, struct request *req, struct engine *from, uint32_t card)
 {
     if (card != 0) {

@@ -4,7 +4,7 @@
 
 #include "daemon/cards/cards.h"
 
-/* Sends a request of a door to the card that it is for. Any thread. */
+/* Sends a request of a listener to the card that it is for. Any thread. */
 void cards_route(struct engine *e, struct request *req);
 /* The cards but the lead that have sequences of the plan's step, a bit each. The lead's thread. */
 uint32_t cards_of_plan(struct engine *lead, const struct request *plan);

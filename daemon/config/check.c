@@ -8,7 +8,7 @@
 #define TIER_STAGING_BYTES ((uint64_t)64 << 20) /* of a disk without host memory before it */
 
 /* Who can reach an address decides what it needs. */
-static attn_status check_doors(const struct config *c, char *why, size_t why_bytes)
+static attn_status check_listeners(const struct config *c, char *why, size_t why_bytes)
 {
     bool has_tenants = c->tenants[0] != '\0', has_ca = c->tls_ca[0] != '\0';
     for (uint32_t i = 0; i < c->n_listen; i++) {
@@ -71,7 +71,7 @@ attn_status config_check(const struct config *c, char *why, size_t why_bytes)
                  has_size ? "disk_size" : "disk_path", has_size ? "disk_path" : "disk_size");
         return ATTN_EINVAL;
     }
-    return check_doors(c, why, why_bytes);
+    return check_listeners(c, why, why_bytes);
 }
 
 uint64_t config_tier_bytes(const struct config *c)

@@ -56,7 +56,7 @@ struct config {
     uint32_t max_sessions;
     uint64_t lease_us;
     uint64_t spin_us;
-    uint64_t drain_delay_us; /* not ready, and all doors still open */
+    uint64_t drain_delay_us; /* not ready, and all listeners still open */
     uint64_t drain_timeout_us;
     uint64_t token_timeout_us; /* of a drain: until the next layer of a token that is begun */
     uint64_t stall_timeout_us; /* a thread silent for longer makes /healthz fail */

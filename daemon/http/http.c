@@ -13,14 +13,14 @@
 #include "daemon/base/stats.h"
 #include "daemon/http/listener.h"
 #include "daemon/keeper/keep.h"
-#include "daemon/keeper/listener.h"
+#include "daemon/keeper/sockets.h"
 
 /* dashboard.html, as the build has turned it into an array (embed.cmake). */
 extern const unsigned char dashboard_html[];
 extern const size_t dashboard_html_bytes;
 
 struct http {
-    struct http_door *door;
+    struct http_listener *listener;
     _Atomic uint64_t stall_timeout_ns;
     uint16_t port;
 };
@@ -222,13 +222,13 @@ attn_status http_open(const char *host_port, uint64_t stall_timeout_us, struct h
     char what[KEEP_NAME_BYTES];
     int fd; /* a socket of our own, so that a failure has a reason to tell */
     snprintf(what, sizeof(what), "http://%s", host_port);
-    if (listener_open(what, &a, HTTP_MAX_CONNECTIONS, &fd, reason, sizeof(reason)) != ATTN_OK) {
+    if (socket_listen(what, &a, HTTP_MAX_CONNECTIONS, &fd, reason, sizeof(reason)) != ATTN_OK) {
         snprintf(why, why_bytes, "listen.http %s: %s", host_port, reason);
         free(h);
         return ATTN_EINVAL;
     }
     h->port = port_of(fd);
-    attn_status st = http_door_open(fd, on_request, h, &h->door);
+    attn_status st = http_listener_open(fd, on_request, h, &h->listener);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "listen.http %s: its thread cannot be started: %s", host_port,
                  attn_status_message(st));
@@ -254,6 +254,6 @@ void http_close(struct http *h)
 {
     if (h == NULL)
         return;
-    http_door_close(h->door);
+    http_listener_close(h->listener);
     free(h);
 }

@@ -1,5 +1,5 @@
 /* listener.c: accepting connections and handing them to libmicrohttpd. Everything runs on the
- * door's thread, but opening and closing. */
+ * listener's thread, but opening and closing. */
 #define _GNU_SOURCE /* accept4, names of threads */
 #include "daemon/http/listener.h"
 
@@ -25,7 +25,7 @@ struct place {
 };
 TAILQ_HEAD(place_list, place);
 
-struct http_door {
+struct http_listener {
     struct MHD_Daemon *daemon;
     MHD_AccessHandlerCallback answer;
     void *user;
@@ -44,7 +44,7 @@ static void close_fd(int fd)
 }
 
 /* Descriptors that were given up are taken again as soon as there are some. */
-static void reserve_fill(struct http_door *d)
+static void reserve_fill(struct http_listener *d)
 {
     while (d->n_reserve < HTTP_RESERVE) {
         int fd = fcntl(d->stop_fd, F_DUPFD_CLOEXEC, 0);
@@ -59,7 +59,7 @@ static void reserve_fill(struct http_door *d)
 static void on_connection(void *user, struct MHD_Connection *connection, void **context,
                           enum MHD_ConnectionNotificationCode what)
 {
-    struct http_door *d = user;
+    struct http_listener *d = user;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         struct place *p = TAILQ_FIRST(&d->free); /* there is one: places_free looked */
         p->fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
@@ -77,7 +77,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
                                   const char *method, const char *version, const char *upload,
                                   size_t *upload_bytes, void **state)
 {
-    struct http_door *d = user;
+    struct http_listener *d = user;
     struct place *p =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
     TAILQ_REMOVE(&d->taken, p, link);
@@ -88,7 +88,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
 /* --- accepting -------------------------------------------------------------------------------- */
 
 /* Ends the connection that has waited longest. false: there is none. */
-static bool evict(struct http_door *d)
+static bool evict(struct http_listener *d)
 {
     struct place *p = TAILQ_FIRST(&d->taken);
     if (p == NULL)
@@ -99,7 +99,7 @@ static bool evict(struct http_door *d)
 }
 
 /* A connection, -1 with EAGAIN: none waits; with another errno: no descriptor could be had. */
-static int accept_one(struct http_door *d)
+static int accept_one(struct http_listener *d)
 {
     for (;;) {
         int fd = accept4(d->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -117,7 +117,7 @@ static int accept_one(struct http_door *d)
 }
 
 /* false: nothing more can be accepted for a while. */
-static bool accept_all(struct http_door *d)
+static bool accept_all(struct http_listener *d)
 {
     static const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
     /* then those that are there have a turn */
@@ -132,7 +132,7 @@ static bool accept_all(struct http_door *d)
     return true;
 }
 
-static int timeout_ms(const struct http_door *d, bool is_accepting)
+static int timeout_ms(const struct http_listener *d, bool is_accepting)
 {
     MHD_UNSIGNED_LONG_LONG ms;
     int most = is_accepting ? -1 : ACCEPT_AGAIN_MS;
@@ -143,7 +143,7 @@ static int timeout_ms(const struct http_door *d, bool is_accepting)
 
 static void *run(void *arg)
 {
-    struct http_door *d = arg;
+    struct http_listener *d = arg;
     bool is_accepting = true;
     pthread_setname_np(pthread_self(), "attnd-http");
     for (;;) {
@@ -161,7 +161,7 @@ static void *run(void *arg)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-static void door_free(struct http_door *d)
+static void listener_free(struct http_listener *d)
 {
     if (d->daemon != NULL)
         MHD_stop_daemon(d->daemon);
@@ -172,10 +172,10 @@ static void door_free(struct http_door *d)
     free(d);
 }
 
-attn_status http_door_open(int fd, MHD_AccessHandlerCallback answer, void *user,
-                           struct http_door **out_door)
+attn_status http_listener_open(int fd, MHD_AccessHandlerCallback answer, void *user,
+                               struct http_listener **out_listener)
 {
-    struct http_door *d = calloc(1, sizeof *d);
+    struct http_listener *d = calloc(1, sizeof *d);
     if (d == NULL) {
         close(fd);
         return ATTN_ENOMEM;
@@ -203,19 +203,19 @@ attn_status http_door_open(int fd, MHD_AccessHandlerCallback answer, void *user,
     reserve_fill(d);
     if (pthread_create(&d->thread, NULL, run, d) != 0)
         goto fail;
-    *out_door = d;
+    *out_listener = d;
     return ATTN_OK;
 fail:
-    door_free(d);
+    listener_free(d);
     return ATTN_EINTERNAL;
 }
 
-void http_door_close(struct http_door *d)
+void http_listener_close(struct http_listener *d)
 {
     if (d == NULL)
         return;
     uint64_t one = 1;
     if (write(d->stop_fd, &one, sizeof one) == (ssize_t)sizeof one)
         pthread_join(d->thread, NULL);
-    door_free(d);
+    listener_free(d);
 }

@@ -19,12 +19,12 @@ enum {
     HTTP_RESERVE = 16, /* descriptors */
 };
 
-struct http_door;
+struct http_listener;
 
 /* Serves what comes to the listening socket fd, which it closes in the end, also when it fails;
- * answer is called on the door's thread. ATTN_ENOMEM, ATTN_EINTERNAL. */
-attn_status http_door_open(int fd, MHD_AccessHandlerCallback answer, void *user,
-                           struct http_door **out_door);
-void http_door_close(struct http_door *d); /* NULL is fine */
+ * answer is called on the listener's thread. ATTN_ENOMEM, ATTN_EINTERNAL. */
+attn_status http_listener_open(int fd, MHD_AccessHandlerCallback answer, void *user,
+                               struct http_listener **out_listener);
+void http_listener_close(struct http_listener *d); /* NULL is fine */
 
 #endif

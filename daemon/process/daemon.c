@@ -51,7 +51,7 @@ struct daemon {
     struct tenants *tenants; /* NULL: nobody is asked */
     struct share_table *shares;
     struct settings *settings;
-    struct engine *engine; /* of the first card: the doors' */
+    struct engine *engine; /* of the first card: the listeners' */
     struct http *http;
     uv_loop_t *loop;
     struct transport_env env;

@@ -24,7 +24,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stack.h"
-#include "daemon/keeper/listener.h"
+#include "daemon/keeper/sockets.h"
 #include "daemon/transport/shm_internal.h"
 
 enum {
@@ -349,12 +349,12 @@ attn_status shm_listen(const struct transport_ops *ops, struct transport_env *en
     attn_status st = address_parse_url(url, &a, reason, sizeof reason);
     int fd = -1;
     if (st == ATTN_OK)
-        st = listener_open(url, &a, BACKLOG, &fd, reason, sizeof reason);
+        st = socket_listen(url, &a, BACKLOG, &fd, reason, sizeof reason);
     struct transport_shm *t = st != ATTN_OK ? NULL : calloc(1, sizeof *t);
     if (t == NULL) {
         snprintf(why, why_bytes, "%s: %s", url, st != ATTN_OK ? reason : "out of memory");
         if (fd >= 0)
-            listener_close(fd, &a);
+            socket_unlisten(fd, &a);
         return st != ATTN_OK ? st : ATTN_ENOMEM;
     }
     *t = (struct transport_shm){
@@ -408,7 +408,7 @@ void shm_stop(struct transport *base)
         uv_close((uv_handle_t *)&t->listener, on_handle_closed);
         uv_close((uv_handle_t *)&t->accept_again, on_handle_closed);
     }
-    listener_close(t->listen_fd, &t->address);
+    socket_unlisten(t->listen_fd, &t->address);
     close_unshared(t);
 }
 

@@ -30,7 +30,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stack.h"
-#include "daemon/keeper/listener.h"
+#include "daemon/keeper/sockets.h"
 #include "daemon/transport/sp_internal.h"
 #include "daemon/transport/tls_server.h"
 
@@ -323,11 +323,11 @@ static attn_status sp_open(struct transport_env *env, const char *url, struct tr
     int fd, rc = init_handles(t);
     if (rc != 0)
         snprintf(reason, sizeof(reason), "cannot listen: %s", uv_strerror(rc));
-    else if (listener_open(url, &a, BACKLOG, &fd, reason, sizeof(reason)) != ATTN_OK)
+    else if (socket_listen(url, &a, BACKLOG, &fd, reason, sizeof(reason)) != ATTN_OK)
         rc = UV_EADDRNOTAVAIL;
     else if ((rc = accept_from(t, fd)) != 0) {
         snprintf(reason, sizeof(reason), "cannot listen: %s", uv_strerror(rc));
-        listener_close(-1, &a);
+        socket_unlisten(-1, &a);
     }
     if (rc != 0) {
         snprintf(why, why_bytes, "%s: %s", url, reason);
@@ -360,7 +360,7 @@ static void sp_stop(struct transport *base)
     if (t->n_handles >= 2)
         uv_close(&t->listener.handle, on_handle_closed);
     if (t->address.sa.any.sa_family == AF_UNIX)
-        listener_close(-1, &t->address);
+        socket_unlisten(-1, &t->address);
     struct sp_peer *p;
     LIST_FOREACH(p, &t->peers, entry)
         sp_peer_stop_reading(p);
@@ -414,7 +414,7 @@ static attn_status sp_reload(struct transport *base, const struct config *cfg, c
     return t->tls == NULL ? ATTN_OK : tls_server_reload(t->tls, cfg, why, why_bytes);
 }
 
-/* What all doors do alike. */
+/* What all listeners do alike. */
 #define SP_OPERATIONS                                                                              \
     .open = sp_open, .url = sp_url, .stop = sp_stop, .is_idle = sp_is_idle, .hang_up = sp_hang_up, \
     .reload = sp_reload, .close = sp_close, .reply = sp_reply
@@ -437,7 +437,7 @@ const struct transport_ops transport_tcp_ops = {
     SP_OPERATIONS,
 };
 
-/* ipc with another door */
+/* ipc with another listener */
 const struct transport_ops transport_admin_ops = {
     .scheme = "admin://",
     .label = STATS_IPC,

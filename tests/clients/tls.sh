@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The first set-up of networked workers as docs/operations.md has it: keys, a daemon with tenants
 # that listens for TLS, and the client programs; what they say when a credential is wrong; and the
-# doors that do not open.
+# listeners that do not open.
 #
 #   tests/clients/tls.sh BIN_DIR
 set -euo pipefail
@@ -46,7 +46,7 @@ expect 2 "$ctl" keys "$dir/k" --days 0
 expect 0 "$ctl" keys "$dir/foreign" --host localhost
 [[ -e $dir/foreign/ca.crt ]] || die "no second CA"
 
-# --- doors that do not open
+# --- listeners that do not open
 refused() { # CODE WORDS FLAG...
   local want=$1 words=$2
   shift 2
@@ -71,7 +71,7 @@ sed -i 's/^\[alpha\]$/[alpha]\nusers = 12345/' "$keys/tenants.conf"
   --listen.insecure_tcp yes --listen.tenants "$keys/tenants.conf" 2>"$dir/attnd.log" &
 daemon=$!
 await grep -q 'is ready' "$dir/attnd.log"
-grep -q 'level=warn .*tcp://\*:0 is NOT ENCRYPTED' "$dir/attnd.log" || die "nothing is said of the open door"
+grep -q 'level=warn .*tcp://\*:0 is NOT ENCRYPTED' "$dir/attnd.log" || die "nothing is said of the open listener"
 port=$(grep -oE 'listening on tls\+tcp://127.0.0.1:[0-9]+' "$dir/attnd.log" | grep -oE '[0-9]+$')
 open=$(grep -oE 'listening on tcp://0.0.0.0:[0-9]+' "$dir/attnd.log" | grep -oE '[0-9]+$')
 export ATTND_ENDPOINT=tls+tcp://$host:$port ATTND_CA_FILE=$keys/ca.crt ATTND_KEY_FILE=$keys/alpha.token

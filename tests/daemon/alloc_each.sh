@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Allocations of a life of attnd fail one by one, each in a process of its own: of requests of all
-# kinds at two doors, of settings that are read again, of the drain (of its start:
+# kinds at two listeners, of settings that are read again, of the drain (of its start:
 # alloc_failure.sh). No request hangs, and the process ends as if nothing had been.
 # usage: alloc_each.sh BIN LIBRARY [STEP [FIRST]]
 #   each STEP-th of them (1: all, 8,500 or so; 0.4 s each), the first of them FIRST (165): STEP runs

@@ -1,6 +1,6 @@
-/* e2e_attack.c: two tenants attack each other, and the doors, while a worker of each goes on with
- * its sequences. For so many seconds (argument; 3 without one), after a calm third of that time, at
- * most a minute:
+/* e2e_attack.c: two tenants attack each other, and the listeners, while a worker of each goes on
+ * with its sequences. For so many seconds (argument; 3 without one), after a calm third of that
+ * time, at most a minute:
  *
  *   worker    appends, attends, truncates; every answer is compared with the reference
  *   flooder   keeps more of the largest steps under way than its quota allows

@@ -277,7 +277,7 @@ static void a_killed_process_leaves_everything_to_the_next(void **state)
     assert_int_equal(manager.n_fds, N_KEPT);
     end(SIGKILL);
 
-    struct sockaddr_un a = {.sun_family = AF_UNIX}; /* the door is open all the time */
+    struct sockaddr_un a = {.sun_family = AF_UNIX}; /* the listener is open all the time */
     strcpy(a.sun_path, d.url + strlen("ipc://"));
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof a), 0);
@@ -319,7 +319,7 @@ static void sigterm_answers_what_was_received_and_nothing_else(void **state)
         assert_int_equal(e2e_await(&c, id[i])->header->status, ATTN_OK);
     assert_int_equal(e2e_wait(&d), 0);
     assert_true(e2e_log_has(&d, "all is answered"));
-    start(NULL, false); /* for a request that comes now, the door is open again */
+    start(NULL, false); /* for a request that comes now, the listener is open again */
     reconnect();
     assert_int_equal(e2e_item(&c, &seq, 0, LEN, 1), ATTN_OK);
 }

@@ -1,4 +1,4 @@
-/* fuzz_tls.c: fuzz target: the TLS door, transport/sp.c with its sockets and threads and a fake
+/* fuzz_tls.c: fuzz target: the TLS listener, transport/sp.c with its sockets and threads and a fake
  * engine behind it. An input is a connection:
  *
  *   byte 0   bit 0: no TLS at all, the rest is sent as it is; bit 1: TLS 1.2 at most; bit 2: ends

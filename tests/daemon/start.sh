@@ -65,7 +65,8 @@ for flag in --help --version --print-config; do
   "$bin/attnd" $flag >/dev/full 2>"$dir/log" || rc=$?
   [[ $rc == 74 ]] && grep -q 'write to stdout: No space' "$dir/log" || die "$flag writes into a full file: $rc"
 done
-# a balancer sees that the daemon is about to go; doors stay open until a second signal shuts them
+# a balancer sees that the daemon is about to go; listeners stay open until a second signal shuts
+# them
 "$bin/attnd" --backend cpu --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http 127.0.0.1:0 \
   --engine.drain_delay 1h >"$dir/log" 2>&1 &
 daemon=$!
@@ -85,7 +86,7 @@ await is_leaving
 grep -q 'not ready' "$dir/page" || die "readyz: $(cat "$dir/page")"
 [[ $(page /livez) == 200 ]] || die "not alive while it waits"
 "$bin/attnctl" --endpoint "ipc://$dir/s" pool create q $shape >/dev/null ||
-  die "the doors are shut before the delay is over"
+  die "the listeners are shut before the delay is over"
 kill "$daemon"
 wait "$daemon" || die "exit code $? after two signals"
 daemon=

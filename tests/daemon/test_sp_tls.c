@@ -356,7 +356,7 @@ static void older_versions_are_refused_unless_asked_for(void **state)
 
 /* ---- who speaks something else, or stops ---- */
 
-static void a_plain_client_is_cut_at_the_tls_door(void **state)
+static void a_plain_client_is_cut_at_the_tls_listener(void **state)
 {
     (void)state;
     struct server s;
@@ -371,7 +371,7 @@ static void a_plain_client_is_cut_at_the_tls_door(void **state)
     server_stop(&s);
 }
 
-static void a_tls_client_is_cut_at_the_plain_door(void **state)
+static void a_tls_client_is_cut_at_the_plain_listener(void **state)
 {
     (void)state;
     struct server s;
@@ -571,8 +571,8 @@ int main(void)
         cmocka_unit_test(certificates_that_are_wrong_or_missing_are_refused),
         cmocka_unit_test(servers_with_a_wrong_certificate_are_refused_by_clients),
         cmocka_unit_test(older_versions_are_refused_unless_asked_for),
-        cmocka_unit_test(a_plain_client_is_cut_at_the_tls_door),
-        cmocka_unit_test(a_tls_client_is_cut_at_the_plain_door),
+        cmocka_unit_test(a_plain_client_is_cut_at_the_tls_listener),
+        cmocka_unit_test(a_tls_client_is_cut_at_the_plain_listener),
         cmocka_unit_test(handshakes_that_stop_are_cut_at_their_deadline),
         cmocka_unit_test(a_record_that_stops_halfway_is_cut),
         cmocka_unit_test(a_stream_without_its_end_is_cut),

@@ -53,7 +53,7 @@ static void use_test_clock(void)
     clock_use(test_clock);
 }
 
-static _Atomic uint64_t n_polls; /* the door's thread waits by them */
+static _Atomic uint64_t n_polls; /* the listener's thread waits by them */
 
 int __real_poll(struct pollfd *fds, nfds_t n, int timeout_ms);
 int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout_ms);

@@ -3,7 +3,7 @@
 
     stranger_nng.py BIN_DIR      pynng where it is installed, and the system's libnng
 
-Then what nng must refuse, or is refused: a daemon of another CA or another name, a door that asks for a
+Then what nng must refuse, or is refused: a daemon of another CA or another name, a listener that asks for a
 certificate, a hello without a token or with a wrong one. Exit 0 if everything is as written; 77: there is no nng.
 """
 import ctypes

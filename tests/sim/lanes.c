@@ -1,7 +1,7 @@
-/* lanes.c: lanes, without the door that opens them (daemon/transport/gpu.c): a page of words and
- * two regions that worker and engine both see, as if they had been handed over. A worker plans a
- * token of some sequences, rings a bell for each layer, and compares what is in its region when the
- * word says so, or hears by the page why not. Bells lie now and then; a lane is over with the
+/* lanes.c: lanes, without the transport that opens them (daemon/transport/gpu.c): a page of words
+ * and two regions that worker and engine both see, as if they had been handed over. A worker plans
+ * a token of some sequences, rings a bell for each layer, and compares what is in its region when
+ * the word says so, or hears by the page why not. Bells lie now and then; a lane is over with the
  * process or the worker. */
 #include <math.h>
 #include <string.h>

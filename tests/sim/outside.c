@@ -15,8 +15,8 @@
 #include "daemon/base/stack.h"
 #include "daemon/engine/core/state.h"
 #include "daemon/keeper/keep.h"
-#include "daemon/keeper/listener.h"
 #include "daemon/keeper/notify.h"
+#include "daemon/keeper/sockets.h"
 #include "daemon/process/memory.h"
 #include "daemon/request/request.h"
 #include "kernels/backend.h"
@@ -122,7 +122,7 @@ bool outside_has_kept(void)
 
 /* --- sockets, systemd, the machine ------------------------------------------------------------ */
 
-attn_status listener_open(const char *what, const struct address *a, int backlog, int *out_fd,
+attn_status socket_listen(const char *what, const struct address *a, int backlog, int *out_fd,
                           char *why, size_t why_bytes)
 {
     (void)what, (void)a, (void)backlog, (void)why, (void)why_bytes;
@@ -130,7 +130,7 @@ attn_status listener_open(const char *what, const struct address *a, int backlog
     return ATTN_OK;
 }
 
-void listener_close(int fd, const struct address *a)
+void socket_unlisten(int fd, const struct address *a)
 {
     (void)fd, (void)a;
 }

@@ -3,7 +3,7 @@
  *
  * The files of the engine; each calls those below it only (tests/layers.py):
  *
- *   cards/route.c       from a door to the engine that it is for; cards/step.c: to several
+ *   cards/route.c       from a listener to the engine that it is for; cards/step.c: to several
  *   engine/core/inbox.c      into that engine, within its bounds
  *   engine.c            life, the loop: one turn after the other
  *   engine/serve.c      a request that has come: checked, handled, answered

@@ -1,5 +1,5 @@
-/* listener.c: taking over a listening socket, or making one. */
-#include "daemon/keeper/listener.h"
+/* sockets.c: taking over a listening socket, or making one. */
+#include "daemon/keeper/sockets.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -60,7 +60,7 @@ static int listen_at(const struct address *a, int backlog)
     return -1;
 }
 
-attn_status listener_open(const char *what, const struct address *a, int backlog, int *out_fd,
+attn_status socket_listen(const char *what, const struct address *a, int backlog, int *out_fd,
                           char *why, size_t why_bytes)
 {
     char name[KEEP_NAME_BYTES];
@@ -89,7 +89,7 @@ attn_status listener_open(const char *what, const struct address *a, int backlog
     return ATTN_OK;
 }
 
-void listener_close(int fd, const struct address *a)
+void socket_unlisten(int fd, const struct address *a)
 {
     if (fd >= 0)
         close(fd);

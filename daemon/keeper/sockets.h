@@ -1,16 +1,16 @@
-/* listener.h: a listening socket: a predecessor's that a keeper (keep.h) has held, with the
+/* sockets.h: a listening socket: a predecessor's that a keeper (keep.h) has held, with the
  * connections that wait in its backlog, or a new one, which the keeper is given. */
-#ifndef ATTND_DAEMON_KEEPER_LISTENER_H
-#define ATTND_DAEMON_KEEPER_LISTENER_H
+#ifndef ATTND_DAEMON_KEEPER_SOCKETS_H
+#define ATTND_DAEMON_KEEPER_SOCKETS_H
 
 #include "daemon/base/address.h"
 
 /* Listens at the address; neither blocking nor inherited by programs. what names it to the keeper:
  * the url, or another unique word about it. A Unix socket's stale file is replaced, a live one is
  * an error; its mode is 0660, of the admin socket 0600. ATTN_EINVAL: why says what is wrong. */
-attn_status listener_open(const char *what, const struct address *a, int backlog, int *out_fd,
+attn_status socket_listen(const char *what, const struct address *a, int backlog, int *out_fd,
                           char *why, size_t why_bytes);
 /* The address's file goes, too, unless somebody keeps the socket. fd may be closed already: -1. */
-void listener_close(int fd, const struct address *a);
+void socket_unlisten(int fd, const struct address *a);
 
 #endif
