@@ -1,10 +1,10 @@
 /* cards.h: what is above the engines of a daemon with several cards: which request goes to which,
  * where sequences are, and what engines tell each other. A daemon with one card has none of it.
  *
- * The first card's engine is the lead: listeners give it everything, and engine_submit comes here
- * (cards/peers.c). An epoch on the wire has the card in its lowest bits, so a request that names
- * one is sent on without a look at anything; a request that only has a sequence's name needs the
- * table of names.
+ * The first card's engine is the primary: listeners give it everything, and engine_submit comes
+ * here (cards/peers.c). An epoch on the wire has the card in its lowest bits, so a request that
+ * names one is sent on without a look at anything; a request that only has a sequence's name needs
+ * the table of names.
  *
  * Any thread, unless said otherwise.
  */
@@ -23,7 +23,7 @@ struct peers;
 attn_status cards_open(uint32_t n, uint32_t max_pools, uint32_t max_sessions,
                        struct cards **out_cards);
 void cards_close(struct cards *c); /* after all engines; NULL is fine */
-/* An engine is open; the lead is the first. Main thread. */
+/* An engine is open; the primary is the first. Main thread. */
 void cards_join(struct cards *c, struct engine *e);
 /* What its engines know of each other (engine_parts.peers); NULL of NULL. */
 struct peers *cards_peers(struct cards *c);

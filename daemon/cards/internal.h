@@ -44,7 +44,7 @@ static inline struct cards *cards_of(const struct engine *e)
     return (struct cards *)(void *)e->peers;
 }
 
-/* The card that an epoch on the wire names; one that there is not is the lead's to refuse. */
+/* The card that an epoch on the wire names; one that there is not is the primary's to refuse. */
 static inline uint32_t card_of_epoch(const struct cards *c, uint32_t epoch)
 {
     uint32_t card = epoch & ((1u << c->peers.epoch_bits) - 1);

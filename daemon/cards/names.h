@@ -22,7 +22,7 @@ attn_status cards_opened(struct cards *c, uint32_t card, struct seq_name name, u
 /* One that is open there has another epoch. */
 void cards_epoch(struct cards *c, uint32_t card, struct seq_name name, uint32_t epoch);
 void cards_closed(struct cards *c, uint32_t card, struct seq_name name);
-/* Where the sequence is; the lead says that it is not open. */
+/* Where the sequence is; the primary says that it is not open. */
 uint32_t cards_of_name(struct cards *c, struct seq_name name);
 
 /* Where a sequence may go: must_be a card, or (CARDS_MAX) any; to the one with its prefix

@@ -31,11 +31,12 @@ static bool is_same(const struct pool *a, const struct pool *b, char *why, size_
 }
 
 /* A pool that not all cards have was never answered, or is being dropped: it is empty, unless a
- * card's cache was of no use. What the lead has counts. */
-static attn_status restore_pools(struct engine *lead, struct engine *e, char *why, size_t why_bytes)
+ * card's cache was of no use. What the primary has counts. */
+static attn_status restore_pools(struct engine *primary, struct engine *e, char *why,
+                                 size_t why_bytes)
 {
     for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++) {
-        const struct pool *is = pool_of_kv(lead, (kv_pool_id){i});
+        const struct pool *is = pool_of_kv(primary, (kv_pool_id){i});
         struct pool *p = pool_of_kv(e, (kv_pool_id){i});
         if (p != NULL && (is == NULL || !is_same(is, p, why, why_bytes))) {
             attn_status st = pool_drop(e, p, why, why_bytes);
@@ -45,11 +46,11 @@ static attn_status restore_pools(struct engine *lead, struct engine *e, char *wh
         }
         if (is == NULL)
             continue;
-        if (p == NULL && pool_spans(lead, is)) {
-            if (kv_pool_sequences(lead->parts.kv, is->id) > 0)
+        if (p == NULL && pool_spans(primary, is)) {
+            if (kv_pool_sequences(primary->parts.kv, is->id) > 0)
                 log_warn("pool \"%s\" is cleared: card %" PRIu32 " has lost its part of it",
                          is->spec.wire->name, e->parts.card);
-            kv_pool_clear(lead->parts.kv, is->id);
+            kv_pool_clear(primary->parts.kv, is->id);
         }
         if (p == NULL) {
             const struct tenant *who = tenants_of_id(e->parts.tenants, is->tenant);
@@ -67,15 +68,15 @@ static attn_status restore_pools(struct engine *lead, struct engine *e, char *wh
     return ATTN_OK;
 }
 
-/* A session that the lead does not have has ended; one that a card lacks has nothing there. */
+/* A session that the primary does not have has ended; one that a card lacks has nothing there. */
 static attn_status restore_session(struct cards *c, uint32_t slot)
 {
-    struct engine *lead = c->peers.at[0];
-    uint64_t id = session_at(lead->parts.sessions, slot)->id, now_ns = clock_now_ns();
-    const char *client = kv_owner_label(lead->parts.kv, slot);
+    struct engine *primary = c->peers.at[0];
+    uint64_t id = session_at(primary->parts.sessions, slot)->id, now_ns = clock_now_ns();
+    const char *client = kv_owner_label(primary->parts.kv, slot);
     uint32_t n_cards = 1;
     attn_status st =
-        id == 0 ? ATTN_OK : cards_tenant_set(c, id, kv_owner_tenant(lead->parts.kv, slot));
+        id == 0 ? ATTN_OK : cards_tenant_set(c, id, kv_owner_tenant(primary->parts.kv, slot));
     if (st != ATTN_OK)
         return st;
     for (uint32_t i = 1; i < c->peers.n; i++) {
@@ -90,7 +91,7 @@ static attn_status restore_session(struct cards *c, uint32_t slot)
         has_left |= had != id && had != 0;
         if (id != 0 && !has_slot && !has_left) {
             session_restore(e->parts.sessions, slot, id, client, now_ns);
-            uint32_t tenant = kv_owner_tenant(lead->parts.kv, slot);
+            uint32_t tenant = kv_owner_tenant(primary->parts.kv, slot);
             kv_owner_begin(e->parts.kv, slot, id, tenant, client);
             session_at(e->parts.sessions, slot)->tenant = tenants_of_id(e->parts.tenants, tenant);
             has_slot = true;
@@ -98,8 +99,9 @@ static attn_status restore_session(struct cards *c, uint32_t slot)
         n_cards += has_slot || has_left;
     }
     kv_seq_id any;
-    if (id == 0 && n_cards > 1 && kv_owner_any(lead->parts.kv, slot, &any) != ATTN_OK)
-        session_restore(lead->parts.sessions, slot, 0, "", now_ns); /* taken until all are free */
+    if (id == 0 && n_cards > 1 && kv_owner_any(primary->parts.kv, slot, &any) != ATTN_OK)
+        /* taken until all are free */
+        session_restore(primary->parts.sessions, slot, 0, "", now_ns);
     cards_session_kept(c, slot, n_cards);
     return ATTN_OK;
 }
@@ -136,7 +138,7 @@ static attn_status learn_names(struct cards *c)
     return ATTN_OK;
 }
 
-/* The first size of another card's that is not the lead's; 0: all have the same. */
+/* The first size of another card's that is not the primary's; 0: all have the same. */
 static uint32_t another_size(const struct cards *c, kv_pool_id id, uint32_t n_blocks)
 {
     for (uint32_t i = 1; i < c->peers.n; i++) {
@@ -147,20 +149,20 @@ static uint32_t another_size(const struct cards *c, kv_pool_id id, uint32_t n_bl
     return 0;
 }
 
-/* A pool that was resized on some cards when the predecessor died has the lead's size on all, or
+/* A pool that was resized on some cards when the predecessor died has the primary's size on all, or
  * where one cannot, that of the others. Where neither is possible each keeps its own. */
 static void sizes_agree(struct cards *c)
 {
-    struct engine *lead = c->peers.at[0];
+    struct engine *primary = c->peers.at[0];
     char why[WHY_BYTES];
-    for (struct pool *p = NULL; (p = pool_next(lead, p)) != NULL;) {
+    for (struct pool *p = NULL; (p = pool_next(primary, p)) != NULL;) {
         uint32_t had = p->config.n_blocks, other = another_size(c, p->id, had);
         if (other == 0)
             continue;
         log_warn("pool \"%s\" has %" PRIu32 " blocks on card 0, and %" PRIu32 " on another",
                  p->spec.wire->name, had, other);
-        if (pool_resize(lead, p, had, why, sizeof why) != ATTN_OK &&
-            pool_resize(lead, p, other, why, sizeof why) != ATTN_OK)
+        if (pool_resize(primary, p, had, why, sizeof why) != ATTN_OK &&
+            pool_resize(primary, p, other, why, sizeof why) != ATTN_OK)
             log_warn("pool \"%s\" stays so: %s", p->spec.wire->name, why);
     }
 }

@@ -24,13 +24,13 @@ enum { NO_POOL = UINT32_MAX };
 /* A reply that only the thread which polls may give. */
 static void give_back(struct request *req)
 {
-    struct engine *lead = req->lead;
+    struct engine *primary = req->primary;
     if (req->bell != NULL) { /* the sentence is its sender's */
         snprintf(req->bell->why, sizeof req->bell->why, "%s", req->why == NULL ? "" : req->why);
         req->why = req->bell->why;
     }
-    stack_push(&lead->returned, req);
-    engine_wake(lead);
+    stack_push(&primary->returned, req);
+    engine_wake(primary);
 }
 
 /* As the tables of the transports that are polled, but for the way back. */
@@ -42,11 +42,11 @@ static const struct transport_ops *returning_ops(enum stats_transport label)
 }
 
 /* The reply may be given by another thread from now on. */
-static void leave_lead(struct cards *c, struct request *req)
+static void leave_primary(struct cards *c, struct request *req)
 {
     if (!req->transport->is_polled)
         return;
-    req->lead = c->peers.at[0];
+    req->primary = c->peers.at[0];
     req->polled = req->transport;
     req->transport = returning_ops(req->transport->label);
 }
@@ -56,7 +56,7 @@ static void send_to(struct cards *c, struct request *req, struct engine *from, u
 {
     if (card != 0) {
         engine_renew(c->peers.at[0], request_session(req));
-        leave_lead(c, req);
+        leave_primary(c, req);
     }
     if (from == NULL)
         engine_take(c->peers.at[card], req);
@@ -88,11 +88,11 @@ static void send_step(struct cards *c, struct request *req, struct engine *from)
         return;
     }
     engine_renew(c->peers.at[0], request_session(req));
-    leave_lead(c, req);
+    leave_primary(c, req);
     cards_step_split(c, req, from, of_cards);
 }
 
-/* Where an open may go: those of split pools are the lead's. */
+/* Where an open may go: those of split pools are the primary's. */
 static struct card_place place_of_open(struct cards *c, const Attnd__Open *o)
 {
     uint32_t pool = pool_index_of_handle(o->pool);
@@ -213,9 +213,9 @@ void cards_send_again(struct cards *c, struct request *list, struct engine *from
         send_on(c, req, from);
 }
 
-uint32_t cards_of_plan(struct engine *lead, const struct request *plan)
+uint32_t cards_of_plan(struct engine *primary, const struct request *plan)
 {
-    struct cards *c = cards_of(lead);
+    struct cards *c = cards_of(primary);
     pthread_rwlock_rdlock(&c->route);
     uint32_t of_cards = cards_of_step(c, plan);
     pthread_rwlock_unlock(&c->route);

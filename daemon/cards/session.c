@@ -41,10 +41,10 @@ static void session_begins(struct engine *e, struct engine_message *message)
     free(n);
 }
 
-attn_status cards_session_begin(struct engine *lead, uint32_t slot, uint64_t id, uint32_t tenant,
+attn_status cards_session_begin(struct engine *primary, uint32_t slot, uint64_t id, uint32_t tenant,
                                 const char *client)
 {
-    struct cards *c = cards_of(lead);
+    struct cards *c = cards_of(primary);
     struct session_message *messages[CARDS_MAX] = {0};
     bool is_whole = cards_tenant_set(c, id, tenant) == ATTN_OK;
     for (uint32_t i = 1; i < c->peers.n; i++) {
@@ -73,9 +73,9 @@ static void session_ends(struct engine *e, struct engine_message *message)
     free(n);
 }
 
-void cards_session_end(struct engine *lead, uint32_t slot, uint64_t id)
+void cards_session_end(struct engine *primary, uint32_t slot, uint64_t id)
 {
-    struct cards *c = cards_of(lead);
+    struct cards *c = cards_of(primary);
     cards_tenant_forget(c, id);
     if (atomic_load(&c->slots[slot]) == 1)
         return; /* it was not begun by the others */

@@ -6,11 +6,11 @@
 
 #include "daemon/cards/cards.h"
 
-/* The lead has begun or ended one: so do the others. The lead's thread. */
-attn_status cards_session_begin(struct engine *lead, uint32_t slot, uint64_t id, uint32_t tenant,
+/* The primary has begun or ended one: so do the others. The primary's thread. */
+attn_status cards_session_begin(struct engine *primary, uint32_t slot, uint64_t id, uint32_t tenant,
                                 const char *client);
-void cards_session_end(struct engine *lead, uint32_t slot, uint64_t id);
-/* This card has nothing of an ended session left. false: the lead must wait for others. */
+void cards_session_end(struct engine *primary, uint32_t slot, uint64_t id);
+/* This card has nothing of an ended session left. false: the primary must wait for others. */
 bool cards_session_release(struct engine *e, uint32_t slot);
 /* A session of a predecessor: n_cards have something of it. Before the engines have threads. */
 void cards_session_kept(struct cards *c, uint32_t slot, uint32_t n_cards);

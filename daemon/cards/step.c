@@ -125,21 +125,21 @@ static void whole_free(struct step_whole *w)
 
 static void finish(struct step_whole *w)
 {
-    struct engine *lead = w->cards->peers.at[0];
+    struct engine *primary = w->cards->peers.at[0];
     sum_times(w);
     if (!w->has_task) {
         const struct step_part *first = w->parts;
         while (first->next != NULL)
             first = first->next;
-        engine_refuse(lead, w->req, first->refused, "%s", first->why);
+        engine_refuse(primary, w->req, first->refused, "%s", first->why);
     } else {
         struct pool pool = {.config = w->config};
         fail_refused(w);
         struct task *t = task_of(w, &pool);
         if (t == NULL)
-            engine_refuse(lead, w->req, ATTN_ENOMEM, "no memory for the step's answer");
+            engine_refuse(primary, w->req, ATTN_ENOMEM, "no memory for the step's answer");
         else
-            step_answer(lead, t);
+            step_answer(primary, t);
     }
     pthread_mutex_destroy(&w->lock);
     whole_free(w);
@@ -204,7 +204,7 @@ static uint32_t first_twin(const Attnd__Step *s, uint32_t *slots, uint32_t n_slo
 }
 
 /* No card sees that a sequence which it has is named again for another. */
-static bool refuse_twins(struct engine *lead, struct request *req)
+static bool refuse_twins(struct engine *primary, struct request *req)
 {
     const Attnd__Step *s = req->wire.header->step;
     uint32_t n_slots = 4;
@@ -212,14 +212,14 @@ static bool refuse_twins(struct engine *lead, struct request *req)
         n_slots *= 2;
     uint32_t *slots = wire_arena_alloc(&req->arena, n_slots * sizeof *slots);
     if (slots == NULL) {
-        engine_refuse(lead, req, ATTN_ENOMEM, "no memory for a step of %zu items", s->n_seq);
+        engine_refuse(primary, req, ATTN_ENOMEM, "no memory for a step of %zu items", s->n_seq);
         return true;
     }
     uint32_t i = first_twin(s, slots, n_slots);
     if (i == s->n_seq)
         return false;
-    engine_refuse(lead, req, ATTN_EINVAL, "step.seq[%" PRIu32 "] %" PRIu64 " is in this step twice",
-                  i, s->seq[i]);
+    engine_refuse(primary, req, ATTN_EINVAL,
+                  "step.seq[%" PRIu32 "] %" PRIu64 " is in this step twice", i, s->seq[i]);
     return true;
 }
 
@@ -258,19 +258,19 @@ static bool whole_cut(struct step_whole *w, uint32_t of_cards, struct step_part 
 
 void cards_step_split(struct cards *c, struct request *req, struct engine *from, uint32_t of_cards)
 {
-    struct engine *lead = c->peers.at[0];
+    struct engine *primary = c->peers.at[0];
     struct step_part *parts[CARDS_MAX];
     if (from != NULL)
-        charge_queue_move(&req->charge, &lead->queue);
-    else if (!engine_admit(lead, req))
+        charge_queue_move(&req->charge, &primary->queue);
+    else if (!engine_admit(primary, req))
         return;
-    if (refuse_twins(lead, req))
+    if (refuse_twins(primary, req))
         return;
     struct step_whole *w = whole_new(c, req);
     if (w == NULL || !whole_cut(w, of_cards, parts)) {
         if (w != NULL)
             whole_free(w);
-        engine_refuse(lead, req, ATTN_ENOMEM, "no memory for a step of %zu items",
+        engine_refuse(primary, req, ATTN_ENOMEM, "no memory for a step of %zu items",
                       req->wire.header->step->n_seq);
         return;
     }

@@ -104,8 +104,8 @@ static bool is_of_split_pool(const struct engine *e, kv_seq_id id)
     return p != NULL && pool_spans(e, p);
 }
 
-/* A card is lost: its sequences go; or, is_split, those of the lead that are split over it. May be
- * repeated. */
+/* A card is lost: its sequences go; or, is_split, those of the primary that are split over it. May
+ * be repeated. */
 static void drop_sequences(struct engine *e, bool is_split)
 {
     uint32_t n = 0;
@@ -153,7 +153,7 @@ static void drop_if_not_whole(struct engine *e)
 
 static uint64_t idle_ns(const struct engine *e, uint64_t now_ns, uint64_t max_wait_ns)
 {
-    uint64_t expiry_ns = e->parts.card > 0 /* the lead ends sessions */
+    uint64_t expiry_ns = e->parts.card > 0 /* the primary ends sessions */
                              ? UINT64_MAX
                              : session_next_expiry_ns(e->parts.sessions, e->lease_ns);
     uint64_t until_ns = expiry_ns <= now_ns ? 0 : expiry_ns - now_ns;

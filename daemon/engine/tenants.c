@@ -17,7 +17,7 @@ static void take_tenants(struct engine *e, struct tenants *now)
     engine_wake(e);
 }
 
-/* The lead last: whom it lets in the others know. */
+/* The primary last: whom it lets in the others know. */
 void engine_take_tenants(struct engine *e, struct tenants *now)
 {
     for (uint32_t i = 1; i < peers_n(e); i++) {
@@ -64,7 +64,7 @@ void tenants_turn(struct engine *e)
                 "listen.tenants: some new tenants have no place before those who are gone have "
                 "ended; reload again");
         if (e->parts.card > 0)
-            return; /* sessions and pools end with the lead's */
+            return; /* sessions and pools end with the primary's */
         end_sessions(e);
         e->has_gone_tenants = true;
     }

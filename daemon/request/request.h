@@ -56,7 +56,7 @@ struct request {
     const char *why; /* of a bell's failure, while transport->reply runs */
     /* with several cards (cards.h) */
     struct step_part *part; /* NULL: it is not one card's part of a step */
-    struct engine *lead; /* whose thread gives the reply to polled->reply */
+    struct engine *primary; /* whose thread gives the reply to polled->reply */
     const struct transport_ops *polled; /* NULL: the reply goes its way by itself */
     bool is_fetched; /* an open: it goes on with what is there (engine/tier/mover.c) */
     uint64_t received_ns; /* CLOCK_MONOTONIC */

@@ -174,8 +174,8 @@ attn_status lane_welcome(struct shm_client *c, const union shm_first_packet *hel
 {
     static const struct lane_device unsaid;
     bool is_hello = hello_bytes == sizeof hello->lane;
-    struct engine *lead = c->t->env->engine;
-    struct engine *home = lane_home(lead, (is_hello ? &hello->lane.device : &unsaid)->uuid);
+    struct engine *primary = c->t->env->engine;
+    struct engine *home = lane_home(primary, (is_hello ? &hello->lane.device : &unsaid)->uuid);
     struct lane_welcome w = {.magic = LANE_MAGIC, .version = LANE_VERSION};
     const struct backend_ops *ops;
     struct backend_info info;
@@ -185,7 +185,7 @@ attn_status lane_welcome(struct shm_client *c, const union shm_first_packet *hel
     memcpy(w.device.uuid, info.id.uuid, sizeof w.device.uuid);
     w.device.driver_version = info.id.driver_version;
     w.device.is_shared = info.id.is_shared;
-    attn_status st = lane_check(lead, w.message, sizeof w.message);
+    attn_status st = lane_check(primary, w.message, sizeof w.message);
     if (st == ATTN_OK)
         st = check_hello(c, &hello->lane, hello_bytes, fd, &w.device, w.message, sizeof w.message);
     if (st == ATTN_OK)

@@ -359,7 +359,8 @@ static void a_successor_without_a_cards_part_begins_without_the_sequences(void *
     end();
 }
 
-/* The batch has parts on both cards, of which one never comes back: the lead can't go on either. */
+/* The batch has parts on both cards, of which one never comes back: the primary can't go on
+ * either. */
 static void a_card_that_hangs_ends_the_process(void **state)
 {
     (void)state;

@@ -331,7 +331,7 @@ static void assert_common(uint32_t n_blocks)
     assert_int_equal(kv_check(r.second_own.kv), ATTN_OK);
 }
 
-static void a_kill_between_cards_leaves_the_leads_size(void **state)
+static void a_kill_between_cards_leaves_the_primarys_size(void **state)
 {
     (void)state;
     static const uint32_t sizes[] = {N_BLOCKS, 40, 80};
@@ -404,7 +404,7 @@ int main(void)
         cmocka_unit_test(what_makes_way_goes_to_host_memory_and_comes_back),
         cmocka_unit_test(all_cards_do_it_or_none),
         cmocka_unit_test(all_parts_of_a_split_pool_do_it_or_none),
-        cmocka_unit_test(a_kill_between_cards_leaves_the_leads_size),
+        cmocka_unit_test(a_kill_between_cards_leaves_the_primarys_size),
         cmocka_unit_test(a_size_that_some_card_cannot_have_is_given_up),
     };
     return cmocka_run_group_tests_name("engine_resize", tests, NULL, NULL);

@@ -198,7 +198,7 @@ static void what_is_wrong_on_any_card_is_told_by_name(void **state)
     end();
 }
 
-/* The lead sees to what is its own at once, and asks about the rest. */
+/* The primary sees to what is its own at once, and asks about the rest. */
 static void plans_are_checked_where_their_sequences_are(void **state)
 {
     (void)state;

@@ -14,12 +14,12 @@ struct cards_outputs {
     uint8_t *base; /* [card][each] */
     uint64_t bytes, each;
     struct backend_region region; /* it is there; else host memory */
-    uint32_t *words; /* host memory of the lead's; one of each card but the lead */
+    uint32_t *words; /* host memory of the primary's; one of each card but the primary */
     struct backend_word told[CONFIG_MAX_DEVICES]; /* when a card's are there */
     struct backend_merge *list;
     uint32_t capacity;
     struct backend_merges merges;
-    bool is_on_device; /* the lead's merges */
+    bool is_on_device; /* the primary's merges */
 };
 
 struct cards_outputs *cards_outputs_new(void)
@@ -29,78 +29,78 @@ struct cards_outputs *cards_outputs_new(void)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-static void host_give(struct engine *lead, void *p, uint64_t bytes, uint32_t n_known)
+static void host_give(struct engine *primary, void *p, uint64_t bytes, uint32_t n_known)
 {
     for (uint32_t i = 1; i < n_known; i++) {
-        const struct engine *e = peers_at(lead, i);
-        if (!peers_are_alike(lead, e))
+        const struct engine *e = peers_at(primary, i);
+        if (!peers_are_alike(primary, e))
             e->parts.ops->host_unregister(e->parts.backend, p, bytes);
     }
-    lead->parts.ops->host_free(lead->parts.backend, p, bytes);
+    primary->parts.ops->host_free(primary->parts.backend, p, bytes);
 }
 
 /* Host memory that every card works with. */
-static attn_status host_take(struct engine *lead, uint64_t bytes, void **out_p)
+static attn_status host_take(struct engine *primary, uint64_t bytes, void **out_p)
 {
     void *p;
-    attn_status st = lead->parts.ops->host_alloc(lead->parts.backend, bytes, &p);
+    attn_status st = primary->parts.ops->host_alloc(primary->parts.backend, bytes, &p);
     if (st != ATTN_OK)
         return st;
-    for (uint32_t i = 1; i < lead->peers->n; i++) {
-        const struct engine *e = peers_at(lead, i);
-        if (!peers_are_alike(lead, e))
+    for (uint32_t i = 1; i < primary->peers->n; i++) {
+        const struct engine *e = peers_at(primary, i);
+        if (!peers_are_alike(primary, e))
             st = e->parts.ops->host_register(e->parts.backend, p, bytes);
         if (st == ATTN_OK)
             continue;
-        host_give(lead, p, bytes, i);
+        host_give(primary, p, bytes, i);
         return st;
     }
     *out_p = p;
     return ATTN_OK;
 }
 
-static void give(struct engine *lead, struct cards_outputs *o)
+static void give(struct engine *primary, struct cards_outputs *o)
 {
     if (o->region.handle != NULL)
-        lead->parts.ops->region_close(lead->parts.backend, &o->region);
+        primary->parts.ops->region_close(primary->parts.backend, &o->region);
     else if (o->base != NULL)
-        host_give(lead, o->base, o->bytes, lead->peers->n);
+        host_give(primary, o->base, o->bytes, primary->peers->n);
     o->base = NULL;
     o->bytes = 0;
 }
 
-void cards_outputs_free(struct engine *lead, struct cards_outputs *o)
+void cards_outputs_free(struct engine *primary, struct cards_outputs *o)
 {
     if (o == NULL)
         return;
-    give(lead, o);
+    give(primary, o);
     if (o->words != NULL)
-        host_give(lead, o->words, WORDS_BYTES, lead->peers->n);
+        host_give(primary, o->words, WORDS_BYTES, primary->peers->n);
     free(o->list);
     free(o);
 }
 
-/* Memory of the lead's device that all cards reach; false: there is none. */
-static bool take_region(struct engine *lead, struct cards_outputs *o, uint64_t bytes)
+/* Memory of the primary's device that all cards reach; false: there is none. */
+static bool take_region(struct engine *primary, struct cards_outputs *o, uint64_t bytes)
 {
-    const struct backend_ops *ops = lead->parts.ops;
+    const struct backend_ops *ops = primary->parts.ops;
     char why[WHY_BYTES];
-    for (uint32_t i = 1; i < lead->peers->n; i++)
-        if (!peers_are_alike(lead, peers_at(lead, i)))
+    for (uint32_t i = 1; i < primary->peers->n; i++)
+        if (!peers_are_alike(primary, peers_at(primary, i)))
             return false;
-    if (ops->region_open(lead->parts.backend, bytes, -1, &o->region, why, sizeof why) != ATTN_OK)
+    if (ops->region_open(primary->parts.backend, bytes, -1, &o->region, why, sizeof why) != ATTN_OK)
         return false;
-    for (uint32_t i = 1; i < lead->peers->n; i++)
-        if (ops->region_reach(lead->parts.backend, &o->region, peers_at(lead, i)->parts.backend) !=
-            ATTN_OK) {
-            ops->region_close(lead->parts.backend, &o->region);
+    for (uint32_t i = 1; i < primary->peers->n; i++)
+        if (ops->region_reach(primary->parts.backend, &o->region,
+                              peers_at(primary, i)->parts.backend) != ATTN_OK) {
+            ops->region_close(primary->parts.backend, &o->region);
             return false;
         }
     o->base = o->region.p;
     return true;
 }
 
-static attn_status grow(struct engine *lead, struct cards_outputs *o, uint64_t bytes)
+static attn_status grow(struct engine *primary, struct cards_outputs *o, uint64_t bytes)
 {
     uint64_t size = o->bytes < BACKEND_REGION_ALIGN ? BACKEND_REGION_ALIGN : o->bytes;
     void *p = NULL;
@@ -108,9 +108,9 @@ static attn_status grow(struct engine *lead, struct cards_outputs *o, uint64_t b
         return ATTN_OK;
     while (size < bytes)
         size *= 2;
-    give(lead, o);
-    if (!o->is_on_device || !take_region(lead, o, size)) {
-        attn_status st = host_take(lead, size, &p);
+    give(primary, o);
+    if (!o->is_on_device || !take_region(primary, o, size)) {
+        attn_status st = host_take(primary, size, &p);
         if (st != ATTN_OK)
             return st;
         o->base = p;
@@ -121,27 +121,27 @@ static attn_status grow(struct engine *lead, struct cards_outputs *o, uint64_t b
 
 /* --- a batch ---------------------------------------------------------------------------------- */
 
-/* The lead's device merges, and the others tell it. */
-static bool can_merge(const struct engine *lead)
+/* The primary's device merges, and the others tell it. */
+static bool can_merge(const struct engine *primary)
 {
-    bool can = lead->info.features & BACKEND_HAS_MERGES;
-    for (uint32_t i = 1; i < lead->peers->n; i++)
-        can &= (peers_at(lead, i)->info.features & BACKEND_HAS_WORDS) != 0;
+    bool can = primary->info.features & BACKEND_HAS_MERGES;
+    for (uint32_t i = 1; i < primary->peers->n; i++)
+        can &= (peers_at(primary, i)->info.features & BACKEND_HAS_WORDS) != 0;
     return can;
 }
 
-attn_status cards_outputs_begin(struct engine *lead, struct cards_outputs *o,
+attn_status cards_outputs_begin(struct engine *primary, struct cards_outputs *o,
                                 const struct part_tensors *t, uint32_t n_cards, uint64_t order)
 {
     void *words;
     o->merges.n = 0;
     o->each = tokens_output_bytes(t);
-    o->is_on_device = can_merge(lead);
-    attn_status st = grow(lead, o, n_cards * o->each);
+    o->is_on_device = can_merge(primary);
+    attn_status st = grow(primary, o, n_cards * o->each);
     if (st == ATTN_OK)
         st = array_reserve(&o->list, &o->capacity, t->n_whole, sizeof *o->list);
     if (st == ATTN_OK && o->words == NULL) {
-        st = host_take(lead, WORDS_BYTES, &words);
+        st = host_take(primary, WORDS_BYTES, &words);
         if (st == ATTN_OK)
             o->words = words;
     }

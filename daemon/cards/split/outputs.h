@@ -1,12 +1,12 @@
 /* outputs.h: the partial outputs of a batch of a pool that is split by tokens, and how they
  * become the batch's own.
  *
- * They lie together. Where every card reaches the lead's memory it is there: each stores its own
- * over the link, tells a word, and the lead's device merges behind its own part. Else it is host
- * memory that all devices work with. Where the lead's device has no merges, or another's no words,
- * the lead merges on the host when all parts are back.
+ * They lie together. Where every card reaches the primary's memory it is there: each stores its own
+ * over the link, tells a word, and the primary's device merges behind its own part. Else it is host
+ * memory that all devices work with. Where the primary's device has no merges, or another's no
+ * words, the primary merges on the host when all parts are back.
  *
- * The lead's thread, unless said otherwise.
+ * The primary's thread, unless said otherwise.
  */
 #ifndef ATTND_DAEMON_CARDS_SPLIT_OUTPUTS_H
 #define ATTND_DAEMON_CARDS_SPLIT_OUTPUTS_H
@@ -17,10 +17,10 @@
 struct cards_outputs;
 
 struct cards_outputs *cards_outputs_new(void); /* NULL: no memory */
-void cards_outputs_free(struct engine *lead, struct cards_outputs *o); /* NULL is fine */
+void cards_outputs_free(struct engine *primary, struct cards_outputs *o); /* NULL is fine */
 /* For a batch over so many cards, as t has its items; order: the batch's, never twice.
  * ATTN_ENOMEM */
-attn_status cards_outputs_begin(struct engine *lead, struct cards_outputs *o,
+attn_status cards_outputs_begin(struct engine *primary, struct cards_outputs *o,
                                 const struct part_tensors *t, uint32_t n_cards, uint64_t order);
 /* Where a card's are. Any engine's thread, until the batch is done. */
 uint8_t *cards_outputs_of(const struct cards_outputs *o, uint32_t card);

@@ -27,7 +27,7 @@ struct engine_parts {
     bool is_kept; /* a successor will take up the cache */
     struct settings *settings; /* what operators may change; NULL: nothing */
     struct peers *peers; /* all engines of the daemon; NULL: it is the only one */
-    uint32_t card; /* which it is of them; 0 is the lead */
+    uint32_t card; /* which it is of them; 0 is the primary */
     const struct idle_memory *idle; /* as kv knows of it; NULL: none */
 };
 

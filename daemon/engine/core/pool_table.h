@@ -44,7 +44,7 @@ static inline bool pool_is_shard(const struct engine *e, const struct pool *p)
     return pool_spans(e, p) && e->parts.card > 0;
 }
 
-/* Clients know it by a handle of this generation (a card's pool has the lead's). */
+/* Clients know it by a handle of this generation (a card's pool has the primary's). */
 void pool_rename(struct engine *e, struct pool *p, uint32_t generation);
 /* Of all layers. */
 uint64_t pool_block_bytes(const struct pool *p);

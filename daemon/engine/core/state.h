@@ -332,7 +332,7 @@ struct engine {
     int epoll_fd, wake_fd;
     uint64_t spin_ns; /* how long to spin before the next sleep */
     uint64_t polled_ns; /* when a poller last brought something */
-    uint64_t bell_ns; /* when a lane's layer last came from the lead, that looks at lanes */
+    uint64_t bell_ns; /* when a lane's layer last came from the primary, that looks at lanes */
     _Atomic bool is_stopping, is_draining;
     _Atomic(struct tenants *) new_tenants; /* as another file has them; NULL: none */
     _Atomic bool ends_tokens; /* no sequence begins a token any more */

@@ -204,11 +204,11 @@ static void pool_drop_here(struct engine *e, void *arg)
 }
 
 /* The others, from the first on; *out_n_done: how many did it. Lost ones are passed over. */
-static attn_status ask_others(struct engine *lead, void (*fn)(struct engine *e, void *arg),
+static attn_status ask_others(struct engine *primary, void (*fn)(struct engine *e, void *arg),
                               struct pool_ask *ask, uint32_t n, uint32_t *out_n_done)
 {
     for (*out_n_done = 0; *out_n_done + 1 < n; ++*out_n_done) {
-        struct engine *e = peers_at(lead, *out_n_done + 1);
+        struct engine *e = peers_at(primary, *out_n_done + 1);
         if (engine_health(e) != ATTN_OK)
             continue;
         if (engine_call(e, fn, ask) != ATTN_OK) {
@@ -221,43 +221,43 @@ static attn_status ask_others(struct engine *lead, void (*fn)(struct engine *e, 
     return ATTN_OK;
 }
 
-static attn_status others_create(struct engine *lead, const struct pool *p,
+static attn_status others_create(struct engine *primary, const struct pool *p,
                                  const Attnd__PoolSpec *asked, char *why, size_t why_bytes)
 {
     char ignored[WHY_BYTES];
     uint32_t n_done, n_undone;
     struct pool_ask ask = {asked, p->id.index, p->generation, p->tenant, ATTN_OK, why, why_bytes};
-    if (pool_spans(lead, p) && !peers_all_live(lead)) {
+    if (pool_spans(primary, p) && !peers_all_live(primary)) {
         snprintf(why, why_bytes, "split %s: a card is lost",
                  attn_split_name((attn_split)p->spec.wire->split));
         return ATTN_EDEVICE;
     }
-    attn_status st = ask_others(lead, pool_create_here, &ask, peers_n(lead), &n_done);
+    attn_status st = ask_others(primary, pool_create_here, &ask, peers_n(primary), &n_done);
     if (st == ATTN_OK)
         return ATTN_OK;
     ask.why = ignored;
     ask.why_bytes = sizeof ignored;
-    ask_others(lead, pool_drop_here, &ask, n_done + 1, &n_undone);
+    ask_others(primary, pool_drop_here, &ask, n_done + 1, &n_undone);
     return st;
 }
 
-static attn_status others_drop(struct engine *lead, const struct pool *p, char *why,
+static attn_status others_drop(struct engine *primary, const struct pool *p, char *why,
                                size_t why_bytes)
 {
     char ignored[WHY_BYTES];
     uint32_t n_done, n_undone;
     struct pool_ask ask = {p->spec.wire, p->id.index, p->generation, p->tenant,
                            ATTN_OK,      why,         why_bytes};
-    attn_status st = ask_others(lead, pool_drop_here, &ask, peers_n(lead), &n_done);
+    attn_status st = ask_others(primary, pool_drop_here, &ask, peers_n(primary), &n_done);
     if (st == ATTN_OK)
         return ATTN_OK;
     ask.why = ignored;
     ask.why_bytes = sizeof ignored;
-    ask_others(lead, pool_create_here, &ask, n_done + 1, &n_undone);
+    ask_others(primary, pool_create_here, &ask, n_done + 1, &n_undone);
     return st;
 }
 
-/* There are other cards, and this is the lead. */
+/* There are other cards, and this is the primary. */
 static bool has_others(const struct engine *e)
 {
     return is_primary(e) && peers_n(e) > 1;
@@ -405,7 +405,7 @@ attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd_
         if (st == ATTN_ENOTSUP && how != (attn_split)asked->split && as_whole[0] != '\0')
             return FAIL(ATTN_ENOMEM, "%s", as_whole); /* nor can it be split */
         bool may_help = st == ATTN_EQUOTA || (st == ATTN_ENOMEM && asked->n_blocks <= e->n_blocks);
-        bool may_drop = is_primary(e); /* the lead decides what makes way */
+        bool may_drop = is_primary(e); /* the primary decides what makes way */
         if (!may_help || !may_drop || !drop_idle(e, who))
             return st;
     }
@@ -453,14 +453,16 @@ static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size
     return ATTN_OK;
 }
 
-/* Of a split pool the lead, which is restored first, says how many blocks it has. */
-static uint32_t leads_n_blocks(const struct engine *e, kv_pool_id id, const struct pool_spec *spec)
+/* Of a split pool the primary, which is restored first, says how many blocks it has. */
+static uint32_t primary_n_blocks(const struct engine *e, kv_pool_id id,
+                                 const struct pool_spec *spec)
 {
-    struct engine *lead = is_primary(e) ? NULL : peers_at(e, 0);
-    const struct pool *p = lead == NULL ? NULL : pool_of_kv(lead, id);
+    struct engine *primary = is_primary(e) ? NULL : peers_at(e, 0);
+    const struct pool *p = primary == NULL ? NULL : pool_of_kv(primary, id);
     bool is_split = spec->wire->split == ATTND__SPLIT__SPLIT_HEADS ||
                     spec->wire->split == ATTND__SPLIT__SPLIT_TOKENS;
-    return is_split && p != NULL && pool_spans(lead, p) ? p->config.n_blocks : spec->wire->n_blocks;
+    return is_split && p != NULL && pool_spans(primary, p) ? p->config.n_blocks
+                                                           : spec->wire->n_blocks;
 }
 
 attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_bytes)
@@ -483,7 +485,7 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
     if (st == ATTN_OK && ks.n_blocks != ks.n_made)
         spec.wire->n_blocks = ks.n_blocks; /* it has been resized */
     if (st == ATTN_OK)
-        spec.wire->n_blocks = leads_n_blocks(e, id, &spec);
+        spec.wire->n_blocks = primary_n_blocks(e, id, &spec);
     if (st == ATTN_OK && spec.wire->split == ATTND__SPLIT__SPLIT_AUTO) /* of an older daemon */
         spec.wire->split = ATTND__SPLIT__SPLIT_WHOLE;
     if (st == ATTN_OK)

@@ -241,11 +241,11 @@ static void resize_there(struct engine *e, void *arg)
 }
 
 /* had: of each card that has done it, from the second on; those before *n. */
-static attn_status resize_others(struct engine *lead, struct resize_ask *ask, uint32_t *had,
+static attn_status resize_others(struct engine *primary, struct resize_ask *ask, uint32_t *had,
                                  uint32_t *n)
 {
-    for (*n = 1; *n < peers_n(lead); ++*n) {
-        if (engine_call(peers_at(lead, *n), resize_there, ask) != ATTN_OK) {
+    for (*n = 1; *n < peers_n(primary); ++*n) {
+        if (engine_call(peers_at(primary, *n), resize_there, ask) != ATTN_OK) {
             snprintf(ask->why, ask->why_bytes, "card %" PRIu32 " does not answer", *n);
             return ATTN_EOVERLOAD;
         }
@@ -257,7 +257,7 @@ static attn_status resize_others(struct engine *lead, struct resize_ask *ask, ui
 }
 
 /* Cards [1, n) that have done it go back to what they had. */
-static void others_undo(struct engine *lead, const struct pool *p, struct resize_ask *ask,
+static void others_undo(struct engine *primary, const struct pool *p, struct resize_ask *ask,
                         const uint32_t *had, uint32_t n)
 {
     char ignored[WHY_BYTES];
@@ -266,7 +266,8 @@ static void others_undo(struct engine *lead, const struct pool *p, struct resize
     ask->why_bytes = sizeof ignored;
     while (n-- > 1) {
         ask->n_blocks = had[n];
-        if (engine_call(peers_at(lead, n), resize_there, ask) != ATTN_OK || ask->status != ATTN_OK)
+        if (engine_call(peers_at(primary, n), resize_there, ask) != ATTN_OK ||
+            ask->status != ATTN_OK)
             log_warn("pool \"%s\" has %" PRIu32 " blocks on card %" PRIu32 ", not %" PRIu32,
                      p->spec.wire->name, n_blocks, n, had[n]);
     }

@@ -100,7 +100,7 @@ attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p
     bool is_split = w->split != ATTND__SPLIT__SPLIT_WHOLE;
     uint32_t n_cards = is_split ? 1 : e->peers->n;
     uint64_t left = tenant_left(who, TENANT_BLOCKS);
-    if (is_split && !is_primary(e)) /* the lead has been charged for them */
+    if (is_split && !is_primary(e)) /* the primary has been charged for them */
         left = UINT64_MAX;
     if (asked > left || left == 0)
         return FAIL(ATTN_EQUOTA,

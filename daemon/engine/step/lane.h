@@ -6,7 +6,7 @@
  * is read once per look, nothing in it is believed: a bell that is not the next one, or that no
  * plan has, is refused and ends what is planned.
  *
- * Made and freed on the loop's thread (transport/gpu.c); in between the lead's alone, whichever
+ * Made and freed on the loop's thread (transport/gpu.c); in between the primary's alone, whichever
  * cards compute its bells.
  */
 #ifndef ATTND_DAEMON_ENGINE_STEP_LANE_H

@@ -8,36 +8,36 @@
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/step/lane.h"
 
-attn_status lane_check(const struct engine *lead, char *why, size_t why_bytes)
+attn_status lane_check(const struct engine *primary, char *why, size_t why_bytes)
 {
-    if (!lane_is_possible(&lead->info)) {
+    if (!lane_is_possible(&primary->info)) {
         snprintf(why, why_bytes, "backend %s has no memory that a worker can map",
-                 lead->parts.ops->name);
+                 primary->parts.ops->name);
         return ATTN_ENOTSUP;
     }
-    for (uint32_t i = 1; i < peers_n(lead); i++) {
-        const struct engine *e = peers_at(lead, i);
-        if (peers_are_alike(lead, e))
+    for (uint32_t i = 1; i < peers_n(primary); i++) {
+        const struct engine *e = peers_at(primary, i);
+        if (peers_are_alike(primary, e))
             continue;
         snprintf(why, why_bytes, "card %" PRIu32 " is of backend %s, card 0 of %s", i,
-                 e->parts.ops->name, lead->parts.ops->name);
+                 e->parts.ops->name, primary->parts.ops->name);
         return ATTN_ENOTSUP;
     }
     return ATTN_OK;
 }
 
-struct engine *lane_home(struct engine *lead, const uint8_t uuid[16])
+struct engine *lane_home(struct engine *primary, const uint8_t uuid[16])
 {
     struct engine *first = NULL;
-    for (uint32_t i = 0; i < peers_n(lead); i++) {
-        struct engine *e = peers_at(lead, i);
+    for (uint32_t i = 0; i < peers_n(primary); i++) {
+        struct engine *e = peers_at(primary, i);
         if (engine_health(e) != ATTN_OK)
             continue;
         if (memcmp(e->info.id.uuid, uuid, sizeof e->info.id.uuid) == 0)
             return e;
         first = first == NULL ? e : first;
     }
-    return first == NULL ? lead : first;
+    return first == NULL ? primary : first;
 }
 
 struct backend *lane_backend(const struct engine *home, const struct backend_ops **out_ops)

@@ -9,10 +9,10 @@ struct engine;
 
 /* All devices have what lanes need, of one backend. ATTN_ENOTSUP: why names the one that has not.
  * Any thread. */
-attn_status lane_check(const struct engine *lead, char *why, size_t why_bytes);
+attn_status lane_check(const struct engine *primary, char *why, size_t why_bytes);
 /* The engine of the device with that uuid, for a lane whose worker is on it; else of the first that
  * is not lost. Any thread. */
-struct engine *lane_home(struct engine *lead, const uint8_t uuid[16]);
+struct engine *lane_home(struct engine *primary, const uint8_t uuid[16]);
 struct backend *lane_backend(const struct engine *home, const struct backend_ops **out_ops);
 /* As region_open of home's backend, for every device that is not lost. ATTN_ENOTSUP: why names the
  * one that can't. The loop's thread. */

@@ -1,7 +1,7 @@
 /* plan.c: plans: the steps that will come by a lane's bells are checked before the first of
  * them, so that what is wrong is told in a sentence, to somebody who can read it.
  *
- * The lead has all lanes. A lane's plan with sequences on other cards goes to each of these in
+ * The primary has all lanes. A lane's plan with sequences on other cards goes to each of these in
  * turn, which looks at its own; the lane's plans behind it wait meanwhile, so they keep their
  * order.
  */
@@ -45,9 +45,9 @@ static struct lane *lane_find(struct engine *e, uint64_t id)
 /* A plan on its way over the cards. */
 struct plan_tour {
     struct engine_message message; /* first */
-    struct engine *lead;
+    struct engine *primary;
     struct lane *lane; /* it is there until the tour is over */
-    struct request *req; /* the lead's, which nobody changes */
+    struct request *req; /* the primary's, which nobody changes */
     uint32_t cards; /* still to be asked, a bit each */
     bool is_behind;
     uint64_t in_bytes;
@@ -61,13 +61,13 @@ static void tour_checks(struct engine *e, struct engine_message *message);
 
 static void tour_goes_on(struct plan_tour *t)
 {
-    struct engine *to = t->lead;
+    struct engine *to = t->primary;
     t->message.on_message = tour_ends;
     if (t->status == ATTN_OK && t->cards != 0) {
         uint32_t card = (uint32_t)__builtin_ctz(t->cards);
         t->cards &= t->cards - 1;
         t->message.on_message = tour_checks;
-        to = peers_at(t->lead, card);
+        to = peers_at(t->primary, card);
     }
     engine_message_push(to, &t->message);
 }
@@ -98,7 +98,7 @@ static attn_status lane_takes(struct lane *l, struct request *req, uint64_t in_b
     return st;
 }
 
-/* The lane's plan, checked as far as the lead can, goes on its tour if there is one. true: it is
+/* The lane's plan, checked as far as the primary can, goes on its tour if there is one. true: it is
  * answered later. */
 static bool tour_begins(struct engine *e, struct lane *l, struct request *req, uint64_t in_bytes,
                         attn_status *out_st, struct answer *a)
@@ -111,7 +111,7 @@ static bool tour_begins(struct engine *e, struct lane *l, struct request *req, u
         *out_st = answer_no(a, ATTN_ENOMEM, "no memory to ask other cards about a plan");
         return false;
     }
-    *t = (struct plan_tour){.lead = e,
+    *t = (struct plan_tour){.primary = e,
                             .lane = l,
                             .req = req,
                             .cards = cards,

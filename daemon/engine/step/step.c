@@ -345,7 +345,7 @@ static struct task *task_new(struct request *req, struct pool *p, uint32_t sessi
     return t;
 }
 
-/* The lead looks at lanes; what they ring for on another card finds that awake, too. */
+/* The primary looks at lanes; what they ring for on another card finds that awake, too. */
 static void note_bell(struct engine *e, const struct request *req)
 {
     if (req->bell != NULL && e->parts.card > 0)
