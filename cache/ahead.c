@@ -64,7 +64,7 @@ void kv_ahead_end(struct kv *kv, uint32_t slot)
     kv_publish32(&kv->ahead_slots[slot].n, 0);
 }
 
-bool kv_ahead_is_told(const struct kv *kv, uint32_t slot)
+bool kv_ahead_is_answered(const struct kv *kv, uint32_t slot)
 {
     const struct kv_ahead_slot *a = &kv->ahead_slots[slot];
     uint32_t word = __atomic_load_n(&kv->ahead_words->word[slot], __ATOMIC_ACQUIRE);
@@ -95,7 +95,7 @@ static bool is_to_commit(const struct kv *kv, const struct kv_ahead_rec *r)
 static bool has_any(const struct kv *kv, uint32_t seq)
 {
     for (uint32_t slot = 0; slot < KV_AHEAD_SLOTS; slot++)
-        for (uint32_t i = 0; kv_ahead_is_told(kv, slot) && i < kv->ahead_slots[slot].n; i++) {
+        for (uint32_t i = 0; kv_ahead_is_answered(kv, slot) && i < kv->ahead_slots[slot].n; i++) {
             const struct kv_ahead_rec *r = &records_of(kv, slot)[i];
             if (r->seq == seq && is_to_commit(kv, r))
                 return true;
@@ -112,7 +112,7 @@ void kv_ahead_recover(struct kv *kv)
             kv_publish32(&e->state, 0);
     }
     for (uint32_t slot = 0; slot < KV_AHEAD_SLOTS; slot++) {
-        for (uint32_t i = 0; kv_ahead_is_told(kv, slot) && i < kv->ahead_slots[slot].n; i++) {
+        for (uint32_t i = 0; kv_ahead_is_answered(kv, slot) && i < kv->ahead_slots[slot].n; i++) {
             const struct kv_ahead_rec *r = &records_of(kv, slot)[i];
             if (is_to_commit(kv, r))
                 kv_publish32(&kv_lens(kv, r->seq)[r->layer], r->end);

@@ -119,7 +119,7 @@ static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint3
     const struct kv_pool_rec *p = &kv->pools[s->pool];
     unsigned long long name = s->name;
     uint64_t n_blocks = (uint64_t)n_new + n_copies;
-    uint64_t n_patches = n_blocks + (s->is_lazy || s->is_untold ? s->n_blocks : 0);
+    uint64_t n_patches = n_blocks + (s->is_lazy || s->is_dirty ? s->n_blocks : 0);
     if (s->journal_head != 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: a copy is pending", name);
     if (n_copies > 0 && s->n_outstanding > 0)

@@ -122,7 +122,7 @@ struct kv_seq_rec {
     uint16_t n_outstanding : 13; /* reserves neither committed nor cancelled */
     uint16_t has_ids : 1; /* token ids were given */
     uint16_t is_lazy : 1; /* its table is its source's (row_of) */
-    uint16_t is_untold : 1; /* its table is its own, and no effects have told of it */
+    uint16_t is_dirty : 1; /* its table is its own, and no effects have announced it */
     uint32_t n_blocks; /* table entries that hold a reference */
     uint32_t n_maybe_shared; /* entries from here on have the only reference to their block, which
                                 is not published */

@@ -1,5 +1,5 @@
-/* arrival.c: a sequence moves from one cache to another: what is told of it where it leaves, and
- * how it is made where it comes.
+/* arrival.c: a sequence moves from one cache to another: what is recorded of it where it leaves,
+ * and how it is made where it comes.
  *
  * There it keeps name, owner, epoch and the request that made the epoch, so that whoever repeats a
  * request is answered as before. Its blocks are set aside while their bytes come, and are its own:

@@ -3,7 +3,7 @@
  * Such a fork has neither a table nor ids of its own: it reads its source's, up to its own length,
  * so that it costs the same for a prefix of any length. It has no references either: the source's
  * hold the blocks. It gets all three (settles) when it is written to or computed with, and the
- * caller is told of the table then. A fork of a fork reads the same table: nobody reads through
+ * caller gets the table's effects then. A fork of a fork reads the same table: nobody reads through
  * two.
  *
  * Before a source changes or drops what others read, the longest of them settles, and the others
@@ -86,7 +86,7 @@ void kv_fork_settle(struct kv *kv, uint32_t seq)
     kv_row_ref(kv, seq, s->n_blocks);
     if (kv->seqs[src].n_maybe_shared < s->n_blocks)
         kv->seqs[src].n_maybe_shared = s->n_blocks;
-    s->is_untold = s->n_blocks > 0;
+    s->is_dirty = s->n_blocks > 0;
 }
 
 void kv_forks_part(struct kv *kv, uint32_t seq, uint32_t len)
@@ -115,7 +115,7 @@ void kv_forks_part(struct kv *kv, uint32_t seq, uint32_t len)
 attn_status kv_seq_settle(struct kv *kv, kv_seq_id seq, struct kv_effects *fx)
 {
     struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
-    if (s == NULL || (!s->is_lazy && !s->is_untold))
+    if (s == NULL || (!s->is_lazy && !s->is_dirty))
         return ATTN_OK;
     if (s->n_blocks > fx->patches_capacity - fx->n_patches)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches",
@@ -126,6 +126,6 @@ attn_status kv_seq_settle(struct kv *kv, kv_seq_id seq, struct kv_effects *fx)
         if (!kv_in_hole(kv, &kv->pools[s->pool], seq.index, i))
             fx->patches[fx->n_patches++] =
                 (struct kv_patch){.row = seq.index, .index = i, .block = row[i]};
-    s->is_untold = 0;
+    s->is_dirty = 0;
     return ATTN_OK;
 }

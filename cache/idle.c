@@ -194,7 +194,7 @@ static bool may_go(const struct kv *kv, uint32_t seq)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq);
     return s != NULL && kv->pools[s->pool].idle_pages > 0 && s->n_outstanding == 0 && !s->is_lazy &&
-           !s->is_untold && move_of(kv, seq) == NULL;
+           !s->is_dirty && move_of(kv, seq) == NULL;
 }
 
 /* Entries that forks without a table of their own read. */

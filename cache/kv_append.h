@@ -57,7 +57,7 @@ void kv_ahead_add(struct kv *kv, uint32_t slot, kv_seq_id seq, uint32_t layer, u
 /* All are recorded. Returns the value that the device is to write to the slot's word. */
 uint32_t kv_ahead_begin(struct kv *kv, uint32_t slot);
 /* Has the device written it? Then they are to be committed, whatever else became of the device. */
-bool kv_ahead_is_told(const struct kv *kv, uint32_t slot);
+bool kv_ahead_is_answered(const struct kv *kv, uint32_t slot);
 /* All are committed; or none was answered, and all will be cancelled. A slot that was not begun is
  * fine. */
 void kv_ahead_end(struct kv *kv, uint32_t slot);

@@ -51,8 +51,9 @@ struct kv_seq_info {
                                     sequence is closed. Entries change at a reserve that copies, and
                                     as blocks go to idle memory (kv_is_place) and come back */
     uint32_t n_away; /* entries whose blocks are in idle memory */
-    bool is_told; /* false: a fork that was neither written to nor settled. No effects have had its
-                     row, and block_table may be its source's, valid until either changes */
+    /* false: a fork that was neither written to nor settled. No effects have had its row, and
+     * block_table may be its source's, valid until either changes */
+    bool is_notified;
     const uint32_t *layer_len; /* [n_layers] committed tokens; valid as block_table is */
     uint32_t n_cached; /* tokens that every layer had when it was opened */
     uint32_t n_ids; /* tokens from the start whose ids are known */

@@ -146,7 +146,7 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
         s->n_blocks = s->n_maybe_shared = kv_blocks_of(p, s->longest);
         s->n_outstanding = 0;
         s->is_lazy = kv->given[seq].row_of != 0;
-        s->is_untold = 0;
+        s->is_dirty = 0;
         s->journal_head = 0;
         s->has_ids = kv->given[seq].n_ids > 0;
         kv->given[seq].n_looked_at = kv->given[seq].parent = 0;

@@ -265,7 +265,7 @@ void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out)
         .n_blocks = s->n_blocks,
         .hole_first = hole == 0 ? 0 : kv_blocks_of(p, p->kept_tokens),
         .hole_past = hole,
-        .is_told = !s->is_lazy && !s->is_untold,
+        .is_notified = !s->is_lazy && !s->is_dirty,
         .block_table = kv_row(kv, seq.index),
         .n_away = kv->links[seq.index].n_away,
         .layer_len = kv_lens(kv, seq.index),
@@ -326,7 +326,7 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     kv->seqs[seq].n_blocks = n_blocks;
     if (has_table) {
         kv_row_ref(kv, seq, n_blocks);
-        kv->seqs[seq].is_untold = n_blocks > 0;
+        kv->seqs[seq].is_dirty = n_blocks > 0;
     } else {
         kv_fork_link(kv, seq);
     }

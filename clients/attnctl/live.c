@@ -275,9 +275,9 @@ static bool print_page(const struct arguments *a, const json_t *page, uint32_t *
     size_t i;
     double dropped = number(page, "dropped");
     if (dropped > 0 && a->is_json) {
-        json_t *told = json_pack("{s:I}", "dropped", (json_int_t)dropped);
-        print_json(told);
-        json_decref(told);
+        json_t *lost = json_pack("{s:I}", "dropped", (json_int_t)dropped);
+        print_json(lost);
+        json_decref(lost);
     } else if (dropped > 0) {
         printf("... %.0f events went by unseen\n", dropped);
     }

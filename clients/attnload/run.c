@@ -39,13 +39,13 @@ static struct batch_counts batch_counts_of(attn_client *c)
 static void watch(struct load *l, const char *phase, atomic_uint *n_done, uint32_t n)
 {
     uint64_t next_ns = attn_now_ns() + PROGRESS_NS;
-    bool is_told = false;
+    bool is_announced = false;
     while (atomic_load(n_done) < n) {
         worker_sleep(LOOK_NS);
         if (attn_now_ns() < next_ns)
             continue;
         next_ns += PROGRESS_NS;
-        is_told = true;
+        is_announced = true;
         fprintf(stderr, "%s: %" PRIu64 " prompt tokens, %" PRIu64 " steps", phase,
                 (uint64_t)atomic_load(&l->n_prompt_tokens), (uint64_t)atomic_load(&l->n_steps));
         if (l->trace.n > 0)
@@ -53,7 +53,7 @@ static void watch(struct load *l, const char *phase, atomic_uint *n_done, uint32
                     l->trace.n);
         fputs(isatty(STDERR_FILENO) ? "   \r" : "\n", stderr);
     }
-    if (is_told && isatty(STDERR_FILENO))
+    if (is_announced && isatty(STDERR_FILENO))
         fputc('\n', stderr);
 }
 

@@ -414,7 +414,7 @@ bool log_limit_pass(struct log_limit *l)
     return atomic_fetch_add(&l->n, 1) < LOG_LIMIT;
 }
 
-void log_tell_left_out(void)
+void log_flush_left_out(void)
 {
     uint64_t second = clock_now_ns() / 1000000000u;
     for (struct log_limit *l = atomic_load(&limits); l != NULL; l = l->next)

@@ -47,7 +47,7 @@ uint64_t log_count(void);
 void log_set_listener(void (*tell)(void *user), void *user);
 
 /* What others can make us say any number of times passes a limit: LOG_LIMIT lines per second, and
- * log_tell_left_out says how many more there were. One static limit per message, zeros but for
+ * log_flush_left_out says how many more there were. One static limit per message, zeros but for
  * name, what its lines are, and their level. */
 enum { LOG_LIMIT = 10 };
 struct log_limit {
@@ -61,7 +61,7 @@ struct log_limit {
 /* May this line be written? */
 bool log_limit_pass(struct log_limit *l);
 /* Says what was left out in seconds that are over. To be called a few times per second. */
-void log_tell_left_out(void);
+void log_flush_left_out(void);
 
 /* log_limited("peers cut", LOG_LEVEL_INFO, log_write, ...): within a limit of its own,
  * log_write(LOG_LEVEL_INFO, ...); or log_event */

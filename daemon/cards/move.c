@@ -80,7 +80,7 @@ static void stays(struct engine *e, struct card_move *m, attn_status st, const c
         go_on(e);
         say_stays(e, m, st, why);
     }
-    card_move_tell(m->to, m, MOVE_DROPPED);
+    card_move_notify(m->to, m, MOVE_DROPPED);
 }
 
 /* It is in another's, who will hear of it when it comes back. */
@@ -117,7 +117,7 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
     memcpy(m->blocks, info->block_table + first, n * sizeof m->blocks[0]);
     e->leave.n_valid = UINT32_MAX;
     if (m->staging == NULL || n == 0) {
-        card_move_tell(m->to, m, MOVE_COMES);
+        card_move_notify(m->to, m, MOVE_COMES);
         return;
     }
     for (uint32_t i = 0; i < n; i++)
@@ -256,7 +256,7 @@ static void leave(struct engine *e, struct card_move *m)
     cards_moved(c, m->name, m->to->parts.card, m->left.epoch);
     l->seq = SEQ_NONE;
     go_on(e);
-    card_move_tell(m->to, m, MOVE_LEFT); /* before what is sent there; m is gone */
+    card_move_notify(m->to, m, MOVE_LEFT); /* before what is sent there; m is gone */
     cards_send_again(c, list, e);
     pthread_rwlock_unlock(&c->route);
     e->is_dirty = true;

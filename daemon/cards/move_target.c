@@ -14,7 +14,7 @@
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/tier/mover.h"
 
-void card_move_tell(struct engine *e, struct card_move *m, enum move_state state)
+void card_move_notify(struct engine *e, struct card_move *m, enum move_state state)
 {
     m->state = state;
     engine_message_push(e, &m->message);
@@ -38,7 +38,7 @@ static void copied(struct backend_moves *moves)
     if (m->status != ATTN_OK)
         snprintf(m->why, sizeof m->why, "its blocks can't be copied: %s",
                  attn_status_message(m->status));
-    card_move_tell(m->to, m, is_out ? MOVE_COMES : MOVE_BROUGHT);
+    card_move_notify(m->to, m, is_out ? MOVE_COMES : MOVE_BROUGHT);
     atomic_fetch_sub(&c->n_copying, 1); /* the last: engines wait for it as they end */
 }
 
@@ -107,7 +107,7 @@ void card_move_brought(struct engine *e, struct card_move *m)
 {
     if (m->status == ATTN_OK && m->is_last)
         land(e, m);
-    card_move_tell(m->from, m, MOVE_ASKED);
+    card_move_notify(m->from, m, MOVE_ASKED);
 }
 
 void card_move_comes(struct engine *e, struct card_move *m)

@@ -47,14 +47,14 @@ struct card_move {
 };
 
 /* Has the engine go on with it in this state; it is that engine's from then on. Any thread. */
-void card_move_tell(struct engine *e, struct card_move *m, enum move_state state);
-/* Copies m->list; the target is told when it is there. false: m->status says why nothing was
+void card_move_notify(struct engine *e, struct card_move *m, enum move_state state);
+/* Copies m->list; the target is notified when it is there. false: m->status says why nothing was
  * begun. */
 bool card_move_copy(struct engine *e, struct card_move *m);
 /* NULL is fine. */
 void card_move_free(struct card_move *m);
 
-/* The target's: it goes on with a move that it was told of. */
+/* The target's: it goes on with a move that it was notified of. */
 void card_move_comes(struct engine *e, struct card_move *m);
 void card_move_brought(struct engine *e, struct card_move *m);
 void card_move_dropped(struct engine *e, struct card_move *m);

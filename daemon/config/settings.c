@@ -49,7 +49,7 @@ void settings_close(struct settings *s)
     free(s);
 }
 
-static void tell_change(void *user, const char *name, const char *value, bool is_taken)
+static void notify_change(void *user, const char *name, const char *value, bool is_taken)
 {
     struct settings *s = user;
     s->n_taken += is_taken;
@@ -80,7 +80,7 @@ attn_status settings_reload(struct settings *s, uint32_t *out_n_taken, uint32_t 
             config_option_copy(&config_options[i], &next, &now);
     st = s->user.read_files(s->user.user, &next, reason, sizeof reason);
     if (st == ATTN_OK) {
-        config_take_over(s->cfg, &now, tell_change, s);
+        config_take_over(s->cfg, &now, notify_change, s);
         s->user.took(s->user.user, s->cfg);
         *out_n_taken = s->n_taken;
         *out_n_kept = s->n_kept;

@@ -43,7 +43,7 @@ void engine_reload(struct engine *e, const struct config *cfg);
 /* The first half of engine_close: all but the freeing. Engines of several cards all stop before the
  * first is freed. */
 attn_status engine_stop(struct engine *e);
-/* What engines of other cards have told this one, and their replies that only its thread may give:
+/* What engines of other cards have sent this one, and their replies that only its thread may give:
  * at every turn, and once more when all have stopped. */
 void engine_hear(struct engine *e);
 /* Answers what is left with ATTN_EDRAINING, of a lost device with ATTN_EDEVICE, stops the thread,

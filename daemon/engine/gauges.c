@@ -64,14 +64,15 @@ void gauges_publish_pools(struct engine *e, uint64_t now_ns)
         stats_set(max_batch_items, e->parts.cfg->max_batch_items);
         stats_set(max_batch_tokens, e->parts.cfg->max_batch_tokens);
     }
-    stats_add(kv_memory_bytes, e->info.kv_bytes - e->told.kv_bytes);
-    stats_add(kv_given_bytes, e->device_bytes - e->told.given_bytes);
-    stats_add(kv_used_bytes, used_bytes - e->told.used_bytes);
-    stats_add(memory_bytes_per_s, e->info.memory_bytes_per_s - e->told.memory_bytes_per_s);
-    e->told.kv_bytes = e->info.kv_bytes;
-    e->told.memory_bytes_per_s = e->info.memory_bytes_per_s;
-    e->told.given_bytes = e->device_bytes;
-    e->told.used_bytes = used_bytes;
+    stats_add(kv_memory_bytes, e->info.kv_bytes - e->last_published.kv_bytes);
+    stats_add(kv_given_bytes, e->device_bytes - e->last_published.given_bytes);
+    stats_add(kv_used_bytes, used_bytes - e->last_published.used_bytes);
+    stats_add(memory_bytes_per_s,
+              e->info.memory_bytes_per_s - e->last_published.memory_bytes_per_s);
+    e->last_published.kv_bytes = e->info.kv_bytes;
+    e->last_published.memory_bytes_per_s = e->info.memory_bytes_per_s;
+    e->last_published.given_bytes = e->device_bytes;
+    e->last_published.used_bytes = used_bytes;
     e->has_old_pools = false;
     e->pools_at_ns = now_ns;
 }

@@ -16,7 +16,7 @@
 
 enum { PROTOCOL_VERSION = WIRE_VERSION };
 
-static void tell_begin(const struct request *req, const struct session *s)
+static void log_begin(const struct request *req, const struct session *s)
 {
     char client[SESSION_NAME_BYTES + 8], who[PRINCIPAL_TEXT_BYTES], peer[PRINCIPAL_TEXT_BYTES + 8];
     log_quote(s->client_name, client, sizeof client);
@@ -94,7 +94,7 @@ static attn_status session_make(struct engine *e, struct request *req, struct te
     struct session *s = session_at(e->parts.sessions, *out_slot);
     s->tenant = who;
     kv_owner_begin(e->parts.kv, *out_slot, s->id, tenant_id(who), h->client_name);
-    tell_begin(req, s);
+    log_begin(req, s);
     e->is_dirty = true;
     st = peers_session_begin(e, *out_slot, s->id, tenant_id(who), h->client_name);
     if (st != ATTN_OK) {
@@ -118,7 +118,7 @@ static attn_status session_resume(struct engine *e, uint64_t id, const struct te
     return ATTN_OK;
 }
 
-static void tell_session(struct engine *e, uint32_t slot, uint32_t version, struct answer *a)
+static void reply_session(struct engine *e, uint32_t slot, uint32_t version, struct answer *a)
 {
     Attnd__HelloReply *body = answer_hello(a);
     static char server_version[] = ATTND_VERSION;
@@ -161,6 +161,6 @@ attn_status hello_run(struct engine *e, struct request *req, uint32_t session, s
                               sizeof a->why)
              : session_make(e, req, who, req->taken_ns, &session, a->why, sizeof a->why);
     if (st == ATTN_OK)
-        tell_session(e, session, h->protocol_version, a);
+        reply_session(e, session, h->protocol_version, a);
     return st;
 }

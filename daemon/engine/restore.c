@@ -68,7 +68,7 @@ static attn_status restore_tables(struct engine *e, struct engine_kept *kept)
         kept->n_sequences++;
         kept->n_tokens += longest;
         seq_note_use(e, seq, info.pool.index);
-        for (uint32_t i = 0; i < info.n_blocks && info.is_told; i++) {
+        for (uint32_t i = 0; i < info.n_blocks && info.is_notified; i++) {
             if (kv_is_place(info.block_table[i]))
                 continue;
             if (p->fx.n_patches == p->fx.patches_capacity) {

@@ -160,7 +160,7 @@ static void on_tick(uv_timer_t *timer)
     struct daemon *d = timer->data;
     uint64_t now_ns = clock_now_ns();
     health_beat(HEALTH_LOOP);
-    log_tell_left_out();
+    log_flush_left_out();
     cards_give_up(&d->cards);
     if (cards_are_lost(&d->cards)) {
         log_error("the device is lost; ending so that a restart can take it again");

@@ -195,8 +195,8 @@ static double seconds(uint64_t ns)
     return (double)ns * 1e-9;
 }
 
-static void tell_slow(const struct request *req, const uint64_t stage_ns[STAGE_N],
-                      uint64_t total_ns)
+static void log_slow_step(const struct request *req, const uint64_t stage_ns[STAGE_N],
+                          uint64_t total_ns)
 {
     const Attnd__Step *step = req->wire.header->step;
     struct timespec now = clock_wall();
@@ -264,7 +264,7 @@ void request_sent(const struct request *req)
         total_ns += stage_ns[s];
     }
     if (slow_is(total_ns))
-        tell_slow(req, stage_ns, total_ns);
+        log_slow_step(req, stage_ns, total_ns);
 }
 
 void request_reply_error(struct request *req, attn_status st, uint64_t retry_after_us,

@@ -272,7 +272,7 @@ GPU_DEVICE float score_of(const gpu_layer &l, float dot, float slope, uint32_t p
  * holds one back until those before it have landed. None has to: whoever sees a later one and
  * needs an earlier one, a successor that takes up the cache, looks when the driver has let go of
  * this process's memory, by when all that was stored is there. */
-GPU_DEVICE void tell_host(const gpu_finish &a)
+GPU_DEVICE void signal_host(const gpu_finish &a)
 {
     __threadfence_system();
     for (uint32_t i = 0; i < a.n_signals; ++i)

@@ -135,15 +135,15 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
 {
     const uint32_t n_beside = processors_beside(j);
     int code = 0;
-    bool is_told = false;
+    bool is_signalled = false;
     if (n_beside > 0) {
         code = launch_beside(j, n_beside, s);
         is_chained = false;
     } else {
         if (j->has_tuned) {
-            is_told =
+            is_signalled =
                 finish && j->n_ranges == 0 && j->n_prefills == 0 && decode_can_finish(&j->tuned);
-            code = launch_decodes(j, is_told ? finish : NULL, s, is_chained && !j->is_direct);
+            code = launch_decodes(j, is_signalled ? finish : NULL, s, is_chained && !j->is_direct);
             is_chained = true;
         }
         if (!code)
@@ -156,7 +156,7 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
         if (!code && j->ranges[i].attend.any_split)
             code = runtime_check("merge kernel", gpu_merge_launch(&j->ranges[i].attend, s));
     }
-    if (!code && finish && !is_told)
+    if (!code && finish && !is_signalled)
         code = runtime_check("finish kernel", gpu_finish_launch(finish, s, n_beside == 0));
     return code;
 }

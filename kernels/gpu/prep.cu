@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(bring_threads) bring(GPU_PARAM(gpu_prep, by_va
 __global__ void finish(GPU_PARAM(gpu_finish, a))
 {
     chain_wait();
-    tell_host(a);
+    signal_host(a);
 }
 
 } // namespace

@@ -137,7 +137,7 @@ static void fork_shares_blocks_until_first_append(void **state)
     assert_int_equal(b.n_blocks, 2);
     assert_int_equal(b.layer_len[0], 6);
     assert_int_equal(b.layer_len[1], 6);
-    assert_false(b.is_told);
+    assert_false(b.is_notified);
     assert_ptr_equal(b.block_table, a.block_table);
     assert_int_equal(stats_of(f).blocks_shared, 0);
     assert_int_equal(stats_of(f).blocks_used, 3);
@@ -147,7 +147,7 @@ static void fork_shares_blocks_until_first_append(void **state)
     assert_status(f->kv, ATTN_EOVERLOAD, kv_seq_settle(f->kv, child, fx));
     assert_status(f->kv, ATTN_OK, kv_seq_settle(f->kv, child, fx_of(f)));
     b = info_of(f, child);
-    assert_true(b.is_told);
+    assert_true(b.is_notified);
     assert_int_equal(f->t.fx.n_patches, 2);
     for (uint32_t i = 0; i < 2; i++) {
         assert_int_equal(b.block_table[i], a.block_table[i]);
@@ -275,7 +275,7 @@ static kv_seq_id fork_family(struct fixture *f, kv_seq_id fork[3])
                                   ++f->request, &fork[i]));
     assert_status(f->kv, ATTN_OK, kv_seq_tokens(f->kv, src, 7, ids + 7, 3));
     for (uint32_t i = 0; i < 3; i++)
-        assert_false(info_of(f, fork[i]).is_told);
+        assert_false(info_of(f, fork[i]).is_notified);
     return src;
 }
 

@@ -33,7 +33,7 @@ static const struct kv_config config = {.max_pools = 3,
 static uint32_t ids[TOKENS];
 static struct test_fx t;
 static uint64_t next_serial = 1;
-static uint32_t told_value;
+static uint32_t answered_value;
 
 static kv_pool_id pool_named(struct kv *kv, const char *name)
 {
@@ -155,7 +155,7 @@ static void launch(struct kv *kv, uint32_t pos)
         kv_append_reserve(kv, seq, l, pos, 2, &t.fx);
         kv_ahead_add(kv, 1, seq, l, pos, 2);
     }
-    told_value = kv_ahead_begin(kv, 1);
+    answered_value = kv_ahead_begin(kv, 1);
 }
 
 static void launch_at_10(struct kv *kv)
@@ -168,10 +168,10 @@ static void launch_at_8(struct kv *kv)
     launch(kv, 8);
 }
 
-static void device_tells(struct kv *kv)
+static void device_signals(struct kv *kv)
 {
     size_t bytes;
-    kv_publish32(&kv_ahead_words(kv, &bytes)[1], told_value);
+    kv_publish32(&kv_ahead_words(kv, &bytes)[1], answered_value);
 }
 
 static void commit_at_10(struct kv *kv)
@@ -256,13 +256,13 @@ static const struct step {
     {"append in a", append_in_a, true, ANYTHING},
     {"fork in a", fork_in_a, false, ANYTHING},
     {"launch", launch_at_10, false, STAYS},
-    {"the device answers", device_tells, false, CHANGES},
+    {"the device answers", device_signals, false, CHANGES},
     {"commit what was answered", commit_at_10, false, STAYS},
     {"truncate the fork", truncate_fork, false, ANYTHING},
     {"launch for two layers", launch_at_8, false, STAYS},
     {"cancel what was not answered", cancel_at_8, false, STAYS},
     {"launch for two layers again", launch_at_8, false, STAYS},
-    {"the device answers for both", device_tells, false, CHANGES},
+    {"the device answers for both", device_signals, false, CHANGES},
     {"commit both", commit_at_8, false, STAYS},
     {"truncate what was answered", truncate_fork, false, CHANGES},
     {"the batch ends", end_ahead, false, STAYS},

@@ -65,9 +65,9 @@ static void run_seed(uint64_t seed)
             if (kv_seq_find(kv, slot / M_NAMES, slot % M_NAMES, &id) != ATTN_OK)
                 continue;
             kv_seq_info(kv, id, &info);
-            if (!info.is_told && (i + slot) % 7 != 0)
+            if (!info.is_notified && (i + slot) % 7 != 0)
                 continue;
-            if (!info.is_told) {
+            if (!info.is_notified) {
                 model_kv_settle(kv, id, mirror);
                 kv_seq_info(kv, id, &info);
             }

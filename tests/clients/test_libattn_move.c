@@ -264,7 +264,7 @@ static void a_lost_request_leaves_one_sequence(void **state)
             attn_status st = attn_seq_move(mover, id, q, LONG_US, &got, &moved);
             is_whole = n_requests < lost;
             lost = 0;
-            bool is_told = strstr(attn_last_error()->message, "adopt it there") != NULL;
+            bool is_notified = strstr(attn_last_error()->message, "adopt it there") != NULL;
             attn_status old = step(p, &seq, 0, 200 - LAST, LAST, false, (float[OUT]){0});
             if (st == ATTN_OK) {
                 n_left += moved.is_left;
@@ -273,7 +273,7 @@ static void a_lost_request_leaves_one_sequence(void **state)
             } else {
                 n_failed++;
                 assert_int_equal(st, ATTN_ECONN);
-                assert_true(is_told || old == ATTN_OK);
+                assert_true(is_notified || old == ATTN_OK);
                 assert_true(old == ATTN_OK || old == ATTN_ESTALE);
                 ok(attn_seq_adopt(p, id, LONG_US, &got, got_lens));
                 assert_memory_equal(got_lens, lens, sizeof lens);
@@ -435,7 +435,7 @@ struct speculation {
     struct attn_seq seq;
     uint32_t n; /* tokens that stay */
     uint32_t n_drafts;
-    bool is_told; /* ids, too */
+    bool is_notified; /* ids, too */
 };
 
 /* Tokens [n, n + n_good) that stay, and behind them others that are taken back. */
@@ -453,7 +453,7 @@ static attn_status draft(struct speculation *s, uint32_t n_good, uint32_t n_bad)
             st = step(s->pool, &s->seq, l, s->n + n_good, n_bad, true, NULL);
         seq_salt = 0;
     }
-    if (st == ATTN_OK && s->is_told)
+    if (st == ATTN_OK && s->is_notified)
         st = attn_seq_tokens(s->pool, &s->seq, s->n, ids, n_good + n_bad, LONG_US);
     return st;
 }
@@ -488,12 +488,12 @@ static void a_sequence_that_is_truncated_all_the_while_moves_live(void **state)
         attn_client *mover = client_of(0, round % 2 == 1);
         attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 160);
         attn_pool *q = pool_of(b, ATTN_F32, "m", 0.25f, 160);
-        struct speculation s = {.pool = p, .n = 300, .is_told = round % 3 > 0};
+        struct speculation s = {.pool = p, .n = 300, .is_notified = round % 3 > 0};
         struct attn_moved moved = {.struct_size = sizeof moved};
         struct attn_tokens known = {.ids = ids};
         struct attn_seq got, found;
         pthread_t thread;
-        s.seq = make_seq(p, 7, s.n, s.n, s.is_told ? s.n : 0);
+        s.seq = make_seq(p, 7, s.n, s.n, s.is_notified ? s.n : 0);
         assert_int_equal(pthread_create(&thread, NULL, speculate, &s), 0);
         ok(attn_seq_move(mover, 7, q, LONG_US, &got, &moved));
         pthread_join(thread, NULL);
@@ -503,7 +503,7 @@ static void a_sequence_that_is_truncated_all_the_while_moves_live(void **state)
         ok(attn_seq_truncate(q, &got, s.n, LONG_US)); /* what is left of its last draft */
         assert_like_twin(q, &got, s.n);
         ok(attn_seq_close(q, &got, LONG_US));
-        if (s.is_told) { /* what others find there is what its ids say */
+        if (s.is_notified) { /* what others find there is what its ids say */
             uint32_t n_cached;
             known.n = s.n;
             ok(attn_seq_open_with(q, 9, &known, LONG_US, &found, &n_cached));
@@ -533,17 +533,17 @@ static void a_sequence_that_is_truncated_all_the_while_is_exported(void **state)
         attn_client *reader = client_of(0, round % 2 == 1);
         attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 160);
         attn_pool *q = pool_of(b, ATTN_F32, "m", 0.25f, 160);
-        struct speculation s = {.pool = p, .n = 300, .is_told = round >= 2};
+        struct speculation s = {.pool = p, .n = 300, .is_notified = round >= 2};
         struct attn_seq got, mine;
         pthread_t thread;
-        mine = s.seq = make_seq(p, 7, s.n, s.n, s.is_told ? s.n : 0);
+        mine = s.seq = make_seq(p, 7, s.n, s.n, s.is_notified ? s.n : 0);
         assert_int_equal(pthread_create(&thread, NULL, speculate, &s), 0);
         for (int i = 0; i < 5; i++) {
             struct attn_seq_file file = {.struct_size = sizeof file};
             ok(attn_seq_export(reader, 7, path, LONG_US, &file));
             assert_in_range(file.n_tokens, 300, MAX_TOKENS);
             assert_true(file.n_ids <= file.n_tokens + LAST);
-            assert_true(!s.is_told || file.n_ids >= 300);
+            assert_true(!s.is_notified || file.n_ids >= 300);
             ok(attn_seq_import(q, path, 7, LONG_US, &got, NULL));
             uint32_t n = file.n_tokens - LAST; /* without drafts, in all layers */
             ok(attn_seq_truncate(q, &got, n, LONG_US));

@@ -350,7 +350,7 @@ static uint32_t open_with(struct e2e_seq *seq, uint64_t name, uint32_t stream, u
     return r->seq->cached_tokens;
 }
 
-static attn_status tell_ids(const struct e2e_seq *seq, uint32_t n)
+static attn_status send_ids(const struct e2e_seq *seq, uint32_t n)
 {
     Attnd__Tokens t = ATTND__TOKENS__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
@@ -382,7 +382,7 @@ static void a_prompt_goes_to_the_card_that_has_its_beginning(void **state)
     assert_int_not_equal(card_of(&s[0]), card_of(&s[1]));
     for (uint32_t i = 0; i < 2; i++) {
         append(&s[i], 0, PROMPT);
-        assert_int_equal(tell_ids(&s[i], PROMPT), ATTN_OK);
+        assert_int_equal(send_ids(&s[i], PROMPT), ATTN_OK);
     }
     /* free blocks alone would take them by turns to both cards */
     for (uint32_t i = 2; i < 4; i++) {

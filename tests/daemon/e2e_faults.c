@@ -89,11 +89,11 @@ static void print_ms(const char *what, double *ms, uint32_t n)
 
 /* Steps that wait behind the one that loses it are told, too. From when they were sent: a little
  * more than from when the device was lost. */
-static void a_lost_device_is_told_and_ends_the_process(void **state)
+static void a_lost_device_is_reported_and_ends_the_process(void **state)
 {
     (void)state;
     enum { MOST_WAITING = 8, MOST_ROUNDS = 1000 };
-    static double told_ms[MOST_ROUNDS], ended_ms[MOST_ROUNDS];
+    static double answered_ms[MOST_ROUNDS], ended_ms[MOST_ROUNDS];
     const char *rounds = getenv("FAULT_ROUNDS");
     uint32_t n = rounds == NULL ? 1 : (uint32_t)atoi(rounds);
     /* several only where time is measured: a busy machine may send the last too late */
@@ -108,12 +108,12 @@ static void a_lost_device_is_told_and_ends_the_process(void **state)
             id[k] = e2e_send_zeros(&c, 0, &(struct e2e_item){&seq, 20, 5}, 0);
         for (uint32_t k = 0; k < n_waiting; k++)
             assert_int_equal(e2e_await(&c, id[k])->header->status, ATTN_EDEVICE);
-        told_ms[i] = (double)(attn_now_ns() - start_ns) * 1e-6;
+        answered_ms[i] = (double)(attn_now_ns() - start_ns) * 1e-6;
         assert_int_equal(e2e_wait(&d), EX_TEMPFAIL);
         ended_ms[i] = (double)(attn_now_ns() - start_ns) * 1e-6;
         end(EX_TEMPFAIL);
     }
-    print_ms("device lost: steps told", told_ms, n);
+    print_ms("device lost: steps told", answered_ms, n);
     print_ms("device lost: process ended", ended_ms, n);
 }
 
@@ -155,7 +155,7 @@ int main(void)
         cmocka_unit_test(faults_need_a_flag_that_names_the_danger),
         cmocka_unit_test(a_fault_that_means_nothing_is_refused_by_name),
         cmocka_unit_test(a_batch_that_fails_leaves_the_sequence_as_it_was),
-        cmocka_unit_test(a_lost_device_is_told_and_ends_the_process),
+        cmocka_unit_test(a_lost_device_is_reported_and_ends_the_process),
         cmocka_unit_test(a_corrupt_output_is_seen_by_who_compares),
         cmocka_unit_test(chances_follow_the_seed),
     };

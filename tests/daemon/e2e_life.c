@@ -277,7 +277,7 @@ static void await_notice(int fd, const char *text)
     fail_msg("no %s, but life", text);
 }
 
-static void systemd_is_told(void **state)
+static void systemd_is_notified(void **state)
 {
     (void)state;
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -415,7 +415,7 @@ int main(void)
         cmocka_unit_test(a_deadline_that_passed_is_answered_and_the_step_not_run),
         cmocka_unit_test(a_silent_sessions_sequences_are_freed),
         cmocka_unit_test(sighup_takes_over_what_may_change),
-        cmocka_unit_test(systemd_is_told),
+        cmocka_unit_test(systemd_is_notified),
         cmocka_unit_test(without_a_device_auto_takes_the_cpu_and_says_why),
         cmocka_unit_test(without_a_device_a_gpu_backend_by_name_is_an_error),
         cmocka_unit_test(exit_codes_follow_sysexits),

@@ -63,8 +63,9 @@ struct backend {
     uint32_t n_items, n_batches, n_copies;
     bool has_conflict; /* two appends of one (row, layer) were in flight together */
     bool has_patch_conflict; /* a patch named another block than the cache has there */
-    bool fails_untold; /* a batch that fails has told no table, and those behind it fail, too */
-    uint32_t n_untold; /* batches in flight that will fail for that */
+    /* a batch that fails has applied no table, and those behind it fail, too */
+    bool fails_unpatched;
+    uint32_t n_unpatched; /* batches in flight that will fail for that */
     /* block tables as it was told, one more each */
     uint32_t mirror[RIG_MAX_ROWS][RIG_MAX_ROW_BLOCKS];
     bool has_table_conflict; /* an item's table was another one */
@@ -114,7 +115,7 @@ void rig_backend_free_pools(struct backend *b); /* as a backend's close does */
 extern uint64_t rig_now_ns; /* the engine's clock */
 
 /* The device has done what is in flight and says so to all but the engine, up to n words. */
-void rig_device_tells(struct rig *r, uint32_t n);
+void rig_device_signals(struct rig *r, uint32_t n);
 void rig_moves_come(struct rig *r); /* those that the backend holds are done */
 /* Limits small enough to reach; tweak may change r->cfg and r->backend before the engine opens. */
 void rig_open(struct rig *r, void (*tweak)(struct rig *r));

@@ -274,11 +274,11 @@ static struct backend_batch *fake_poll(struct backend *b, uint64_t wait_ns)
         b->in_flight[i] = b->in_flight[i + 1];
         b->end_ns[i] = b->end_ns[i + 1];
     }
-    batch->status = b->n_untold > 0 ? ATTN_EINTERNAL : b->fail_batch;
-    if (b->fails_untold && b->fail_batch != ATTN_OK)
-        b->n_untold = 1 + b->n_in_flight;
-    b->n_untold -= b->n_untold > 0;
-    if (b->fail_batch != ATTN_OK && !b->fails_untold)
+    batch->status = b->n_unpatched > 0 ? ATTN_EINTERNAL : b->fail_batch;
+    if (b->fails_unpatched && b->fail_batch != ATTN_OK)
+        b->n_unpatched = 1 + b->n_in_flight;
+    b->n_unpatched -= b->n_unpatched > 0;
+    if (b->fail_batch != ATTN_OK && !b->fails_unpatched)
         patch(b, batch);
     b->fail_batch = ATTN_OK;
     batch->device_ns = b->item_ns ? b->batch_ns + batch->n_items * b->item_ns : 1000;
@@ -291,7 +291,7 @@ static struct backend_batch *fake_poll(struct backend *b, uint64_t wait_ns)
     return batch;
 }
 
-void rig_device_tells(struct rig *r, uint32_t n)
+void rig_device_signals(struct rig *r, uint32_t n)
 {
     for (uint32_t f = 0; f < r->backend.n_in_flight; f++) {
         const struct backend_batch *batch = r->backend.in_flight[f];

@@ -429,7 +429,7 @@ static void a_failed_copy_is_undone(void **state)
     rig_close(&r);
 }
 
-static void a_lost_device_is_told_to_everyone(void **state)
+static void a_lost_device_is_reported_to_everyone(void **state)
 {
     (void)state;
     rig_open(&r, NULL);
@@ -513,7 +513,7 @@ int main(void)
         cmocka_unit_test(a_copy_waits_for_readers_of_the_table),
         cmocka_unit_test(a_failed_batch_fails_its_items_only),
         cmocka_unit_test(a_failed_copy_is_undone),
-        cmocka_unit_test(a_lost_device_is_told_to_everyone),
+        cmocka_unit_test(a_lost_device_is_reported_to_everyone),
         cmocka_unit_test(out_of_blocks_fails_that_item_alone),
         cmocka_unit_test(no_room_for_replies_is_an_overload),
     };

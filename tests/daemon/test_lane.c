@@ -341,11 +341,11 @@ static void what_the_device_has_answered_is_there_after_a_kill(void **state)
     engine_turn(r.engine, 0);
     assert_int_equal(r.backend.n_in_flight, 1);
     assert_int_equal(len_after_a_kill(1, 0), 0); /* nobody has answered yet */
-    rig_device_tells(&r, 1); /* one word is out, and no worker has been told */
+    rig_device_signals(&r, 1); /* one word is out, and no worker has been told */
     assert_int_equal(done(0), 0);
     assert_int_equal(done(1), 0);
     assert_int_equal(len_after_a_kill(1, 0), 1);
-    rig_device_tells(&r, UINT32_MAX);
+    rig_device_signals(&r, UINT32_MAX);
     assert_int_equal(done(0), 1);
     assert_int_equal(done(1), 1);
     assert_int_equal(rig_len(&r, 2, 0), 0); /* nobody has committed it */
@@ -381,7 +381,7 @@ static void device_answers(void)
     r.backend.is_held = true;
     ring(0, 1);
     engine_turn(r.engine, 0);
-    rig_device_tells(&r, UINT32_MAX);
+    rig_device_signals(&r, UINT32_MAX);
 }
 
 /* By another batch's fault, say, right after it has told everybody. */
@@ -739,7 +739,7 @@ static void run_kept(void **state)
     is_kept = false;
 }
 
-static void run_kept_untold(void **state)
+static void run_kept_unsignalled(void **state)
 {
     fail_register = ATTN_ENOMEM;
     run_kept(state);
@@ -765,7 +765,8 @@ int main(void)
         T_BY(run_kept, what_the_device_has_answered_is_there_after_a_kill),
         T_BY(run_kept, a_bell_whose_batch_fails_is_not_there_after_a_kill),
         T_BY(run_kept, what_a_device_had_answered_when_it_was_lost_is_committed),
-        T_BY(run_kept_untold, a_bell_waits_for_the_host_where_the_device_cannot_tell_the_cache),
+        T_BY(run_kept_unsignalled,
+             a_bell_waits_for_the_host_where_the_device_cannot_tell_the_cache),
         T(bells_that_lie_change_nothing),
         T(a_plan_is_the_same_when_repeated_and_replaced_when_not),
         T(a_late_copy_of_a_plan_that_was_replaced_changes_nothing),

@@ -15,7 +15,7 @@ static uint32_t second_in_flight; /* batches on the second card's device */
 static void tweak(struct rig *rig)
 {
     rig->has_second = true;
-    rig->second_backend.fails_untold = true;
+    rig->second_backend.fails_unpatched = true;
     rig->second_backend.max_in_flight = second_in_flight;
 }
 
@@ -63,7 +63,7 @@ static void a_split_batch_is_computed_on_both_cards(void **state)
     assert_int_equal(rig_len(&r, 1, 0), 20);
 }
 
-static void what_is_behind_a_part_that_failed_is_not_computed_by_a_table_untold(void **state)
+static void what_is_behind_a_part_that_failed_is_not_computed_by_an_old_table(void **state)
 {
     (void)state;
     rig_open_many(&r, 1, 3);
@@ -81,7 +81,7 @@ static void what_is_behind_a_part_that_failed_is_not_computed_by_a_table_untold(
     assert_int_equal(rig_len(&r, 2, 0), 0);
 }
 
-static void a_sequence_opened_behind_a_failed_part_is_told_its_table(void **state)
+static void a_sequence_opened_behind_a_failed_part_has_its_table_sent(void **state)
 {
     (void)state;
     rig_open_many(&r, 1, 2);
@@ -115,7 +115,7 @@ static attn_status attend(uint64_t seq, uint32_t layer, uint32_t pos)
 
 /* An open that finds its beginning, and a fork that is read, tell tables by the next batch, whose
  * ever it is. */
-static void tables_that_a_failed_part_was_to_tell_are_told_again(void **state)
+static void tables_that_a_failed_part_was_to_send_are_sent_again(void **state)
 {
     (void)state;
     uint32_t ids[40];
@@ -184,9 +184,9 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         T(a_split_batch_is_computed_on_both_cards),
-        T(what_is_behind_a_part_that_failed_is_not_computed_by_a_table_untold),
-        T(a_sequence_opened_behind_a_failed_part_is_told_its_table),
-        T(tables_that_a_failed_part_was_to_tell_are_told_again),
+        T(what_is_behind_a_part_that_failed_is_not_computed_by_an_old_table),
+        T(a_sequence_opened_behind_a_failed_part_has_its_table_sent),
+        T(tables_that_a_failed_part_was_to_send_are_sent_again),
         T(whichever_part_fails_tables_agree_afterwards),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

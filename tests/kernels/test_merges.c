@@ -189,8 +189,8 @@ static void merges_wait_for_words_and_for_the_batch(void **state)
     struct backend_merge *x = &p.list[0];
     const uint32_t rows = x->n_tokens * p.heads;
     x->pos = STRIPE;
-    uint32_t *words = rig_take(&r, 256), *told = words + 16;
-    words[0] = words[1] = *told = 6;
+    uint32_t *words = rig_take(&r, 256), *signals = words + 16;
+    words[0] = words[1] = *signals = 6;
     struct backend_item *it = rig_step(&r, 0, 0, 0, x->n_tokens, 3, &s);
     it->out = row_at(&p, 0, x, 0);
     it->lse = lse_at(&p, 0, x, 0);
@@ -206,7 +206,7 @@ static void merges_wait_for_words_and_for_the_batch(void **state)
     memset(other, 0xff, (size_t)rows * p.dim * p.el);
 
     const struct backend_word waits[] = {{&words[0], 7}, {&words[1], 5}};
-    const struct backend_word signal = {told, 9};
+    const struct backend_word signal = {signals, 9};
     struct backend_batch batch = {.pool = r.pool,
                                   .items = it,
                                   .n_items = 1,
@@ -221,14 +221,14 @@ static void merges_wait_for_words_and_for_the_batch(void **state)
         fail_msg("submit: %s", r.ops->last_error(r.b));
     for (int i = 0; i < LOOKS; i++)
         assert_null(r.ops->poll(r.b, 0));
-    assert_int_equal(*(volatile uint32_t *)told, 6);
+    assert_int_equal(*(volatile uint32_t *)signals, 6);
     for (size_t i = 0; i < (size_t)rows * p.dim * p.el; i++)
         assert_int_equal(((uint8_t *)x->out)[i], 0xff);
     memcpy(other, kept, (size_t)rows * p.dim * p.el);
     __atomic_store_n(&words[0], 7, __ATOMIC_RELEASE);
     assert_ptr_equal(r.ops->poll(r.b, WAIT_NS), &batch);
     assert_int_equal(batch.status, ATTN_OK);
-    assert_int_equal(*told, 9);
+    assert_int_equal(*signals, 9);
     check(&p);
     /* again, with nothing to wait for: a short step may be attention alone */
     memset(x->out, 0xff, (size_t)rows * p.dim * p.el);

@@ -57,7 +57,7 @@ static void give_up(struct ask *a)
 
 /* --- rows ------------------------------------------------------------------------------------- */
 
-bool is_as_told(float a, float b)
+bool is_as_expected(float a, float b)
 {
     return sim_plan.is_sum ? fabsf(a - b) < 1e-4f : a == b;
 }
@@ -89,12 +89,12 @@ static void check_rows(const struct ask *a, const struct wire_reply *w)
             sim_counts.rows++;
             for (uint32_t k = 0; k < n_out; k++) {
                 float x = out[(size_t)row * n_out + k];
-                if (is_ok ? !is_as_told(x, a->out[(size_t)row * n_out + k]) : !isnan(x))
+                if (is_ok ? !is_as_expected(x, a->out[(size_t)row * n_out + k]) : !isnan(x))
                     is_wrong(a, r, is_ok ? "a row is wrong" : "a failed item's row is not NaN");
             }
             for (uint32_t h = 0; has_lse && h < Q_HEADS; h++) {
                 float x = lse[(size_t)row * Q_HEADS + h];
-                if (is_ok ? !is_as_told(x, a->lse[(size_t)row * Q_HEADS + h]) : !isnan(x))
+                if (is_ok ? !is_as_expected(x, a->lse[(size_t)row * Q_HEADS + h]) : !isnan(x))
                     is_wrong(a, r, "an lse is wrong");
             }
         }

@@ -32,7 +32,7 @@ static void say(const struct ask *a, const Attnd__Request *h)
 {
     char line[256] = "";
     int n = 0;
-    if (!sim_is_told)
+    if (!sim_is_verbose)
         return;
     for (uint32_t i = 0; i < a->n_items; i++)
         n += snprintf(line + n, sizeof line - (size_t)n, " %04x/%u:%u+%u",

@@ -30,7 +30,7 @@ struct backend {
     attn_status status[BACKEND_MAX_IN_FLIGHT];
     bool is_unpatched[BACKEND_MAX_IN_FLIGHT]; /* it failed before it told the tables */
     uint64_t serial[BACKEND_MAX_IN_FLIGHT];
-    uint32_t n_told[BACKEND_MAX_IN_FLIGHT]; /* signals that are written */
+    uint32_t n_signalled[BACKEND_MAX_IN_FLIGHT]; /* signals that are written */
     uint32_t n_in_flight;
     uint64_t last_end_ns, last_serial;
     bool is_lost;
@@ -386,9 +386,9 @@ static void on_end(void *arg, uint64_t serial)
         return;
     const struct backend_batch *batch = b->in_flight[i];
     run_at(b, i);
-    if (b->n_told[i] == batch->n_signals)
+    if (b->n_signalled[i] == batch->n_signals)
         return;
-    const struct backend_word *w = &batch->signals[b->n_told[i]++];
+    const struct backend_word *w = &batch->signals[b->n_signalled[i]++];
     __atomic_store_n(w->word, w->value, __ATOMIC_RELEASE);
     sim_at(sim_below(2000), SIM_PROCESS, on_end, arg, serial);
 }
@@ -432,7 +432,7 @@ static attn_status submit(struct backend *b, struct backend_batch *batch)
     if (batch->n_copies > 0 || batch->n_signals > 0)
         process_may_be_killed(batch->n_signals > 0 ? 200 : 20);
     b->serial[at] = ++b->last_serial;
-    b->n_told[at] = 0;
+    b->n_signalled[at] = 0;
     if (b->status[at] == ATTN_OK && batch->n_signals > 0)
         sim_at(b->end_ns[at] - sim_now_ns, SIM_PROCESS, on_end, (void *)(uintptr_t)b->card,
                b->serial[at]);
@@ -451,13 +451,13 @@ static struct backend_batch *dev_poll(struct backend *b, uint64_t wait_ns)
     if (b->end_ns[0] > sim_now_ns)
         return NULL;
     struct backend_batch *batch = b->in_flight[0];
-    bool is_told = b->n_told[0] > 0; /* and lost behind it */
-    batch->status = b->is_lost && !is_told ? ATTN_EDEVICE : b->status[0];
+    bool is_signalled = b->n_signalled[0] > 0; /* and lost behind it */
+    batch->status = b->is_lost && !is_signalled ? ATTN_EDEVICE : b->status[0];
     /* one that fails may have done its work */
     if (batch->status == ATTN_OK || (!b->is_unpatched[0] && sim_chance(500)))
         run_at(b, 0);
     batch->device_ns = 10 * SIM_US;
-    for (uint32_t i = b->n_told[0]; i < batch->n_signals && batch->status == ATTN_OK; i++)
+    for (uint32_t i = b->n_signalled[0]; i < batch->n_signals && batch->status == ATTN_OK; i++)
         __atomic_store_n(batch->signals[i].word, batch->signals[i].value, __ATOMIC_RELEASE);
     b->n_in_flight--;
     for (uint32_t i = 0; i < b->n_in_flight; i++) {
@@ -467,7 +467,7 @@ static struct backend_batch *dev_poll(struct backend *b, uint64_t wait_ns)
         b->status[i] = b->status[i + 1];
         b->is_unpatched[i] = b->is_unpatched[i + 1];
         b->serial[i] = b->serial[i + 1];
-        b->n_told[i] = b->n_told[i + 1];
+        b->n_signalled[i] = b->n_signalled[i + 1];
     }
     return batch;
 }

@@ -227,10 +227,10 @@ static void check_region(const struct peer *p, const struct ask *a)
     const float *out = (const float *)(const void *)(p->lane->out + LANE_OUT_OFFSET);
     size_t lse_at = ((size_t)n * Q_FLOATS * 4 + 63) / 64 * 64 / 4;
     for (size_t i = 0; i < (size_t)n * Q_FLOATS; i++)
-        if (!is_as_told(out[i], a->out[i]))
+        if (!is_as_expected(out[i], a->out[i]))
             sim_fail("peer %u: a row that a lane brought is wrong", p->number);
     for (size_t i = 0; (a->flags & WIRE_STEP_LSE) && i < (size_t)n * Q_HEADS; i++)
-        if (!is_as_told(out[lse_at + i], a->lse[i]))
+        if (!is_as_expected(out[lse_at + i], a->lse[i]))
             sim_fail("peer %u: an lse that a lane brought is wrong", p->number);
     sim_counts.rows += n;
 }
@@ -240,9 +240,9 @@ static void hear(struct peer *p, struct ask *a)
     uint32_t done, bell = atomic_load(&p->lane->page.bell);
     uint64_t verdict = atomic_load(&p->lane->page.verdict);
     memcpy(&done, p->lane->out, sizeof done);
-    bool is_told = (uint32_t)verdict == bell, is_done = done == bell;
-    attn_status st = is_told && !is_done ? (attn_status)(int32_t)(verdict >> 32) : ATTN_OK;
-    if (!is_told && !is_done)
+    bool is_notified = (uint32_t)verdict == bell, is_done = done == bell;
+    attn_status st = is_notified && !is_done ? (attn_status)(int32_t)(verdict >> 32) : ATTN_OK;
+    if (!is_notified && !is_done)
         return;
     if (bell != p->first_bell + a->layer) {
         if (st != ATTN_EPROTO)

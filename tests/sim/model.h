@@ -165,7 +165,7 @@ uint8_t *step_payload(struct ask *a, struct wire_step_layout *out_l);
 /* The step has been carried out. */
 void take_step(struct ask *a);
 /* An output is what the model says; sums are merged in another order than it adds. */
-bool is_as_told(float a, float b);
+bool is_as_expected(float a, float b);
 /* of all: a request that h says and that is a's */
 struct ask *ask_new(struct peer *p, enum ask_kind kind);
 struct ask *ask_send(struct ask *a, Attnd__Request *h, const void *payload, size_t payload_bytes);

@@ -181,7 +181,7 @@ void __wrap_log_write(enum log_level level, const char *format, ...)
     char line[1024];
     va_list args;
     (void)level;
-    if (!sim_is_told)
+    if (!sim_is_verbose)
         return;
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
@@ -206,11 +206,11 @@ bool __wrap_log_limit_pass(struct log_limit *l);
 bool __wrap_log_limit_pass(struct log_limit *l)
 {
     (void)l;
-    return sim_is_told;
+    return sim_is_verbose;
 }
 
-void __wrap_log_tell_left_out(void);
-void __wrap_log_tell_left_out(void)
+void __wrap_log_flush_left_out(void);
+void __wrap_log_flush_left_out(void)
 {
 }
 

@@ -319,7 +319,7 @@ static void on_start(void *arg, uint64_t word)
 {
     (void)arg, (void)word;
     clear_statics();
-    log_init(sim_is_told ? LOG_LEVEL_INFO : LOG_LEVEL_ERROR, LOG_FORMAT_LOGFMT);
+    log_init(sim_is_verbose ? LOG_LEVEL_INFO : LOG_LEVEL_ERROR, LOG_FORMAT_LOGFMT);
     uv_process_begin();
     outside_begin();
     sim_counts.starts++;

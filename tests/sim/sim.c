@@ -147,11 +147,11 @@ static void on_look(void *arg, uint64_t word)
     sim_at(2 * SIM_MS, SIM_WORLD, on_look, NULL, 0);
 }
 
-static void run(uint64_t seed, bool is_told)
+static void run(uint64_t seed, bool is_verbose)
 {
     running = seed;
     alarm(MAX_SEED_S);
-    sim_begin(seed, is_told);
+    sim_begin(seed, is_verbose);
     plan();
     sim_has_faults = true;
     net_begin();
@@ -192,12 +192,12 @@ static void print_counts(uint64_t n_seeds)
 int main(int argc, char **argv)
 {
     uint64_t first = 1, last = 200;
-    bool is_told = false;
+    bool is_verbose = false;
     const char *bug = getenv("SIM_BUG");
     sim_bug = bug == NULL ? 0 : atoi(bug);
     if (argc == 3 && strcmp(argv[1], "--seed") == 0) {
         first = last = strtoull(argv[2], NULL, 10);
-        is_told = true;
+        is_verbose = true;
     } else if (argc == 3 && strcmp(argv[1], "--seeds") == 0) {
         char *end;
         first = strtoull(argv[2], &end, 10);
@@ -216,7 +216,7 @@ int main(int argc, char **argv)
     signal(SIGSEGV, on_crash);
 #endif
     for (uint64_t seed = first; seed <= last; seed++)
-        run(seed, is_told);
+        run(seed, is_verbose);
     print_counts(last - first + 1);
     return 0;
 }

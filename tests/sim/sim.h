@@ -79,9 +79,9 @@ extern bool sim_is_daemon; /* the code that runs is the daemon's */
 
 /* Memory until the run ends, zeroed. */
 void *sim_alloc(size_t bytes);
-void sim_begin(uint64_t seed, bool is_told);
+void sim_begin(uint64_t seed, bool is_verbose);
 void sim_end(void);
-extern bool sim_is_told; /* the history is printed */
+extern bool sim_is_verbose; /* the history is printed */
 /* A line of the history. */
 void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* An invariant does not hold: says which and with which seed, and ends. */

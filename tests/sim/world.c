@@ -26,7 +26,7 @@ struct chunk {
 };
 
 uint64_t sim_now_ns;
-bool sim_is_daemon, sim_is_told, sim_has_faults;
+bool sim_is_daemon, sim_is_verbose, sim_has_faults;
 struct sim_counts sim_counts;
 struct sim_plan sim_plan;
 
@@ -159,12 +159,12 @@ bool sim_step(uint64_t until_ns)
 
 /* --- a run ------------------------------------------------------------------------------------ */
 
-void sim_begin(uint64_t seed, bool is_told)
+void sim_begin(uint64_t seed, bool is_verbose)
 {
     seed_of_run = seed;
     state = sim_mix(seed + 1);
     sim_now_ns = SIM_S;
-    sim_is_told = is_told;
+    sim_is_verbose = is_verbose;
     sim_is_daemon = false;
     n_heap = 0;
     n_events = 0;
@@ -188,7 +188,7 @@ static void tell(FILE *f, const char *format, va_list args)
 
 void sim_say(const char *format, ...)
 {
-    if (!sim_is_told)
+    if (!sim_is_verbose)
         return;
     bool was_daemon = sim_is_daemon;
     sim_is_daemon = false;

@@ -18,7 +18,7 @@ struct lane_cut {
     struct attn_plan plan; /* of all of it; items and layers lie in memory */
     uint32_t n_tokens, max_tokens; /* of a layer, of a piece */
     uint32_t n_begun; /* layers */
-    bool is_told; /* the first piece of the first layer */
+    bool is_notified; /* the first piece of the first layer */
     bool has_failed; /* the layers that follow do nothing */
     struct error_kept failed;
     struct attn_item *piece; /* [n_items] */
@@ -138,7 +138,7 @@ attn_status lane_cut_begin(struct attn_lane *l, const attn_pool *p, const struct
                              .plan = *a,
                              .n_tokens = (uint32_t)n_tokens,
                              .max_tokens = (uint32_t)most,
-                             .is_told = true,
+                             .is_notified = true,
                              .piece = items + a->n_items};
     cut->plan.items = items;
     cut->plan.layers = layers;
@@ -216,9 +216,9 @@ attn_status lane_cut_enqueue(struct attn_lane *l, const attn_pool *p, void *stre
     uint32_t item = 0, token = 0, n_items, n;
     for (uint64_t row = 0; row < cut->n_tokens; row += n) {
         n = take_piece(cut, is_whole(cut, layer), &item, &token, &n_items);
-        if (!cut->is_told && !cut->has_failed && tell(l, layer, n_items) != ATTN_OK)
+        if (!cut->is_notified && !cut->has_failed && tell(l, layer, n_items) != ATTN_OK)
             fail(cut);
-        cut->is_told = false;
+        cut->is_notified = false;
         /* also of what has no plan: its bell fails, and leaves NaN there */
         struct attn_lane_step part = rows_of(s, &p->spec, row, n);
         if (lane_enqueue_whole(l, p, stream, &part) != ATTN_OK)

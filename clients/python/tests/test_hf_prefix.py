@@ -158,7 +158,7 @@ def test_passes_of_more_than_ids_are_whole_and_not_shared(shared):
             with worker.cache() as cache:
                 model(**kwargs, past_key_values=cache, logits_to_keep=1)
                 model(input_ids=ids[:, :20], past_key_values=cache)
-                assert not cache.told.is_known
+                assert not cache.known_tokens.is_known
         assert same(worker, model, batch(SYSTEM)) == 50
         with worker.cache() as cache:  # all logits are asked for
             logits = model(input_ids=ids, past_key_values=cache).logits

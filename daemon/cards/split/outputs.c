@@ -15,7 +15,7 @@ struct cards_outputs {
     uint64_t bytes, each;
     struct backend_region region; /* it is there; else host memory */
     uint32_t *words; /* host memory of the primary's; one of each card but the primary */
-    struct backend_word told[CONFIG_MAX_DEVICES]; /* when a card's are there */
+    struct backend_word words_out[CONFIG_MAX_DEVICES]; /* when a card's are there */
     struct backend_merge *list;
     uint32_t capacity;
     struct backend_merges merges;
@@ -148,7 +148,7 @@ attn_status cards_outputs_begin(struct engine *primary, struct cards_outputs *o,
     if (st != ATTN_OK)
         return st;
     for (uint32_t i = 1; i < n_cards; i++)
-        o->told[i] = (struct backend_word){o->words + i * WORD_STEP, (uint32_t)order};
+        o->words_out[i] = (struct backend_word){o->words + i * WORD_STEP, (uint32_t)order};
     o->merges = (struct backend_merges){.list = o->list,
                                         .n = tokens_merges(t, o->list),
                                         .n_parts = n_cards,
@@ -168,19 +168,19 @@ void cards_outputs_attach(const struct cards_outputs *o, uint32_t card, struct b
     if (!o->is_on_device || o->merges.n == 0)
         return;
     if (card != 0) {
-        last->signals = &o->told[card];
+        last->signals = &o->words_out[card];
         last->n_signals = 1;
         return;
     }
     last->merges = &o->merges;
-    last->merge_waits = &o->told[1];
+    last->merge_waits = &o->words_out[1];
     last->n_merge_waits = o->merges.n_parts - 1;
 }
 
 void cards_outputs_fail(const struct cards_outputs *o, uint32_t card)
 {
     if (card != 0 && o->merges.n > 0)
-        __atomic_store_n(o->told[card].word, o->told[card].value, __ATOMIC_RELEASE);
+        __atomic_store_n(o->words_out[card].word, o->words_out[card].value, __ATOMIC_RELEASE);
 }
 
 void cards_outputs_merge(const struct cards_outputs *o, const struct backend_pool_config *whole)

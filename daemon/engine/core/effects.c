@@ -1,4 +1,4 @@
-/* effects.c: the blocks of pools: their bytes, and what a device must be told of them.
+/* effects.c: the blocks of pools: their bytes, and the updates that a device needs of them.
  *
  * Effects: what the cache changes in block tables, patches of table entries and copies of blocks,
  * gathers in the pool until its next batch takes it to the device.

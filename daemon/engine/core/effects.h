@@ -1,4 +1,4 @@
-/* effects.h: the blocks of pools: their bytes, and what a device must be told of them. */
+/* effects.h: the blocks of pools: their bytes, and the updates that a device needs of them. */
 #ifndef ATTND_DAEMON_ENGINE_CORE_EFFECTS_H
 #define ATTND_DAEMON_ENGINE_CORE_EFFECTS_H
 

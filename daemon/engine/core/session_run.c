@@ -67,7 +67,7 @@ attn_status session_of_request(struct engine *e, struct request *req, uint32_t *
     return ATTN_OK;
 }
 
-static void tell_end(const struct session *s, const char *why)
+static void log_end(const struct session *s, const char *why)
 {
     char client[SESSION_NAME_BYTES + 8];
     log_quote(s->client_name, client, sizeof client);
@@ -86,7 +86,7 @@ static void session_ended(struct engine *e, uint32_t slot, const char *why)
     e->is_dirty = true;
     if (e->parts.card > 0)
         return;
-    tell_end(session_at(e->parts.sessions, slot), why);
+    log_end(session_at(e->parts.sessions, slot), why);
     peers_session_end(e, slot, session_at(e->parts.sessions, slot)->ended_id);
 }
 

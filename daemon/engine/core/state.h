@@ -29,7 +29,7 @@
  *                            by age
  *   engine/step/canary_watch.c     a sample of outputs against the reference
  *   engine/core/answer.c     how a request leaves; cards/step_part.c: as one card's part
- *   engine/core/effects.c     blocks' bytes, and what a device must be told of tables
+ *   engine/core/effects.c     blocks' bytes, and the updates that a device needs of tables
  *   cards/split/backend_split.c        batches of pools that are split over cards
  *   cards/session.c, cards/names.c, cards/note.c, cards.c: what engines of several cards share
  *   engine/core/pool_table.c, engine/core/pace.c, engine/core/sleep.c, engine/core/status.c,
@@ -247,12 +247,12 @@ struct engine_tier {
     struct tier_store *blocks; /* in host memory; NULL: there are no tiers */
     struct tier_store *disk_blocks; /* NULL: none on disk, as the next */
     struct tier_disk *disk;
-    struct tier_store_stats told, disk_told; /* as the stats have it */
+    struct tier_store_stats last_published, last_disk_published; /* as the stats have it */
     uint64_t out_bytes, in_bytes, disk_out_bytes, disk_in_bytes; /* moved since, as the next */
     uint64_t n_disk_errors, n_waits;
 
     _Atomic(struct backend_moves *) came; /* done, not looked at */
-    _Atomic uint32_t n_telling; /* threads that say so just now */
+    _Atomic uint32_t n_notifying; /* threads that say so just now */
     struct mover_out out;
     struct mover_spill spill;
     LIST_HEAD(, mover_fetch) fetches;
@@ -276,7 +276,7 @@ struct engine_idle {
     bool is_out_void; /* an older one asks for its sequence: it stays */
     bool is_registered;
     struct backend_move out_list[MOVER_GROUP], in_list[MOVER_FETCH];
-    uint64_t out_bytes, in_bytes, n_waits, n_damaged; /* since they were told */
+    uint64_t out_bytes, in_bytes, n_waits, n_damaged; /* since they were published */
 };
 
 /* A sequence that moves to another card (cards/move.c). */
@@ -384,7 +384,7 @@ struct engine {
     struct kv_stats gauges; /* as published, as the next */
     struct {
         uint64_t kv_bytes, given_bytes, used_bytes, memory_bytes_per_s;
-    } told;
+    } last_published;
     struct trace_ring trace;
     struct canary_watch *canary; /* engine/step/canary_watch.h */
     _Atomic uint32_t canary_one_in; /* stats.canary; any thread */

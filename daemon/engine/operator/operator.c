@@ -28,7 +28,7 @@ enum {
 /* --- answers ---------------------------------------------------------------------------------- */
 
 /* Takes the object over. */
-static attn_status tell_json(struct answer *a, json_t *object)
+static attn_status reply_json(struct answer *a, json_t *object)
 {
     a->text = object == NULL ? NULL : json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(15));
     json_decref(object);
@@ -85,7 +85,7 @@ void watchers_answer(struct engine *e, bool is_last)
         atomic_fetch_sub(&e->n_watchers, 1);
         struct answer a;
         answer_init(&a);
-        attn_status st = tell_json(&a, topic_find("events")->list(e, req->wire.header->inspect));
+        attn_status st = reply_json(&a, topic_find("events")->list(e, req->wire.header->inspect));
         engine_end(e, req, st, &a);
     }
 }
@@ -104,7 +104,7 @@ attn_status inspect_run(struct engine *e, struct request *req, uint32_t session,
         return answer_no(a, ATTN_EINVAL, "inspect.wait_us is %" PRIu64 ", %s come at once",
                          ask->wait_us, t->name);
     a->is_later = ask->wait_us > 0 && watch_enter(e, req);
-    return a->is_later ? ATTN_OK : tell_json(a, t->list(e, ask));
+    return a->is_later ? ATTN_OK : reply_json(a, t->list(e, ask));
 }
 
 attn_status pool_drop_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
@@ -127,7 +127,7 @@ attn_status configure_run(struct engine *e, struct request *req, uint32_t sessio
     attn_status st = settings_set(e->parts.settings, c->name, c->value, a->why, sizeof a->why);
     if (st != ATTN_OK)
         return st;
-    return tell_json(a, json_pack("{s:s, s:s}", "name", c->name, "value", c->value));
+    return reply_json(a, json_pack("{s:s, s:s}", "name", c->name, "value", c->value));
 }
 
 attn_status reload_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
@@ -140,8 +140,8 @@ attn_status reload_run(struct engine *e, struct request *req, uint32_t session, 
     attn_status st = settings_reload(e->parts.settings, &n_taken, &n_kept, a->why, sizeof a->why);
     if (st != ATTN_OK)
         return st;
-    return tell_json(a, json_pack("{s:I, s:I}", "changed", (json_int_t)n_taken, "need_restart",
-                                  (json_int_t)n_kept));
+    return reply_json(a, json_pack("{s:I, s:I}", "changed", (json_int_t)n_taken, "need_restart",
+                                   (json_int_t)n_kept));
 }
 
 /* The live session of this label; SESSION_NONE: none, or several. */

@@ -15,7 +15,7 @@
 #include "daemon/engine/pool/create.h"
 #include "daemon/engine/pool/resize.h"
 
-static void tell_pool(struct engine *e, const struct pool *p, struct answer *a)
+static void reply_pool(struct engine *e, const struct pool *p, struct answer *a)
 {
     Attnd__PoolReply *body = answer_pool(a);
     body->pool = pool_handle(e, p);
@@ -40,7 +40,7 @@ attn_status pool_create_run(struct engine *e, struct request *req, uint32_t sess
                              "since",
                              id, spec->name);
         if (found == ATTN_OK)
-            tell_pool(e, p, a);
+            reply_pool(e, p, a);
         return found;
     }
     if (engine_is_draining(e) && pool_find(e, who, spec->name) == NULL)
@@ -50,7 +50,7 @@ attn_status pool_create_run(struct engine *e, struct request *req, uint32_t sess
         return st;
     pool_hold(e, p, session, id);
     kv_owner_saw(e->parts.kv, session, id);
-    tell_pool(e, p, a);
+    reply_pool(e, p, a);
     return ATTN_OK;
 }
 
@@ -65,7 +65,7 @@ attn_status pool_describe_run(struct engine *e, struct request *req, uint32_t se
     uint64_t id = req->wire.request_id;
     if (!kv_owner_has_seen(e->parts.kv, session, id) && pool_hold(e, p, session, id))
         kv_owner_saw(e->parts.kv, session, id);
-    tell_pool(e, p, a);
+    reply_pool(e, p, a);
     return ATTN_OK;
 }
 
@@ -128,6 +128,6 @@ attn_status pool_resize_run(struct engine *e, struct request *req, uint32_t sess
     if (st != ATTN_OK)
         return st;
     kv_owner_saw(e->parts.kv, session, id);
-    tell_pool(e, p, a);
+    reply_pool(e, p, a);
     return ATTN_OK;
 }

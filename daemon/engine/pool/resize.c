@@ -104,7 +104,7 @@ static attn_status copy_blocks(struct engine *e, struct pool *p, const struct kv
 
 /* What the device is told of entries goes with the next batches; entries that are nobody's name no
  * block that is gone. */
-static void tell_tables(struct engine *e, struct pool *p, const struct kv_shrink *s)
+static void notify_tables(struct engine *e, struct pool *p, const struct kv_shrink *s)
 {
     char why[WHY_BYTES];
     struct kv_effects *fx = &p->fx;
@@ -130,7 +130,7 @@ static attn_status shrink(struct engine *e, struct pool *p, uint32_t n_blocks, u
     st = copy_blocks(e, p, &s, why, why_bytes);
     if (st == ATTN_OK) {
         kv_pool_shrink_end(e->parts.kv, &s);
-        tell_tables(e, p, &s);
+        notify_tables(e, p, &s);
         st = p->ops->pool_resize(p->device, n_blocks, p->config.max_row_blocks);
         if (st != ATTN_OK) /* a successor makes it as the cache has it */
             log_error("pool \"%s\" has fewer blocks than the device knows: %s", p->spec.wire->name,

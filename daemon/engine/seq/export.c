@@ -139,9 +139,9 @@ static attn_status blocks_out(struct engine *e, struct pool *p, kv_seq_id seq,
 }
 
 /* All but the sums, and the blocks. */
-static void tell_export(struct engine *e, const struct pool *p, const Attnd__Export *x,
-                        kv_seq_id seq, const struct kv_seq_info *info, Attnd__Content *content,
-                        Attnd__ExportReply *body)
+static void reply_export(struct engine *e, const struct pool *p, const Attnd__Export *x,
+                         kv_seq_id seq, const struct kv_seq_info *info, Attnd__Content *content,
+                         Attnd__ExportReply *body)
 {
     uint32_t known = info->n_ids > x->first_token ? info->n_ids - x->first_token : 0;
     known = known < x->n_tokens ? known : x->n_tokens;
@@ -164,7 +164,7 @@ static void tell_export(struct engine *e, const struct pool *p, const Attnd__Exp
 }
 
 /* What has been kept since the watch before; from now on it is counted anew. */
-static void tell_kept(struct seq_state *s, uint32_t epoch, Attnd__ExportReply *body)
+static void reply_kept(struct seq_state *s, uint32_t epoch, Attnd__ExportReply *body)
 {
     body->kept_epoch = s->kept_epoch;
     body->n_kept = s->kept_epoch != 0 ? s->n_kept : 0;
@@ -190,11 +190,11 @@ attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, str
         return answer_no(a, ATTN_ENOMEM, "no memory for the checksums of an export");
     memset(sums, 0, 2 * (size_t)x->n_blocks * sizeof *sums);
     Attnd__ExportReply *body = answer_export(a);
-    tell_export(e, p, x, seq, &info, &content, body);
+    reply_export(e, p, x, seq, &info, &content, body);
     body->n_sums = 2 * (size_t)x->n_blocks;
     body->sums = sums;
     if (x->watch)
-        tell_kept(&e->seqs[seq.index], info.epoch, body);
+        reply_kept(&e->seqs[seq.index], info.epoch, body);
     uint8_t *payload;
     size_t bytes = (size_t)(x->n_blocks * part.bytes);
     st = request_reply_begin(req, &a->header, bytes, &payload);
@@ -256,7 +256,7 @@ static attn_status content_check(const struct pool *p, const Attnd__Import *m, u
         return ATTN_EINVAL;
     }
     struct seq_geometry pools = pool_spec_geometry(&p->spec, KV_LAYOUT_VERSION, block_bytes);
-    struct seq_geometry told = {
+    struct seq_geometry stated = {
         .layout = m->layout,
         .num_layers = (uint32_t)m->n_layer_len,
         .num_kv_heads = c->num_kv_heads,
@@ -271,8 +271,8 @@ static attn_status content_check(const struct pool *p, const Attnd__Import *m, u
     };
     char pool_name[KV_NAME_BYTES + 16];
     snprintf(pool_name, sizeof pool_name, "pool \"%s\"", p->spec.wire->name);
-    return seq_geometry_differs(&told, "import", &pools, pool_name, why, WHY_BYTES) ? ATTN_EINVAL
-                                                                                    : ATTN_OK;
+    return seq_geometry_differs(&stated, "import", &pools, pool_name, why, WHY_BYTES) ? ATTN_EINVAL
+                                                                                      : ATTN_OK;
 }
 
 static attn_status import_check(const struct request *req, const struct pool *p,

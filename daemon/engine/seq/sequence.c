@@ -24,7 +24,7 @@
 
 /* --- answers ---------------------------------------------------------------------------------- */
 
-static void tell_seq(struct engine *e, kv_seq_id seq, bool has_lengths, struct answer *a)
+static void reply_seq(struct engine *e, kv_seq_id seq, bool has_lengths, struct answer *a)
 {
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
@@ -152,7 +152,7 @@ static attn_status seq_made(struct engine *e, struct request *req, uint32_t sess
     if (st != ATTN_OK)
         return no_by_cache(e, st, a);
     note_done(e, req, session);
-    tell_seq(e, made->id, req->wire.header->body_case == ATTND__REQUEST__BODY_FORK, a);
+    reply_seq(e, made->id, req->wire.header->body_case == ATTND__REQUEST__BODY_FORK, a);
     return ATTN_OK;
 }
 
@@ -243,7 +243,7 @@ static attn_status run_truncate(struct engine *e, struct request *req, kv_seq_id
     uint32_t len = req->wire.header->truncate->len;
     s->n_kept = len < s->n_kept ? len : s->n_kept;
     peers_seq_epoch(e, seq);
-    tell_seq(e, seq, false, a);
+    reply_seq(e, seq, false, a);
     return ATTN_OK;
 }
 
@@ -274,7 +274,7 @@ static attn_status run_tokens(struct engine *e, struct request *req, kv_seq_id s
                                                         (uint32_t)t->n_tokens);
     if (st != ATTN_OK)
         return no_by_cache(e, st, a);
-    tell_seq(e, seq, false, a);
+    reply_seq(e, seq, false, a);
     return ATTN_OK;
 }
 
@@ -302,7 +302,7 @@ static attn_status run_adopt(struct engine *e, struct request *req, uint32_t ses
         return no_by_cache(e, st, a);
     peers_seq_epoch(e, seq);
     note_done(e, req, session);
-    tell_seq(e, seq, true, a);
+    reply_seq(e, seq, true, a);
     return ATTN_OK;
 }
 
@@ -352,7 +352,7 @@ static attn_status run_late_fork(struct engine *e, struct request *req, uint32_t
         return answer_no(a, ATTN_ENOTFOUND, "sequence %" PRIu64 " is not open", f->seq);
     if (!kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id))
         return answer_no(a, ATTN_EEXIST, "sequence %" PRIu64 " is open", f->new_seq);
-    tell_seq(e, seq, true, a);
+    reply_seq(e, seq, true, a);
     return ATTN_OK;
 }
 
@@ -386,7 +386,7 @@ static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t se
     case ATTND__REQUEST__BODY_TRUNCATE:
         if (!kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id))
             return run_as_owner(e, req, session, seq, a);
-        tell_seq(e, seq, false, a); /* it names the epoch that it ended itself */
+        reply_seq(e, seq, false, a); /* it names the epoch that it ended itself */
         return ATTN_OK;
     default:
         return run_as_owner(e, req, session, seq, a);

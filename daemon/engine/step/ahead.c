@@ -76,9 +76,9 @@ void ahead_begin(struct engine *e, struct batch *b)
     b->device.n_signals = n;
 }
 
-bool ahead_is_told(const struct engine *e, const struct batch *b)
+bool ahead_is_answered(const struct engine *e, const struct batch *b)
 {
-    return kv_ahead_is_told(e->parts.kv, slot_of(e, b));
+    return kv_ahead_is_answered(e->parts.kv, slot_of(e, b));
 }
 
 void ahead_end(struct engine *e, const struct batch *b)

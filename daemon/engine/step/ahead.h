@@ -17,7 +17,7 @@ void ahead_fini(struct engine *e);
 void ahead_begin(struct engine *e, struct batch *b);
 /* Whether the device has told workers that appends of the batch are there. Then all of it is done,
  * though the device may have been lost since. */
-bool ahead_is_told(const struct engine *e, const struct batch *b);
+bool ahead_is_answered(const struct engine *e, const struct batch *b);
 /* Its appends are committed, or are about to be cancelled. */
 void ahead_end(struct engine *e, const struct batch *b);
 

@@ -30,7 +30,7 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
     if (atomic_load_explicit(&e->is_draining, memory_order_relaxed))
         tokens_came(e, clock_now_ns());
     bool is_lost = st == ATTN_EDEVICE && !pool_spans(e, b->pool);
-    if (ahead_is_told(e, b))
+    if (ahead_is_answered(e, b))
         st = ATTN_OK;
     if (st != ATTN_OK)
         ahead_end(e, b);

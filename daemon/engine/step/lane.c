@@ -325,10 +325,10 @@ void lane_reply(struct request *req)
 {
     struct lane_bell *b = (struct lane_bell *)(void *)req; /* its first member */
     struct lane *l = b->lane;
-    bool is_told = req->status == ATTN_OK && b->io.is_signalled;
+    bool is_signalled = req->status == ATTN_OK && b->io.is_signalled;
     if (req->status != ATTN_OK)
         drop_all(l); /* what follows would compute on what is not there */
-    if (!is_told && !l->is_closed)
+    if (!is_signalled && !l->is_closed)
         tell(l, b->value, req->status, req->why);
     wire_arena_reset(&req->arena);
     plan_unref(b->plan);

@@ -19,10 +19,10 @@ uint32_t mover_group_size(uint64_t bytes, uint32_t most)
 static void group_done(struct backend_moves *m)
 {
     struct engine *e = ((struct mover_group *)m)->engine;
-    atomic_fetch_add(&e->tier.n_telling, 1);
+    atomic_fetch_add(&e->tier.n_notifying, 1);
     stack_push(&e->tier.came, m);
     engine_wake(e);
-    atomic_fetch_sub(&e->tier.n_telling, 1);
+    atomic_fetch_sub(&e->tier.n_notifying, 1);
 }
 
 void mover_group_init(struct engine *e, struct mover_group *g, struct backend_move *list,

@@ -61,7 +61,7 @@ bool mover_settle(struct engine *e, const struct pool *p)
             return false;
         sched_yield();
     }
-    while (p == NULL && atomic_load(&e->tier.n_telling) > 0)
+    while (p == NULL && atomic_load(&e->tier.n_notifying) > 0)
         sched_yield();
     return true;
 }

@@ -193,7 +193,7 @@ void tier_resized_pool(struct engine *e, kv_pool_id pool)
 
 static void publish_disk(struct engine *e)
 {
-    struct tier_store_stats now, last = e->tier.disk_told;
+    struct tier_store_stats now, last = e->tier.last_disk_published;
     tier_store_stats_read(e->tier.disk_blocks, &now);
     stats_add(blocks_disk, now.blocks - last.blocks);
     stats_add(disk_used_bytes, now.used_bytes - last.used_bytes);
@@ -204,12 +204,12 @@ static void publish_disk(struct engine *e)
     stats_add(disk_in_bytes, e->tier.disk_in_bytes);
     stats_add(disk_errors, e->tier.n_disk_errors);
     e->tier.disk_out_bytes = e->tier.disk_in_bytes = e->tier.n_disk_errors = 0;
-    e->tier.disk_told = now;
+    e->tier.last_disk_published = now;
 }
 
 void tier_publish(struct engine *e)
 {
-    struct tier_store_stats now, last = e->tier.told;
+    struct tier_store_stats now, last = e->tier.last_published;
     if (e->tier.blocks == NULL)
         return;
     tier_store_stats_read(e->tier.blocks, &now);
@@ -224,7 +224,7 @@ void tier_publish(struct engine *e)
     stats_add(host_in_bytes, e->tier.in_bytes);
     stats_add(host_waits, e->tier.n_waits);
     e->tier.out_bytes = e->tier.in_bytes = e->tier.n_waits = 0;
-    e->tier.told = now;
+    e->tier.last_published = now;
     if (e->tier.disk_blocks != NULL)
         publish_disk(e);
 }

@@ -147,7 +147,7 @@ GPU_DEVICE void leave(const decode_params &p)
     if (atomicAdd(p.arrivals, 1) + 1 < gridDim.x * gridDim.y * gridDim.z)
         return;
     *p.arrivals = 0;
-    gpu::tell_host(p.finish);
+    gpu::signal_host(p.finish);
 }
 
 template <bool is_bf16, int D, int NT, bool is_direct, class Words>

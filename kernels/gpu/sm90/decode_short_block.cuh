@@ -198,7 +198,7 @@ template <bool is_bf16, int D, int NT, bool is_direct, class Words> struct short
     GPU_DEVICE lane_addresses wait_for_values();
     GPU_DEVICE void load(values &to, const lane_addresses &a, uint32_t i0, uint32_t stop) const;
     GPU_DEVICE void top_of_warps(uint32_t (&factor)[NT][W], sums &of) const;
-    GPU_DEVICE void tell_peers(const sums &of);
+    GPU_DEVICE void signal_peers(const sums &of);
     GPU_DEVICE void multiply(float (&o)[own][NT][4], float (&odd)[own][NT][4], const values &by,
                              const uint32_t (&factor)[NT][W], uint32_t warp0, uint32_t i0,
                              uint32_t stop) const;

@@ -82,7 +82,7 @@ short_block<is_bf16, D, NT, is_direct, Words>::top_of_warps(uint32_t (&factor)[N
 
 /* Every block of the segment learns ours. */
 template <bool is_bf16, int D, int NT, bool is_direct, class Words>
-GPU_DEVICE void short_block<is_bf16, D, NT, is_direct, Words>::tell_peers(const sums &of)
+GPU_DEVICE void short_block<is_bf16, D, NT, is_direct, Words>::signal_peers(const sums &of)
 {
     cluster_wait(); /* long since complete: every block of the cluster has its barriers ready */
     if (warp < csize && g == 0)
@@ -128,7 +128,7 @@ GPU_DEVICE void short_block<is_bf16, D, NT, is_direct, Words>::sum(sums &of)
     top_of_warps(factor, of);
     of.peers = csize > 1 ? cluster_rank() - rank : 0;
     if (csize > 1)
-        tell_peers(of);
+        signal_peers(of);
     float odd[own][NT][4] = {};
 #pragma unroll
     for (int j = 0; j < (int)own; ++j)

@@ -15,7 +15,7 @@ from ..errors import SequenceGoneError
 from ..pool import Sequence
 from ._calls import Mask, Seen, n_queries
 from ._handed import Update, hand, refuse, refuse_attribute
-from ._prefix import Told
+from ._prefix import KnownTokens
 from ._rows import Plan, Row, close_all, fork_rows, open_rows
 from ._states import States
 
@@ -45,7 +45,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._plan: Plan | None = None
         self._has_mask = False
         self._is_recorded = False
-        self.told = None if worker.adapter is None else Told(self, worker.adapter)
+        self.known_tokens = None if worker.adapter is None else KnownTokens(self, worker.adapter)
 
     # ---- what transformers asks
 
@@ -123,8 +123,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         if keep >= now:
             return
         keep = max(keep, 0)
-        if self.told is not None:
-            self.told.crop(keep)
+        if self.known_tokens is not None:
+            self.known_tokens.crop(keep)
         # layers may differ: an early exit leaves the last ones behind
         longest = self.worker.pools.longest(self._columns)
         for row, pad in zip(self.rows, self.pads):
@@ -147,8 +147,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._plan, self._has_mask = None, False
         self.states = States(self.worker.config)
         self.layers = self.states.layers
-        if self.told is not None:
-            self.told.forget()
+        if self.known_tokens is not None:
+            self.known_tokens.forget()
         return sequences
 
     def close(self) -> None:
@@ -169,8 +169,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         other.states = copy.deepcopy(self.states, memo)
         other.layers = other.states.layers
         other._has_mask = self._has_mask
-        if self.told is not None and other.told is not None:
-            self.told.copy_to(other.told)
+        if self.known_tokens is not None and other.known_tokens is not None:
+            self.known_tokens.copy_to(other.known_tokens)
         return other
 
     def __getattr__(self, name: str) -> Any:
@@ -196,8 +196,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
 
     def _select(self, rows: list[int]) -> None:
         self.worker.layers.wait()
-        if self.told is not None:
-            self.told.select(rows)
+        if self.known_tokens is not None:
+            self.known_tokens.select(rows)
         old = self.rows
         again = [i for i, row in enumerate(rows) if row in rows[:i]]
         new = [old[row] for row in rows]

@@ -34,14 +34,14 @@ class _Held:
 
     n_shared  tokens that it began with: in blocks that others have, too
     n_blocks  beyond those, of each pool; what the scheduler was promised
-    n_told    of its token ids
+    n_sent    of its token ids
     """
 
-    def __init__(self, row: Row | None, n_shared: int = 0, n_told: int = 0):
+    def __init__(self, row: Row | None, n_shared: int = 0, n_sent: int = 0):
         self.row = row
         self.n_shared = n_shared
         self.n_blocks = 0
-        self.n_told = n_told
+        self.n_sent = n_sent
 
 
 class _NoSectors:
@@ -141,7 +141,7 @@ class PagedCache(NotPicklable):
         except AttndError:
             return []  # they begin with the prompt instead
         for request_id, row in zip(dst_req_ids, rows):
-            self._held[request_id] = _Held(row, n, held.n_told)
+            self._held[request_id] = _Held(row, n, held.n_sent)
         return dst_req_ids
 
     def perform_cache_copy(self, copies: Any) -> None:
@@ -190,14 +190,14 @@ class PagedCache(NotPicklable):
         if not self.use_prefix_sharing:
             return
         held, n = self._held[state.request_id], state.position_offset
-        if n // self._block_tokens > held.n_told // self._block_tokens:
-            tokens = (state.initial_tokens + state.generated_tokens)[held.n_told : n]
+        if n // self._block_tokens > held.n_sent // self._block_tokens:
+            tokens = (state.initial_tokens + state.generated_tokens)[held.n_sent : n]
             try:
                 for seq in held.row or ():
-                    seq.set_tokens(held.n_told, tokens)
+                    seq.set_tokens(held.n_sent, tokens)
             except NotFoundError:
                 return  # the next step will find the same
-            held.n_told = n
+            held.n_sent = n
 
     # ---- a forward pass
 

@@ -47,7 +47,7 @@ def weights_digest(model: Any) -> int:
     return int.from_bytes(digest.digest()[:8], "little") or 1
 
 
-class Told:
+class KnownTokens:
     """The tokens of one cache's rows, as far as they are known.
 
     Ends (is_known) with the first pass whose keys and values are not of its token ids alone.
@@ -65,7 +65,7 @@ class Told:
     def forget(self) -> None:
         self.is_known = True
         self._ids: list[list[int]] = []  # of each row
-        self._n_told: list[int] = []
+        self._n_sent: list[int] = []
         self._noted: list[tuple[torch.Tensor, Any]] = []  # ids and positions, behind those
         self._columns = 0  # of both
 
@@ -117,7 +117,7 @@ class Told:
         self._take()
         if self._ids:
             self._ids = [list(self._ids[row]) for row in rows]
-            self._n_told = [self._n_told[row] for row in rows]
+            self._n_sent = [self._n_sent[row] for row in rows]
 
     def crop(self, keep: int) -> None:
         """Before the rows are truncated to so many columns."""
@@ -127,12 +127,12 @@ class Told:
         self._columns = keep
         for i, pad in enumerate(self._cache.pads[: len(self._ids)]):
             del self._ids[i][max(keep - pad, 0) :]
-            self._n_told[i] = min(self._n_told[i], len(self._ids[i]))
+            self._n_sent[i] = min(self._n_sent[i], len(self._ids[i]))
 
-    def copy_to(self, other: Told) -> None:
+    def copy_to(self, other: KnownTokens) -> None:
         self._take()
         other.is_known, other._columns = self.is_known, self._columns
-        other._ids, other._n_told = [list(ids) for ids in self._ids], list(self._n_told)
+        other._ids, other._n_sent = [list(ids) for ids in self._ids], list(self._n_sent)
 
     def _take(self) -> None:
         """What was noted, as numbers: waits for the device."""
@@ -143,7 +143,7 @@ class Told:
                 self.is_known = False
                 break
             if not self._ids:
-                self._ids, self._n_told = [[] for _ in pads], [0] * len(pads)
+                self._ids, self._n_sent = [[] for _ in pads], [0] * len(pads)
             for known, row, pad in zip(self._ids, ids.tolist(), pads):
                 known.extend(row[max(pad - column, 0) :])
             column += ids.shape[1]
@@ -160,11 +160,11 @@ class Told:
     def _tell(self) -> None:
         self._take()
         for i, (row, ids) in enumerate(zip(self._cache.rows, self._ids)):
-            told = self._n_told[i]
-            if self.is_known and len(ids) // self._block_tokens > told // self._block_tokens:
+            n_sent = self._n_sent[i]
+            if self.is_known and len(ids) // self._block_tokens > n_sent // self._block_tokens:
                 for seq in row:
-                    seq.set_tokens(told, ids[told:])
-                self._n_told[i] = len(ids)
+                    seq.set_tokens(n_sent, ids[n_sent:])
+                self._n_sent[i] = len(ids)
 
     def _open(self, ids: list[list[int]], pads: list[int]) -> int:
         """The cache's rows, with what there is of these tokens; the columns that all have."""
@@ -189,7 +189,7 @@ class Told:
         except BaseException:
             close_all(opened)
             raise
-        self._n_told = [len(tokens) for tokens in self._ids]
+        self._n_sent = [len(tokens) for tokens in self._ids]
         self._columns = len(ids[0])
         cache.begin_at(rows, pads, skip)
         return skip

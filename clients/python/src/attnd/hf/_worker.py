@@ -152,8 +152,8 @@ def _before_forward(
     if cache is not None:
         kwargs = with_cache(kwargs, cache)
     if isinstance(cache, Cache):
-        if cache.told is not None and module is cache.worker.model:
-            kwargs = cache.told.before(args, kwargs)
+        if cache.known_tokens is not None and module is cache.worker.model:
+            kwargs = cache.known_tokens.before(args, kwargs)
         cache.states.begin(module)
     return args, kwargs
 
@@ -163,8 +163,8 @@ def _after_forward(module: Any, args: Any, kwargs: dict[str, Any], output: Any) 
     cache = cache_of(kwargs)
     if isinstance(cache, Cache):
         cache.states.end(module)
-        if cache.told is not None and module is cache.worker.model:
-            cache.told.after(kwargs)
+        if cache.known_tokens is not None and module is cache.worker.model:
+            cache.known_tokens.after(kwargs)
 
 
 _INIT = "init_continuous_batching"

@@ -1,4 +1,4 @@
-/* test_config_told.c: what is told of settings: printed, in the help and the packaged file, and
+/* test_config_printed.c: what is told of settings: printed, in the help and the packaged file, and
  * when they change. With --update the program rewrites the packaged configuration from the option
  * table instead. */
 #include <setjmp.h>
@@ -159,7 +159,7 @@ static void help_names_every_setting(void **state)
 
 /* ---- settings read again ---- */
 
-struct told {
+struct change {
     uint32_t n;
     char name[64], value[512];
     bool is_taken;
@@ -167,7 +167,7 @@ struct told {
 
 static void note_change(void *user, const char *name, const char *value, bool is_taken)
 {
-    struct told *t = user;
+    struct change *t = user;
     t->n++;
     t->is_taken = is_taken;
     snprintf(t->name, sizeof(t->name), "%s", name);
@@ -202,7 +202,7 @@ static void each_changed_setting_is_told_and_taken_if_it_may_be(void **state)
     for (size_t i = 0; i < config_n_options; i++) {
         const struct config_option *o = &config_options[i];
         struct config c, now;
-        struct told t = {0};
+        struct change t = {0};
         char name[64], value[512], before[512], after[512], why[256];
         config_expect_ok(&c, NO_ARGS);
         config_expect_ok(&now, NO_ARGS);
@@ -239,7 +239,7 @@ static void a_list_changes_with_any_of_its_entries(void **state)
     for (size_t i = 0; i < 4; i++)
         for (size_t k = 0; k < 4; k++) {
             struct config c[2];
-            struct told t = {0};
+            struct change t = {0};
             const size_t at[2] = {i, k};
             for (int s = 0; s < 2; s++) {
                 const char *args[5] = {"--listen", lists[at[s]][0]};
