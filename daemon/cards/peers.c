@@ -11,7 +11,7 @@
 #include "daemon/cards/session.h"
 #include "daemon/cards/split/backend.h"
 #include "daemon/cards/step.h"
-#include "daemon/cards/step_part.h"
+#include "daemon/cards/step_shard.h"
 
 static struct kv_seq_info info_of(const struct engine *e, kv_seq_id seq)
 {
@@ -67,7 +67,7 @@ const struct peers_ops cards_peers_ops = {
     .step_counts = cards_step_counts,
     .item_is_foreign = cards_step_is_foreign,
     .step_reserve = cards_step_reserve,
-    .step_done = cards_step_part_done,
+    .step_done = cards_step_shard_done,
     .turn = cards_move_turn,
     .stop = cards_move_stop,
     .hold = cards_hold,

@@ -78,8 +78,8 @@ static void refuse(struct cards *c, struct request *req, struct engine *from, at
 
 static void send_step(struct cards *c, struct request *req, struct engine *from)
 {
-    if (req->part != NULL) {
-        cards_part_again(c, req);
+    if (req->shard != NULL) {
+        cards_shard_again(c, req);
         return;
     }
     uint32_t of_cards = cards_of_step(c, req);

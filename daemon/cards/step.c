@@ -1,6 +1,6 @@
 /* step.c: a step whose sequences are on several cards. Each card's engine gets a request of
  * its own over the same message, computes the items that are its own in place, and passes over the
- * others; outputs go into one reply. Whose part is done last answers the step.
+ * others; outputs go into one reply. Whose shard is done last answers the step.
  */
 #include "daemon/cards/step.h"
 
@@ -12,7 +12,7 @@
 #include "daemon/cards/cards.h"
 #include "daemon/cards/internal.h"
 #include "daemon/cards/names.h"
-#include "daemon/cards/step_part.h"
+#include "daemon/cards/step_shard.h"
 #include "daemon/engine/core/answer.h"
 #include "daemon/engine/core/inbox.h"
 
@@ -50,12 +50,12 @@ uint32_t cards_of_step(struct cards *c, const struct request *req)
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
-/* What the parts took, for the reply and the histograms. */
+/* What the shards took, for the reply and the histograms. */
 static void sum_times(struct step_whole *w)
 {
     struct request *req = w->req;
-    for (const struct step_part *part = w->parts; part != NULL; part = part->next) {
-        const struct request *p = &part->req;
+    for (const struct step_shard *shard = w->shards; shard != NULL; shard = shard->next) {
+        const struct request *p = &shard->req;
         if (p->taken_ns != 0 && (req->taken_ns == 0 || p->taken_ns < req->taken_ns))
             req->taken_ns = p->taken_ns;
         if (p->batched_ns > req->batched_ns)
@@ -67,18 +67,18 @@ static void sum_times(struct step_whole *w)
     }
 }
 
-/* Items of a part that was refused as a whole have its status. */
+/* Items of a shard that was refused as a whole have its status. */
 static void fail_refused(struct step_whole *w)
 {
     const Attnd__Step *s = w->req->wire.header->step;
-    for (const struct step_part *part = w->parts; part != NULL; part = part->next) {
-        for (uint32_t i = 0; i < s->n_seq && !part->is_answered; i++) {
-            if (!cards_step_is_of(part, i))
+    for (const struct step_shard *shard = w->shards; shard != NULL; shard = shard->next) {
+        for (uint32_t i = 0; i < s->n_seq && !shard->is_answered; i++) {
+            if (!cards_step_is_of(shard, i))
                 continue;
-            w->item_status[i] = part->refused;
+            w->item_status[i] = shard->refused;
             if (i < w->first_failed) {
                 w->first_failed = i;
-                snprintf(w->why, sizeof w->why, "%s", part->why);
+                snprintf(w->why, sizeof w->why, "%s", shard->why);
             }
         }
     }
@@ -113,13 +113,13 @@ static struct task *task_of(struct step_whole *w, struct pool *pool)
 
 static void whole_free(struct step_whole *w)
 {
-    while (w->parts != NULL) {
-        struct step_part *part = w->parts;
-        w->parts = part->next;
-        wire_arena_reset(&part->req.arena);
-        free(part);
+    while (w->shards != NULL) {
+        struct step_shard *shard = w->shards;
+        w->shards = shard->next;
+        wire_arena_reset(&shard->req.arena);
+        free(shard);
     }
-    free(w->part_of);
+    free(w->shard_of);
     free(w);
 }
 
@@ -128,7 +128,7 @@ static void finish(struct step_whole *w)
     struct engine *primary = w->cards->peers.at[0];
     sum_times(w);
     if (!w->has_task) {
-        const struct step_part *first = w->parts;
+        const struct step_shard *first = w->shards;
         while (first->next != NULL)
             first = first->next;
         engine_refuse(primary, w->req, first->refused, "%s", first->why);
@@ -145,13 +145,13 @@ static void finish(struct step_whole *w)
     whole_free(w);
 }
 
-static void part_reply(struct request *req)
+static void shard_reply(struct request *req)
 {
-    struct step_part *part = req->part;
-    struct step_whole *w = part->whole;
-    if (!part->is_answered) {
-        part->refused = req->status;
-        snprintf(part->why, sizeof part->why, "%s", req->why);
+    struct step_shard *shard = req->shard;
+    struct step_whole *w = shard->whole;
+    if (!shard->is_answered) {
+        shard->refused = req->status;
+        snprintf(shard->why, sizeof shard->why, "%s", req->why);
     }
     if (atomic_fetch_sub(&w->n_left, 1) == 1)
         finish(w);
@@ -159,32 +159,32 @@ static void part_reply(struct request *req)
 
 /* --- the beginning ---------------------------------------------------------------------------- */
 
-/* One more part; nobody looks at the list before the last is done. NULL: no memory. */
-static struct step_part *part_new(struct step_whole *w, uint32_t card)
+/* One more shard; nobody looks at the list before the last is done. NULL: no memory. */
+static struct step_shard *shard_new(struct step_whole *w, uint32_t card)
 {
-    static const struct transport_ops ops = {.label = STATS_IPC, .reply = part_reply};
+    static const struct transport_ops ops = {.label = STATS_IPC, .reply = shard_reply};
     const struct request *req = w->req;
-    struct step_part *part = calloc(1, sizeof *part);
-    if (part == NULL)
+    struct step_shard *shard = calloc(1, sizeof *shard);
+    if (shard == NULL)
         return NULL;
-    part->whole = w;
-    part->card = card;
-    request_init(&part->req, &ops, NULL);
-    part->req.part = part;
-    part->req.principal = req->principal;
-    part->req.msg = req->msg;
-    part->req.room = req->room;
-    part->req.wire = req->wire;
-    part->req.bell = req->bell;
-    part->req.began_ns = req->began_ns;
-    part->req.received_ns = req->received_ns;
-    part->req.deadline_ns = req->deadline_ns;
+    shard->whole = w;
+    shard->card = card;
+    request_init(&shard->req, &ops, NULL);
+    shard->req.shard = shard;
+    shard->req.principal = req->principal;
+    shard->req.msg = req->msg;
+    shard->req.room = req->room;
+    shard->req.wire = req->wire;
+    shard->req.bell = req->bell;
+    shard->req.began_ns = req->began_ns;
+    shard->req.received_ns = req->received_ns;
+    shard->req.deadline_ns = req->deadline_ns;
     pthread_mutex_lock(&w->lock);
-    part->number = w->n_parts++;
-    part->next = w->parts;
-    w->parts = part;
+    shard->number = w->n_shards++;
+    shard->next = w->shards;
+    w->shards = shard;
     pthread_mutex_unlock(&w->lock);
-    return part;
+    return shard;
 }
 
 /* The first item whose sequence an earlier one has, too; n_items: none. slots: 2 * n_items or more,
@@ -232,8 +232,8 @@ static struct step_whole *whole_new(struct cards *c, struct request *req)
     w->cards = c;
     w->req = req;
     w->first_failed = n_items;
-    w->part_of = calloc(n_items, sizeof *w->part_of);
-    if (w->part_of == NULL) {
+    w->shard_of = calloc(n_items, sizeof *w->shard_of);
+    if (w->shard_of == NULL) {
         free(w);
         return NULL;
     }
@@ -241,17 +241,17 @@ static struct step_whole *whole_new(struct cards *c, struct request *req)
     return w;
 }
 
-/* A part for each card, and each item its card's. false: no memory. */
-static bool whole_cut(struct step_whole *w, uint32_t of_cards, struct step_part *parts[CARDS_MAX])
+/* A shard for each card, and each item its card's. false: no memory. */
+static bool whole_cut(struct step_whole *w, uint32_t of_cards, struct step_shard *shards[CARDS_MAX])
 {
     struct step_items of = items_of(w->cards, w->req);
     for (uint32_t card = 0; card < w->cards->peers.n; card++) {
-        parts[card] = NULL;
-        if ((of_cards >> card & 1) != 0 && (parts[card] = part_new(w, card)) == NULL)
+        shards[card] = NULL;
+        if ((of_cards >> card & 1) != 0 && (shards[card] = shard_new(w, card)) == NULL)
             return false;
     }
     for (size_t i = 0; i < of.step->n_seq; i++)
-        atomic_store_explicit(&w->part_of[i], parts[card_of_item(w->cards, &of, i)]->number,
+        atomic_store_explicit(&w->shard_of[i], shards[card_of_item(w->cards, &of, i)]->number,
                               memory_order_relaxed);
     return true;
 }
@@ -259,7 +259,7 @@ static bool whole_cut(struct step_whole *w, uint32_t of_cards, struct step_part 
 void cards_step_split(struct cards *c, struct request *req, struct engine *from, uint32_t of_cards)
 {
     struct engine *primary = c->peers.at[0];
-    struct step_part *parts[CARDS_MAX];
+    struct step_shard *shards[CARDS_MAX];
     if (from != NULL)
         charge_queue_move(&req->charge, &primary->queue);
     else if (!engine_admit(primary, req))
@@ -267,47 +267,47 @@ void cards_step_split(struct cards *c, struct request *req, struct engine *from,
     if (refuse_twins(primary, req))
         return;
     struct step_whole *w = whole_new(c, req);
-    if (w == NULL || !whole_cut(w, of_cards, parts)) {
+    if (w == NULL || !whole_cut(w, of_cards, shards)) {
         if (w != NULL)
             whole_free(w);
         engine_refuse(primary, req, ATTN_ENOMEM, "no memory for a step of %zu items",
                       req->wire.header->step->n_seq);
         return;
     }
-    atomic_init(&w->n_left, w->n_parts);
-    for (uint32_t card = 0, n = w->n_parts; n > 0; card++) { /* w is gone with the last */
+    atomic_init(&w->n_left, w->n_shards);
+    for (uint32_t card = 0, n = w->n_shards; n > 0; card++) { /* w is gone with the last */
         if ((of_cards >> card & 1) == 0)
             continue;
-        engine_take(c->peers.at[card], &parts[card]->req);
+        engine_take(c->peers.at[card], &shards[card]->req);
         n--;
     }
 }
 
-void cards_part_again(struct cards *c, struct request *req)
+void cards_shard_again(struct cards *c, struct request *req)
 {
-    struct step_part *part = req->part, *parts[CARDS_MAX] = {0};
-    struct step_whole *w = part->whole;
+    struct step_shard *shard = req->shard, *shards[CARDS_MAX] = {0};
+    struct step_whole *w = shard->whole;
     struct step_items of = items_of(c, w->req);
     bool is_whole = true;
     uint32_t first = CARDS_MAX;
     for (uint32_t i = 0; i < of.step->n_seq && is_whole; i++) {
-        if (!cards_step_is_of(part, i))
+        if (!cards_step_is_of(shard, i))
             continue;
         uint32_t card = card_of_item(c, &of, i);
         first = first == CARDS_MAX ? card : first;
-        parts[first] = part; /* it goes where its first item is */
-        if (parts[card] == NULL) {
-            parts[card] = part_new(w, card);
-            is_whole = parts[card] != NULL;
+        shards[first] = shard; /* it goes where its first item is */
+        if (shards[card] == NULL) {
+            shards[card] = shard_new(w, card);
+            is_whole = shards[card] != NULL;
             if (is_whole)
                 atomic_fetch_add(&w->n_left, 1);
         }
         if (is_whole)
-            atomic_store_explicit(&w->part_of[i], parts[card]->number, memory_order_relaxed);
+            atomic_store_explicit(&w->shard_of[i], shards[card]->number, memory_order_relaxed);
     }
-    part->card = first;
+    shard->card = first;
     for (uint32_t card = 0; card < c->peers.n; card++)
-        if (parts[card] != NULL && parts[card] != part)
-            engine_take(c->peers.at[card], &parts[card]->req);
+        if (shards[card] != NULL && shards[card] != shard)
+            engine_take(c->peers.at[card], &shards[card]->req);
     engine_hand_over(c->peers.at[first], req);
 }

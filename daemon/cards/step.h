@@ -10,6 +10,6 @@ uint32_t cards_of_step(struct cards *c, const struct request *req);
  * it is not admitted yet. */
 void cards_step_split(struct cards *c, struct request *req, struct engine *from, uint32_t of_cards);
 /* A part's items may have moved. */
-void cards_part_again(struct cards *c, struct request *req);
+void cards_shard_again(struct cards *c, struct request *req);
 
 #endif

@@ -139,7 +139,7 @@ static void refuse_if_lost(struct engine *e)
         drop_sequences(e, false);
 }
 
-/* Another card has a part of some sequences, and is lost. */
+/* Another card has a shard of some sequences, and is lost. */
 static void drop_if_not_whole(struct engine *e)
 {
     uint32_t n = 0;

@@ -172,10 +172,10 @@ attn_status request_reply_begin(struct request *req, const Attnd__Reply *header,
 
 void request_reply(struct request *req, attn_status st)
 {
-    assert(req->reply != NULL || req->bell != NULL || req->part != NULL);
+    assert(req->reply != NULL || req->bell != NULL || req->shard != NULL);
     struct queue_place place = charge_release(&req->charge, st);
     req->status = st;
-    if (is_step(req) && req->part == NULL) {
+    if (is_step(req) && req->shard == NULL) {
         uint64_t now_ns = req->replied_ns = clock_now_ns();
         enum stats_transport label = req->transport->label;
         stats_observe_ns(label, STATS_TOTAL, now_ns - req->received_ns);
@@ -280,7 +280,7 @@ void request_reply_error(struct request *req, attn_status st, uint64_t retry_aft
         if ((unsigned char)*c < 0x20 || (unsigned char)*c >= 0x7f)
             *c = '?';
     req->why = sentence;
-    if (req->part != NULL) { /* the whole step is answered, not this card's part of it */
+    if (req->shard != NULL) { /* the whole step is answered, not this card's shard of it */
         request_reply(req, st);
         return;
     }

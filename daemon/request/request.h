@@ -35,7 +35,7 @@ struct request_bell {
 };
 
 struct engine;
-struct step_part;
+struct step_shard;
 
 struct request {
     struct request *next; /* of the inbox or queue that holds it */
@@ -55,7 +55,7 @@ struct request {
     struct request_bell *bell; /* NULL: it is a message */
     const char *why; /* of a bell's failure, while transport->reply runs */
     /* with several cards (cards.h) */
-    struct step_part *part; /* NULL: it is not one card's part of a step */
+    struct step_shard *shard; /* NULL: it is not one card's shard of a step */
     struct engine *primary; /* whose thread gives the reply to polled->reply */
     const struct transport_ops *polled; /* NULL: the reply goes its way by itself */
     bool is_fetched; /* an open: it goes on with what is there (engine/tier/mover.c) */

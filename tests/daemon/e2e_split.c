@@ -236,7 +236,7 @@ static void what_cannot_be_split_is_refused_by_name(void **state)
 /* --- failures --------------------------------------------------------------------------------- */
 
 /* What the cards have of a batch is not at once on all: one fails, the step fails, and repeats. */
-static void a_part_that_fails_fails_the_step_which_may_be_repeated(void **state)
+static void a_shard_that_fails_fails_the_step_which_may_be_repeated(void **state)
 {
     (void)state;
     static const char *const faults[] = {"--danger-inject-faults", "--backend",
@@ -302,7 +302,7 @@ static void a_lost_card_takes_what_is_split_over_it(void **state)
     end();
 }
 
-static void a_successor_goes_on_with_all_parts(void **state)
+static void a_successor_goes_on_with_all_shards(void **state)
 {
     (void)state;
     static const char *const supervise[] = {"--supervise", NULL};
@@ -333,7 +333,7 @@ static void a_successor_goes_on_with_all_parts(void **state)
 }
 
 /* The card's part was not kept: of no use are those of the other card. */
-static void a_successor_without_a_cards_part_begins_without_the_sequences(void **state)
+static void a_successor_without_a_cards_shard_begins_without_the_sequences(void **state)
 {
     (void)state;
     static const char *const flags[] = {"--supervise", "--danger-inject-faults", "--backend",
@@ -405,11 +405,11 @@ int main(void)
         TEST(a_pool_that_does_not_fit_a_card_is_split_by_itself),
         TEST(a_window_split_by_tokens_is_of_whole_blocks),
         TEST(what_cannot_be_split_is_refused_by_name),
-        TEST(a_part_that_fails_fails_the_step_which_may_be_repeated),
+        TEST(a_shard_that_fails_fails_the_step_which_may_be_repeated),
         TEST(a_lost_card_takes_what_is_split_over_it),
         TEST(a_card_that_hangs_ends_the_process),
-        TEST(a_successor_goes_on_with_all_parts),
-        TEST(a_successor_without_a_cards_part_begins_without_the_sequences),
+        TEST(a_successor_goes_on_with_all_shards),
+        TEST(a_successor_without_a_cards_shard_begins_without_the_sequences),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

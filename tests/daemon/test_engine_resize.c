@@ -258,7 +258,7 @@ static void all_cards_do_it_or_none(void **state)
     end();
 }
 
-static void all_parts_of_a_split_pool_do_it_or_none(void **state)
+static void all_shards_of_a_split_pool_do_it_or_none(void **state)
 {
     (void)state;
     rig_open(&r, with_second);
@@ -403,7 +403,7 @@ int main(void)
         cmocka_unit_test(a_sequence_whose_window_has_moved_on_goes_on),
         cmocka_unit_test(what_makes_way_goes_to_host_memory_and_comes_back),
         cmocka_unit_test(all_cards_do_it_or_none),
-        cmocka_unit_test(all_parts_of_a_split_pool_do_it_or_none),
+        cmocka_unit_test(all_shards_of_a_split_pool_do_it_or_none),
         cmocka_unit_test(a_kill_between_cards_leaves_the_primarys_size),
         cmocka_unit_test(a_size_that_some_card_cannot_have_is_given_up),
     };

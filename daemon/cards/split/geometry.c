@@ -131,26 +131,26 @@ void pool_split_fini(struct pool_split *s)
 
 /* Rows of a K or V part, or of its scales: [kv_head][block_tokens] of row_bytes each. */
 static void move_rows(const struct pool_split *s, const struct backend_pool_config *whole,
-                      uint64_t row_bytes, uint8_t *block, uint8_t *part, bool is_in)
+                      uint64_t row_bytes, uint8_t *block, uint8_t *shard, bool is_in)
 {
     uint32_t stripe = s->config.block_tokens;
     uint32_t first = s->how == ATTN_SPLIT_TOKENS ? s->card * stripe : 0;
     for (uint32_t h = 0; h < s->config.num_kv_heads; h++) {
         uint64_t row = (uint64_t)(s->kv_head + h) * whole->block_tokens + first;
         uint8_t *there = block + row * row_bytes;
-        uint8_t *here = part + (uint64_t)h * stripe * row_bytes;
+        uint8_t *here = shard + (uint64_t)h * stripe * row_bytes;
         memcpy(is_in ? there : here, is_in ? here : there, stripe * row_bytes);
     }
 }
 
 static void move_block(const struct pool_split *s, const struct backend_pool_config *whole,
-                       uint8_t *block, uint8_t *part, bool is_in)
+                       uint8_t *block, uint8_t *shard, bool is_in)
 {
     struct kv_layout to = kv_layout_of(whole), of = kv_layout_of(&s->config);
     uint64_t k_row = to.k_head_bytes / whole->block_tokens;
     uint64_t v_row = to.v_head_bytes / whole->block_tokens;
     for (uint32_t l = 0; l < whole->num_layers; l++) {
-        uint8_t *b = block + l * to.layer_bytes, *p = part + l * of.layer_bytes;
+        uint8_t *b = block + l * to.layer_bytes, *p = shard + l * of.layer_bytes;
         move_rows(s, whole, k_row, b, p, is_in);
         move_rows(s, whole, v_row, b + to.v_offset, p + of.v_offset, is_in);
         if (!to.is_quantised)
@@ -161,14 +161,14 @@ static void move_block(const struct pool_split *s, const struct backend_pool_con
 }
 
 void pool_split_block_in(const struct pool_split *s, const struct backend_pool_config *whole,
-                         const uint8_t *part, uint8_t *block)
+                         const uint8_t *shard, uint8_t *block)
 {
-    move_block(s, whole, block, (uint8_t *)(uintptr_t)part, true);
+    move_block(s, whole, block, (uint8_t *)(uintptr_t)shard, true);
 }
 
 void pool_split_block_out(const struct pool_split *s, const struct backend_pool_config *whole,
-                          const uint8_t *block, uint8_t *part)
+                          const uint8_t *block, uint8_t *shard)
 {
-    memset(part, 0, kv_layout_of(&s->config).block_bytes); /* between its parts */
-    move_block(s, whole, (uint8_t *)(uintptr_t)block, part, false);
+    memset(shard, 0, kv_layout_of(&s->config).block_bytes); /* between its parts */
+    move_block(s, whole, (uint8_t *)(uintptr_t)block, shard, false);
 }

@@ -34,8 +34,8 @@ static inline bool pool_is_split(const struct pool_split *s)
 /* A block of the card's device and its place in the block as a device with all of it would have
  * it: from the card, and to the card. */
 void pool_split_block_in(const struct pool_split *s, const struct backend_pool_config *whole,
-                         const uint8_t *part, uint8_t *block);
+                         const uint8_t *shard, uint8_t *block);
 void pool_split_block_out(const struct pool_split *s, const struct backend_pool_config *whole,
-                          const uint8_t *block, uint8_t *part);
+                          const uint8_t *block, uint8_t *shard);
 
 #endif

@@ -10,7 +10,7 @@ struct rows {
     uint64_t q_at, k_at, v_at, out_at, lse_at; /* where the card's begin */
 };
 
-static struct rows rows_of(const struct part_tensors *t)
+static struct rows rows_of(const struct shard_tensors *t)
 {
     const struct backend_pool_config *all = t->config, *c = &t->split->config;
     uint64_t el = attn_dtype_bytes(c->q_dtype), dk = c->head_dim_k * el, dv = c->head_dim_v * el;
@@ -61,7 +61,7 @@ static uint64_t item_bytes(const struct backend_item *d, const struct rows *r)
     return bytes + (d->lse != NULL ? aligned(n * r->lse) : 0);
 }
 
-uint64_t heads_staging_bytes(const struct part_tensors *t)
+uint64_t heads_staging_bytes(const struct shard_tensors *t)
 {
     const struct rows r = rows_of(t);
     uint64_t bytes = 0;
@@ -71,16 +71,16 @@ uint64_t heads_staging_bytes(const struct part_tensors *t)
 }
 
 /* The card's share of n rows, copied together to *staging, which moves on. */
-static const void *gather(struct part_tensors *t, uint8_t **staging, const void *tensor, uint32_t n,
-                          uint64_t all, uint64_t offset, uint64_t bytes)
+static const void *gather(struct shard_tensors *t, uint8_t **staging, const void *tensor,
+                          uint32_t n, uint64_t all, uint64_t offset, uint64_t bytes)
 {
     uint8_t *to = *staging;
-    part_copy(t, &(struct backend_rows){.to = to,
-                                        .from = at(tensor, offset),
-                                        .row_bytes = bytes,
-                                        .to_step = bytes,
-                                        .from_step = all,
-                                        .n = n});
+    shard_copy(t, &(struct backend_rows){.to = to,
+                                         .from = at(tensor, offset),
+                                         .row_bytes = bytes,
+                                         .to_step = bytes,
+                                         .from_step = all,
+                                         .n = n});
     *staging += aligned(n * bytes);
     return to;
 }
@@ -106,7 +106,7 @@ static void cut_in_place(struct backend_item *d, const struct rows *r)
         d->lse = (float *)(void *)out_at(d->lse, r->lse_at);
 }
 
-static void cut_copied(struct part_tensors *t, struct backend_item *d, const struct rows *r,
+static void cut_copied(struct shard_tensors *t, struct backend_item *d, const struct rows *r,
                        uint8_t **staging)
 {
     uint32_t n = d->n_tokens;
@@ -122,7 +122,7 @@ static void cut_copied(struct part_tensors *t, struct backend_item *d, const str
         d->lse = take(staging, n * r->lse);
 }
 
-void heads_cut(struct part_tensors *t)
+void heads_cut(struct shard_tensors *t)
 {
     const struct rows r = rows_of(t);
     uint8_t *staging = t->staging;
@@ -136,18 +136,18 @@ void heads_cut(struct part_tensors *t)
     }
 }
 
-static void scatter(struct part_tensors *t, void *tensor, const void *from, uint32_t n,
+static void scatter(struct shard_tensors *t, void *tensor, const void *from, uint32_t n,
                     uint64_t all, uint64_t offset, uint64_t bytes)
 {
-    part_copy(t, &(struct backend_rows){.to = out_at(tensor, offset),
-                                        .from = from,
-                                        .row_bytes = bytes,
-                                        .to_step = all,
-                                        .from_step = bytes,
-                                        .n = n});
+    shard_copy(t, &(struct backend_rows){.to = out_at(tensor, offset),
+                                         .from = from,
+                                         .row_bytes = bytes,
+                                         .to_step = all,
+                                         .from_step = bytes,
+                                         .n = n});
 }
 
-void heads_join(struct part_tensors *t)
+void heads_join(struct shard_tensors *t)
 {
     const struct rows r = rows_of(t);
     for (uint32_t i = 0; i < t->n_whole; i++) {

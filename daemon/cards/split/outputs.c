@@ -131,7 +131,7 @@ static bool can_merge(const struct engine *primary)
 }
 
 attn_status cards_outputs_begin(struct engine *primary, struct cards_outputs *o,
-                                const struct part_tensors *t, uint32_t n_cards, uint64_t order)
+                                const struct shard_tensors *t, uint32_t n_cards, uint64_t order)
 {
     void *words;
     o->merges.n = 0;

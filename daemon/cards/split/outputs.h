@@ -2,9 +2,9 @@
  * become the batch's own.
  *
  * They lie together. Where every card reaches the primary's memory it is there: each stores its own
- * over the link, tells a word, and the primary's device merges behind its own part. Else it is host
- * memory that all devices work with. Where the primary's device has no merges, or another's no
- * words, the primary merges on the host when all parts are back.
+ * over the link, tells a word, and the primary's device merges behind its own shard. Else it is
+ * host memory that all devices work with. Where the primary's device has no merges, or another's no
+ * words, the primary merges on the host when all shards are back.
  *
  * The primary's thread, unless said otherwise.
  */
@@ -21,7 +21,7 @@ void cards_outputs_free(struct engine *primary, struct cards_outputs *o); /* NUL
 /* For a batch over so many cards, as t has its items; order: the batch's, never twice.
  * ATTN_ENOMEM */
 attn_status cards_outputs_begin(struct engine *primary, struct cards_outputs *o,
-                                const struct part_tensors *t, uint32_t n_cards, uint64_t order);
+                                const struct shard_tensors *t, uint32_t n_cards, uint64_t order);
 /* Where a card's are. Any engine's thread, until the batch is done. */
 uint8_t *cards_outputs_of(const struct cards_outputs *o, uint32_t card);
 /* What the last of a card's batches does behind its attention: it tells, or merges. The card's

@@ -28,7 +28,7 @@ struct shard {
     struct shard *next; /* of who has it in a list */
     struct split_batch *batch;
     struct split *split; /* whose device computes it */
-    struct part_tensors tensors;
+    struct shard_tensors tensors;
     uint32_t items_capacity, n_sent; /* of its items, to the device */
     size_t staging_bytes;
     uint64_t device_ns, kv_bytes, n_splits; /* of all that was sent */
@@ -169,7 +169,7 @@ static attn_status shard_cut(struct shard *h, const struct backend_pool *p)
 {
     const struct engine *e = h->split->engine;
     const struct split_batch *b = h->batch;
-    struct part_tensors *t = &h->tensors;
+    struct shard_tensors *t = &h->tensors;
     bool is_heads = p->shard.how == ATTN_SPLIT_HEADS;
     t->split = &p->shard;
     t->config = &p->config;
@@ -232,7 +232,7 @@ static void shard_send(struct shard *h, const struct backend_pool *p)
 {
     struct engine *e = h->split->engine;
     const struct backend_batch *whole = h->batch->whole;
-    const struct part_tensors *t = &h->tensors;
+    const struct shard_tensors *t = &h->tensors;
     uint32_t first = h->n_sent, n = 0, n_tokens = 0;
     while (first + n < t->n_items && n < e->parts.cfg->max_batch_items &&
            n_tokens + t->items[first + n].n_tokens <= e->parts.cfg->max_batch_tokens)
@@ -362,10 +362,10 @@ bool shard_launch(struct split *s)
 
 static attn_status outputs_begin(struct split *s, struct split_batch *b)
 {
-    const struct part_tensors t = {.split = &b->pool->shard,
-                                   .config = &b->pool->config,
-                                   .whole = b->whole->items,
-                                   .n_whole = b->whole->n_items};
+    const struct shard_tensors t = {.split = &b->pool->shard,
+                                    .config = &b->pool->config,
+                                    .whole = b->whole->items,
+                                    .n_whole = b->whole->n_items};
     return cards_outputs_begin(s->engine, b->outputs, &t, s->engine->peers->n, b->order);
 }
 

@@ -37,7 +37,7 @@ struct rows {
     uint64_t q, k, v, out, lse;
 };
 
-static struct rows rows_of(const struct part_tensors *t)
+static struct rows rows_of(const struct shard_tensors *t)
 {
     const struct backend_pool_config *c = t->config;
     uint64_t el = attn_dtype_bytes(c->q_dtype);
@@ -57,7 +57,7 @@ static uint64_t output_bytes(const struct backend_item *d, const struct rows *r)
     return aligned(d->n_tokens * r->out) + aligned(d->n_tokens * r->lse);
 }
 
-uint32_t tokens_items_max(const struct part_tensors *t)
+uint32_t tokens_items_max(const struct shard_tensors *t)
 {
     uint64_t n = 0;
     for (uint32_t i = 0; i < t->n_whole; i++)
@@ -65,7 +65,7 @@ uint32_t tokens_items_max(const struct part_tensors *t)
     return (uint32_t)n;
 }
 
-uint64_t tokens_output_bytes(const struct part_tensors *t)
+uint64_t tokens_output_bytes(const struct shard_tensors *t)
 {
     const struct rows r = rows_of(t);
     uint64_t bytes = 0;
@@ -74,7 +74,7 @@ uint64_t tokens_output_bytes(const struct part_tensors *t)
     return bytes;
 }
 
-uint64_t tokens_staging_bytes(const struct part_tensors *t)
+uint64_t tokens_staging_bytes(const struct shard_tensors *t)
 {
     const struct rows r = rows_of(t);
     uint64_t bytes = 0;
@@ -90,7 +90,7 @@ uint64_t tokens_staging_bytes(const struct part_tensors *t)
 
 /* The card's rows of an item's, copied together to *staging, which moves on: what it has of its
  * first stripe, all whole stripes at once, and what it has of its last. */
-static const void *gather(struct part_tensors *t, const struct backend_item *d, const void *tensor,
+static const void *gather(struct shard_tensors *t, const struct backend_item *d, const void *tensor,
                           uint64_t row_bytes, uint8_t **staging)
 {
     const struct pool_split *s = t->split;
@@ -105,19 +105,19 @@ static const void *gather(struct part_tensors *t, const struct backend_item *d, 
             n_stripes = 1 + (left - stripe) / block;
             n = n_stripes * block;
         }
-        part_copy(t, &(struct backend_rows){.to = to,
-                                            .from = (const uint8_t *)tensor + i * row_bytes,
-                                            .row_bytes = n_rows * row_bytes,
-                                            .to_step = n_rows * row_bytes,
-                                            .from_step = block * row_bytes,
-                                            .n = n_stripes});
+        shard_copy(t, &(struct backend_rows){.to = to,
+                                             .from = (const uint8_t *)tensor + i * row_bytes,
+                                             .row_bytes = n_rows * row_bytes,
+                                             .to_step = n_rows * row_bytes,
+                                             .from_step = block * row_bytes,
+                                             .n = n_stripes});
         to += n_stripes * n_rows * row_bytes;
     }
     *staging += aligned((uint64_t)(to - from));
     return from;
 }
 
-static void cut_append(struct part_tensors *t, const struct backend_item *d, const struct rows *r,
+static void cut_append(struct shard_tensors *t, const struct backend_item *d, const struct rows *r,
                        uint8_t **staging)
 {
     uint32_t first = n_of_card(t->split, d->pos);
@@ -142,7 +142,7 @@ static void cut_append(struct part_tensors *t, const struct backend_item *d, con
 /* --- queries ---------------------------------------------------------------------------------- */
 
 /* How many of the card's keys query i sees. */
-static uint32_t n_seen(const struct part_tensors *t, const struct backend_item *d, uint32_t i)
+static uint32_t n_seen(const struct shard_tensors *t, const struct backend_item *d, uint32_t i)
 {
     bool is_full = t->config->layers[d->layer].is_full;
     return n_of_card(t->split, d->pos + (is_full ? d->n_tokens : i + 1));
@@ -151,7 +151,7 @@ static uint32_t n_seen(const struct part_tensors *t, const struct backend_item *
 /* Queries from i on that can be one item over `seen` keys: each sees one more than the one before,
  * or (*out_is_full) all see the same. Under a window that is one query: those of an item are at
  * places one behind the other, and so are the first keys that they see. */
-static uint32_t run_of(const struct part_tensors *t, const struct backend_item *d, uint32_t i,
+static uint32_t run_of(const struct shard_tensors *t, const struct backend_item *d, uint32_t i,
                        uint32_t seen, bool *out_is_full)
 {
     const bool has_window = t->config->layers[d->layer].window_tokens > 0;
@@ -175,7 +175,7 @@ static struct backend_item query_item(const struct backend_item *d, const struct
                                  .lse = (float *)(void *)(lse + i * r->lse)};
 }
 
-static void cut_queries(struct part_tensors *t, const struct backend_item *d, const struct rows *r,
+static void cut_queries(struct shard_tensors *t, const struct backend_item *d, const struct rows *r,
                         uint8_t *out, uint8_t *lse)
 {
     uint32_t n;
@@ -196,7 +196,7 @@ static void cut_queries(struct part_tensors *t, const struct backend_item *d, co
 
 /* Queries of a dilated layer, all from the first that sees as far as the card's keys: which of them
  * each sees is the device's to say, and it has outputs of those that see none. */
-static void cut_dilated(struct part_tensors *t, const struct backend_item *d, const struct rows *r,
+static void cut_dilated(struct shard_tensors *t, const struct backend_item *d, const struct rows *r,
                         uint8_t *out, uint8_t *lse)
 {
     uint32_t i = 0;
@@ -210,7 +210,7 @@ static void cut_dilated(struct part_tensors *t, const struct backend_item *d, co
     to->n_tokens = d->n_tokens - i;
 }
 
-void tokens_cut(struct part_tensors *t)
+void tokens_cut(struct shard_tensors *t)
 {
     const struct rows r = rows_of(t);
     uint8_t *output = t->outputs, *staging = t->staging;
@@ -231,7 +231,7 @@ void tokens_cut(struct part_tensors *t)
 
 /* --- the merge -------------------------------------------------------------------------------- */
 
-uint32_t tokens_merges(const struct part_tensors *t, struct backend_merge *out_list)
+uint32_t tokens_merges(const struct shard_tensors *t, struct backend_merge *out_list)
 {
     const struct rows r = rows_of(t);
     uint64_t at = 0;

@@ -136,7 +136,7 @@ attn_status step_reserve_reply(struct engine *e, struct task *t)
 {
     if (t->payload != NULL)
         return ATTN_OK;
-    if (t->req->part != NULL)
+    if (t->req->shard != NULL)
         return e->peers->ops->step_reserve(t, head_room(t->n_items));
     if (t->req->bell != NULL) {
         t->payload = t->req->bell->out;
@@ -207,7 +207,7 @@ static void bell_answer(struct task *t)
 void step_answer(struct engine *e, struct task *t)
 {
     struct request *req = t->req;
-    if (req->part != NULL) {
+    if (req->shard != NULL) {
         request_reply(req, e->peers->ops->step_done(t));
         return;
     }

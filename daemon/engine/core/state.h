@@ -28,7 +28,7 @@
  *   engine/core/queue.c      claims, waiting, waking, deadlines; engine/core/ready.c: ready tasks
  *                            by age
  *   engine/step/canary_watch.c     a sample of outputs against the reference
- *   engine/core/answer.c     how a request leaves; cards/step_part.c: as one card's part
+ *   engine/core/answer.c     how a request leaves; cards/step_shard.c: as one card's shard
  *   engine/core/effects.c     blocks' bytes, and the updates that a device needs of tables
  *   cards/split/backend_split.c        batches of pools that are split over cards
  *   cards/session.c, cards/names.c, cards/note.c, cards.c: what engines of several cards share

@@ -317,7 +317,7 @@ static bool drop_idle(struct engine *e, const struct tenant *who)
 }
 
 /* How a pool lies that was refused as whole, and whose spec leaves it open: of each head, or where
- * there are fewer of them than cards, of each block, a part on every card. */
+ * there are fewer of them than cards, of each block, a shard on every card. */
 static attn_split other_split(const struct engine *e, const Attnd__PoolSpec *asked)
 {
     if (asked->split != ATTND__SPLIT__SPLIT_AUTO || asked->n_blocks == 0 || !has_others(e))

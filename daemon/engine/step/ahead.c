@@ -58,7 +58,7 @@ void ahead_begin(struct engine *e, struct batch *b)
         const struct task *t = b->items[i]->task;
         for (n_of_task = 1; i + n_of_task < n_items && b->items[i + n_of_task]->task == t;)
             n_of_task++;
-        if (t->req->bell == NULL || t->req->part != NULL || n_of_task < t->n_items)
+        if (t->req->bell == NULL || t->req->shard != NULL || n_of_task < t->n_items)
             continue;
         if (e->parts.is_kept && (t->flags & WIRE_STEP_APPEND) &&
             !put_down(e, b, i, n_of_task, &n_ahead))

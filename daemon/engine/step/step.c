@@ -233,7 +233,7 @@ static attn_status step_items(struct engine *e, struct task *t, char *why, size_
         *it = (struct item){.task = t, .pos = s->pos[i], .n_tokens = s->n_tokens[i], .row = row};
         row += it->n_tokens;
         t->item_status[i] = ATTN_OK;
-        if (t->req->part != NULL && e->peers->ops->item_is_foreign(t->req, i)) {
+        if (t->req->shard != NULL && e->peers->ops->item_is_foreign(t->req, i)) {
             it->seq = SEQ_NONE;
             item_done(it);
             continue;
@@ -311,8 +311,8 @@ attn_status bytes_charge(struct engine *e, struct request *req, uint32_t session
 static attn_status step_charge(struct engine *e, struct request *req, uint32_t session, char *why,
                                size_t why_bytes)
 {
-    /* once, of several parts */
-    bool is_counted = req->part == NULL || e->peers->ops->step_counts(req);
+    /* once, of several shards */
+    bool is_counted = req->shard == NULL || e->peers->ops->step_counts(req);
     uint64_t bytes = is_counted ? req->msg->n_bytes : 0;
     attn_status st = bytes_charge(e, req, session, bytes, why, why_bytes);
     if (st == ATTN_OK && charge_step(&req->charge))

@@ -216,7 +216,7 @@ static struct mover_fetch *fetch_begin(struct engine *e, struct pool *p, uint32_
     return f;
 }
 
-/* Of a split pool, whose parts the cards' threads move: the engine waits. false: not all of it
+/* Of a split pool, whose shards the cards' threads move: the engine waits. false: not all of it
  * came. */
 static bool fetch_now(struct engine *e, struct mover_fetch *f)
 {

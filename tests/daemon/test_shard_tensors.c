@@ -1,8 +1,8 @@
-/* test_part_tensors.c: pools split over several devices: what each is told of a batch, and what
+/* test_shard_tensors.c: pools split over several devices: what each is told of a batch, and what
  * becomes of their outputs, over the product of geometries, dtypes and options, against the float64
- * reference; with layers that are dilated, too. And blocks in parts.
+ * reference; with layers that are dilated, too. And blocks in shards.
  *
- *     test_part_tensors [NAME [EVERY [OFFSET [TESTS]]]]
+ *     test_shard_tensors [NAME [EVERY [OFFSET [TESTS]]]]
  *
  * NAME is cpu (the default) or a module of the executor; the product is walked in steps of about
  * EVERY, of dilated layers twice that, from OFFSET on.
@@ -81,7 +81,7 @@ static int close_backends(void **state)
     return 0;
 }
 
-/* --- a pool on one device and in parts -------------------------------------------------------- */
+/* --- a pool on one device and in shards ------------------------------------------------------- */
 
 /* The branches of its layer. */
 struct dilation {
@@ -93,7 +93,7 @@ struct split_run {
     struct backend_pool_config config;
     struct attn_layer_spec layer;
     struct pool_split splits[MAX_CARDS];
-    struct backend_pool *parts[MAX_CARDS], *whole;
+    struct backend_pool *shards[MAX_CARDS], *whole;
     uint32_t n_cards, table[N_SEQS][N_BLOCKS], len[N_SEQS];
     struct backend_patch patches[N_BLOCKS]; /* all of table */
     uint32_t n_patches;
@@ -127,7 +127,7 @@ static attn_status run_begin(struct split_run *r, const struct case_geometry *g,
         }
     }
     for (uint32_t i = 0; i < n_cards; i++)
-        assert_int_equal(ops->pool_open(backends[i], &r->splits[i].config, &r->parts[i]), ATTN_OK);
+        assert_int_equal(ops->pool_open(backends[i], &r->splits[i].config, &r->shards[i]), ATTN_OK);
     assert_int_equal(ops->pool_open(backends[MAX_CARDS], &r->config, &r->whole), ATTN_OK);
     for (uint32_t s = 0; s < N_SEQS; s++) {
         for (uint32_t i = 0; i < N_BLOCKS / N_SEQS; i++) {
@@ -143,7 +143,7 @@ static attn_status run_begin(struct split_run *r, const struct case_geometry *g,
 static void run_end(struct split_run *r)
 {
     for (uint32_t i = 0; i < r->n_cards; i++) {
-        ops->pool_close(r->parts[i]);
+        ops->pool_close(r->shards[i]);
         pool_split_fini(&r->splits[i]);
     }
     ops->pool_close(r->whole);
@@ -171,7 +171,8 @@ static void compute(const struct split_run *r, struct backend *b, struct backend
 }
 
 /* On the last card's device, behind nothing. */
-static void merge(const struct split_run *r, const struct part_tensors *t, struct backend_merges *m)
+static void merge(const struct split_run *r, const struct shard_tensors *t,
+                  struct backend_merges *m)
 {
     struct backend_batch batch = {.pool = r->whole, .merges = m};
     m->n = tokens_merges(t, (struct backend_merge *)(uintptr_t)m->list);
@@ -181,7 +182,7 @@ static void merge(const struct split_run *r, const struct part_tensors *t, struc
     assert_int_equal(batch.status, ATTN_OK);
 }
 
-static void count_unseeing(const struct part_tensors *t)
+static void count_unseeing(const struct shard_tensors *t)
 {
     for (uint32_t i = 0; i < t->n_items; i++)
         for (uint32_t row = 0; row < t->items[i].n_tokens * t->config->num_q_heads; row++)
@@ -189,16 +190,16 @@ static void count_unseeing(const struct part_tensors *t)
                 n_unseeing += t->items[i].lse[row] == -INFINITY;
 }
 
-/* The batch, in parts: outputs where the items say. */
+/* The batch, in shards: outputs where the items say. */
 static void compute_split(struct split_run *r, const struct backend_item *items, uint32_t n)
 {
-    struct part_tensors parts[MAX_CARDS] = {0};
+    struct shard_tensors shards[MAX_CARDS] = {0};
     struct backend_merge list[N_SEQS];
     struct backend_merges merges = {.list = list, .n_parts = r->n_cards};
     bool is_heads = r->splits[0].how == ATTN_SPLIT_HEADS;
     for (uint32_t i = 0; i < r->n_cards; i++) {
-        struct part_tensors *t = &parts[i];
-        *t = (struct part_tensors){
+        struct shard_tensors *t = &shards[i];
+        *t = (struct shard_tensors){
             .split = &r->splits[i], .config = &r->config, .whole = items, .n_whole = n};
         uint32_t n_items = is_heads ? n : tokens_items_max(t);
         uint64_t bytes = is_heads ? heads_staging_bytes(t) : tokens_staging_bytes(t);
@@ -214,18 +215,18 @@ static void compute_split(struct split_run *r, const struct backend_item *items,
         else
             tokens_cut(t);
         assert_true(t->n_items <= n_items);
-        compute(r, backends[i], r->parts[i], t->items, t->n_items);
+        compute(r, backends[i], r->shards[i], t->items, t->n_items);
         if (is_heads)
             heads_join(t);
         else
             count_unseeing(t);
     }
     if (!is_heads)
-        merge(r, &parts[0], &merges);
+        merge(r, &shards[0], &merges);
     for (uint32_t i = 0; i < r->n_cards; i++) {
-        free(parts[i].items);
-        free(parts[i].staging);
-        free(parts[i].outputs);
+        free(shards[i].items);
+        free(shards[i].staging);
+        free(shards[i].outputs);
     }
 }
 
@@ -323,7 +324,7 @@ static void step(struct split_run *r, uint32_t n_tokens, bool is_again, const ch
     }
 }
 
-/* Every block put together from its parts is the one that a single device has, and comes apart. */
+/* Every block put together from its shards is the one that a single device has, and comes apart. */
 static void check_blocks(const struct split_run *r)
 {
     size_t bytes = kv_layout_of(&r->config).block_bytes;
@@ -333,13 +334,13 @@ static void check_blocks(const struct split_run *r)
         ops->block_read(r->whole, i, whole);
         for (uint32_t k = 0; k < r->n_cards; k++) {
             size_t part_bytes = kv_layout_of(&r->splits[k].config).block_bytes;
-            uint8_t *part = calloc(1, part_bytes), *again = malloc(part_bytes);
+            uint8_t *shard = calloc(1, part_bytes), *again = malloc(part_bytes);
             memset(again, 0xa5, part_bytes);
-            ops->block_read(r->parts[k], i, part);
-            pool_split_block_in(&r->splits[k], &r->config, part, together);
+            ops->block_read(r->shards[k], i, shard);
+            pool_split_block_in(&r->splits[k], &r->config, shard, together);
             pool_split_block_out(&r->splits[k], &r->config, whole, again);
-            assert_memory_equal(again, part, part_bytes);
-            free(part);
+            assert_memory_equal(again, shard, part_bytes);
+            free(shard);
             free(again);
         }
         assert_memory_equal(together, whole, bytes);
@@ -479,17 +480,17 @@ static void items_of_stripes_are_refused_by_what_is_wrong(void **state)
         .flags = BACKEND_ATTEND, .n_tokens = 1, .pos = end - 1, .q = x, .k = x, .v = x, .out = out};
     uint32_t all_blocks[N_BLOCKS] = {0};
     item.block_table = all_blocks;
-    assert_int_equal(try_item(r.parts[0], item), ATTN_OK);
+    assert_int_equal(try_item(r.shards[0], item), ATTN_OK);
     item.pos = end;
-    assert_int_equal(try_item(r.parts[0], item), ATTN_EINVAL);
+    assert_int_equal(try_item(r.shards[0], item), ATTN_EINVAL);
     item.flags = BACKEND_APPEND;
     item.pos = end / 2 - 1;
-    assert_int_equal(try_item(r.parts[0], item), ATTN_OK);
+    assert_int_equal(try_item(r.shards[0], item), ATTN_OK);
     item.pos = end / 2;
-    assert_int_equal(try_item(r.parts[0], item), ATTN_EINVAL);
+    assert_int_equal(try_item(r.shards[0], item), ATTN_EINVAL);
     item.pos = 0;
     item.flags = BACKEND_APPEND | BACKEND_ATTEND;
-    assert_int_equal(try_item(r.parts[0], item), ATTN_EINVAL);
+    assert_int_equal(try_item(r.shards[0], item), ATTN_EINVAL);
     assert_non_null(strstr(ops->last_error(backends[0]),
                            "item 0: appends and attends, in a dilated layer of a pool of stripes"));
     free(x);

@@ -1,6 +1,6 @@
-/* test_parts.c: two cards' engines without threads and a pool that is split over them: what becomes
- * of batches when one of their parts fails. The second card's device learns block tables by patches
- * alone, as a GPU does. */
+/* test_shards.c: two cards' engines without threads and a pool that is split over them: what
+ * becomes of batches when one of their shards fails. The second card's device learns block tables
+ * by patches alone, as a GPU does. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -63,7 +63,7 @@ static void a_split_batch_is_computed_on_both_cards(void **state)
     assert_int_equal(rig_len(&r, 1, 0), 20);
 }
 
-static void what_is_behind_a_part_that_failed_is_not_computed_by_an_old_table(void **state)
+static void what_is_behind_a_shard_that_failed_is_not_computed_by_an_old_table(void **state)
 {
     (void)state;
     rig_open_many(&r, 1, 3);
@@ -81,7 +81,7 @@ static void what_is_behind_a_part_that_failed_is_not_computed_by_an_old_table(vo
     assert_int_equal(rig_len(&r, 2, 0), 0);
 }
 
-static void a_sequence_opened_behind_a_failed_part_has_its_table_sent(void **state)
+static void a_sequence_opened_behind_a_failed_shard_has_its_table_sent(void **state)
 {
     (void)state;
     rig_open_many(&r, 1, 2);
@@ -115,7 +115,7 @@ static attn_status attend(uint64_t seq, uint32_t layer, uint32_t pos)
 
 /* An open that finds its beginning, and a fork that is read, tell tables by the next batch, whose
  * ever it is. */
-static void tables_that_a_failed_part_was_to_send_are_sent_again(void **state)
+static void tables_that_a_failed_shard_was_to_send_are_sent_again(void **state)
 {
     (void)state;
     uint32_t ids[40];
@@ -143,7 +143,7 @@ static void tables_that_a_failed_part_was_to_send_are_sent_again(void **state)
 
 /* Any of the first batches fails, wherever others are: what succeeds has been computed by the
  * tables of the cache (rig_close looks). */
-static void whichever_part_fails_tables_agree_afterwards(void **state)
+static void whichever_shard_fails_tables_agree_afterwards(void **state)
 {
     (void)state;
     rig_open_many(&r, 1, 8);
@@ -184,10 +184,10 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         T(a_split_batch_is_computed_on_both_cards),
-        T(what_is_behind_a_part_that_failed_is_not_computed_by_an_old_table),
-        T(a_sequence_opened_behind_a_failed_part_has_its_table_sent),
-        T(tables_that_a_failed_part_was_to_send_are_sent_again),
-        T(whichever_part_fails_tables_agree_afterwards),
+        T(what_is_behind_a_shard_that_failed_is_not_computed_by_an_old_table),
+        T(a_sequence_opened_behind_a_failed_shard_has_its_table_sent),
+        T(tables_that_a_failed_shard_was_to_send_are_sent_again),
+        T(whichever_shard_fails_tables_agree_afterwards),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,26 +1,27 @@
-/* step_part.c: see step_part.h. */
-#include "daemon/cards/step_part.h"
+/* step_shard.c: see step_shard.h. */
+#include "daemon/cards/step_shard.h"
 
 #include <stdio.h>
 
-bool cards_step_is_of(const struct step_part *part, uint32_t item)
+bool cards_step_is_of(const struct step_shard *shard, uint32_t item)
 {
-    return atomic_load_explicit(&part->whole->part_of[item], memory_order_relaxed) == part->number;
+    return atomic_load_explicit(&shard->whole->shard_of[item], memory_order_relaxed) ==
+           shard->number;
 }
 
 bool cards_step_is_foreign(const struct request *req, uint32_t item)
 {
-    return !cards_step_is_of(req->part, item);
+    return !cards_step_is_of(req->shard, item);
 }
 
 bool cards_step_counts(const struct request *req)
 {
-    return req->part->number == 0;
+    return req->shard->number == 0;
 }
 
 attn_status cards_step_reserve(struct task *t, size_t head)
 {
-    struct step_whole *w = t->req->part->whole;
+    struct step_whole *w = t->req->shard->whole;
     attn_status st = ATTN_OK;
     pthread_mutex_lock(&w->lock);
     if (w->payload == NULL && w->req->bell != NULL)
@@ -37,19 +38,19 @@ attn_status cards_step_reserve(struct task *t, size_t head)
     return st;
 }
 
-attn_status cards_step_part_done(struct task *t)
+attn_status cards_step_shard_done(struct task *t)
 {
-    struct step_part *part = t->req->part;
-    struct step_whole *w = part->whole;
+    struct step_shard *shard = t->req->shard;
+    struct step_whole *w = shard->whole;
     attn_status st = ATTN_OK;
     pthread_mutex_lock(&w->lock);
-    part->is_answered = true;
+    shard->is_answered = true;
     w->has_task = true;
     w->config = t->pool->config;
     w->layout = t->layout;
     w->flags = t->flags;
     for (uint32_t i = 0; i < t->n_items; i++)
-        if (cards_step_is_of(part, i))
+        if (cards_step_is_of(shard, i))
             w->item_status[i] = t->item_status[i];
     if (t->first_failed < t->n_items)
         st = (attn_status)t->item_status[t->first_failed];
