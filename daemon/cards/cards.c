@@ -53,8 +53,8 @@ void cards_close(struct cards *c)
 
 void cards_join(struct cards *c, struct engine *e)
 {
-    c->peers.at[e->parts.card] = e;
-    c->has_tenants |= e->parts.tenants != NULL;
+    c->peers.at[e->env.card] = e;
+    c->has_tenants |= e->env.tenants != NULL;
     c->peers.n_open++;
 }
 

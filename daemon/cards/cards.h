@@ -25,7 +25,7 @@ attn_status cards_open(uint32_t n, uint32_t max_pools, uint32_t max_sessions,
 void cards_close(struct cards *c); /* after all engines; NULL is fine */
 /* An engine is open; the primary is the first. Main thread. */
 void cards_join(struct cards *c, struct engine *e);
-/* What its engines know of each other (engine_parts.peers); NULL of NULL. */
+/* What its engines know of each other (engine_env.peers); NULL of NULL. */
 struct peers *cards_peers(struct cards *c);
 
 #endif

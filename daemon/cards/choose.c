@@ -19,8 +19,8 @@ static uint64_t active_blocks(struct engine *e, uint32_t pool)
 {
     uint64_t n = 0;
     struct kv_seq_info info;
-    for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
-        kv_seq_info(e->parts.kv, id, &info);
+    for (kv_seq_id id = {0}; kv_seq_next(e->env.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+        kv_seq_info(e->env.kv, id, &info);
         if (info.pool.index == pool && e->seqs[id.index].step_stamp >= e->leave.looked_stamp)
             n += blocks_of(&info);
     }
@@ -33,8 +33,8 @@ static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_ac
 {
     struct kv_seq_info info;
     uint32_t best = 0;
-    for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
-        kv_seq_info(e->parts.kv, id, &info);
+    for (kv_seq_id id = {0}; kv_seq_next(e->env.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+        kv_seq_info(e->env.kv, id, &info);
         bool is_active = e->seqs[id.index].step_stamp >= e->leave.looked_stamp;
         uint32_t n = blocks_of(&info);
         if (info.pool.index != pool || n <= best || n > most || info.n_away > 0 ||
@@ -71,10 +71,10 @@ bool cards_choose(struct engine *e, uint64_t now_ns, kv_seq_id *out_seq, uint32_
             cards[i].n_free =
                 atomic_load_explicit(&c->peers.at[i]->published[pool].free, memory_order_relaxed);
         }
-        struct balance_move to = balance_room(cards, c->peers.n, e->parts.card);
+        struct balance_move to = balance_room(cards, c->peers.n, e->env.card);
         bool is_load = to.n_blocks == 0;
-        if (is_load && cards[e->parts.card].busy_permille >= 500)
-            to = balance_load(cards, c->peers.n, e->parts.card, active_blocks(e, pool));
+        if (is_load && cards[e->env.card].busy_permille >= 500)
+            to = balance_load(cards, c->peers.n, e->env.card, active_blocks(e, pool));
         is_chosen = to.n_blocks > 0 && pick(e, pool, to.n_blocks, is_load, out_seq);
         *out_to = to.to;
     }

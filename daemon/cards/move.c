@@ -66,10 +66,10 @@ static void say_stays(struct engine *e, struct card_move *m, attn_status st, con
 {
     log_limited("sequence stays", LOG_LEVEL_INFO, log_event, "sequence stays",
                 "sequence=%" PRIu64 " from=%" PRIu32 " to=%" PRIu32 " why=\"%s\"", m->name.name,
-                m->from->parts.card, m->to->parts.card, why);
+                m->from->env.card, m->to->env.card, why);
     if (m->req != NULL)
         engine_refuse(e, m->req, st, "sequence %" PRIu64 " stays on card %" PRIu32 ": %s",
-                      m->name.name, e->parts.card, why);
+                      m->name.name, e->env.card, why);
     m->req = NULL;
 }
 
@@ -94,7 +94,7 @@ static void abandon(struct engine *e, attn_status st, const char *why)
 /* Nobody reads the source's blocks any more. */
 static void let_go(struct engine *e)
 {
-    kv_arrival_cancel(e->parts.kv, e->leave.reading);
+    kv_arrival_cancel(e->env.kv, e->leave.reading);
     e->leave.reading = NULL;
     seqs_have_room(e);
 }
@@ -105,7 +105,7 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
                 const struct kv_seq_info *info)
 {
     const struct pool *p = pool_of_kv(e, info->pool);
-    e->leave.reading = kv_departure_hold(e->parts.kv, (kv_seq_id){e->leave.seq}, first, n);
+    e->leave.reading = kv_departure_hold(e->env.kv, (kv_seq_id){e->leave.seq}, first, n);
     e->leave.reading_of = info->pool.index;
     if (e->leave.reading == NULL) {
         stays(e, m, ATTN_ENOMEM, "no memory");
@@ -143,7 +143,7 @@ static void go_ahead(struct engine *e, struct card_move *m)
 {
     struct engine_leave *l = &e->leave;
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, (kv_seq_id){l->seq}, &info);
+    kv_seq_info(e->env.kv, (kv_seq_id){l->seq}, &info);
     if (info.n_away > 0) {
         stays(e, m, ATTN_EOVERLOAD, "blocks of it are in idle memory");
         return;
@@ -168,7 +168,7 @@ static void go_ahead(struct engine *e, struct card_move *m)
     l->wants_stop = true;
     if (seq_is_busy(e, l->seq) || info.n_blocks - l->n_there > MOST_LAST_BLOCKS)
         return;
-    if (kv_seq_depart(e->parts.kv, (kv_seq_id){l->seq}, &m->left) != ATTN_OK)
+    if (kv_seq_depart(e->env.kv, (kv_seq_id){l->seq}, &m->left) != ATTN_OK)
         return;
     l->wants_stop = false;
     l->is_stopped = true;
@@ -224,7 +224,7 @@ static void card_move_step(struct engine *e, struct engine_message *message)
 static void say_moved(const struct card_move *m, uint64_t stopped_ns)
 {
     uint64_t now_ns = clock_now_ns();
-    uint32_t from = m->from->parts.card, to = m->to->parts.card;
+    uint32_t from = m->from->env.card, to = m->to->env.card;
     stats_card_add(from, STATS_CARD_MOVED_OUT, 1);
     stats_card_add(to, STATS_CARD_MOVED_IN, 1);
     stats_card_add(to, STATS_CARD_MOVED_BYTES, m->n_bytes);
@@ -252,8 +252,8 @@ static void leave(struct engine *e, struct card_move *m)
     say_moved(m, l->stopped_ns);
     e->seqs[l->seq].is_moving = false;
     e->seqs[l->seq].trace = (struct trace_entry){0};
-    kv_seq_close(e->parts.kv, (kv_seq_id){l->seq});
-    cards_moved(c, m->name, m->to->parts.card, m->left.epoch);
+    kv_seq_close(e->env.kv, (kv_seq_id){l->seq});
+    cards_moved(c, m->name, m->to->env.card, m->left.epoch);
     l->seq = SEQ_NONE;
     go_on(e);
     card_move_notify(m->to, m, MOVE_LEFT); /* before what is sent there; m is gone */
@@ -272,7 +272,7 @@ static void leave(struct engine *e, struct card_move *m)
 /* Memory on the way between two backends that don't know each other; false: there is none. */
 static bool stage(struct card_move *m, uint64_t bytes)
 {
-    const struct engine_parts *from = &m->from->parts, *to = &m->to->parts;
+    const struct engine_env *from = &m->from->env, *to = &m->to->env;
     void *staging;
     if (from->ops->moves_submit == to->ops->moves_submit)
         return true;
@@ -292,7 +292,7 @@ static bool begin(struct engine *e, kv_seq_id seq, uint32_t to, struct request *
     struct kv_seq_info info;
     if (m == NULL)
         return false;
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     m->cards = c;
     m->from = e;
     m->to = c->peers.at[to];
@@ -318,12 +318,12 @@ attn_status cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq,
 {
     const Attnd__Move *ask = req->wire.header->move;
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     if (pool_spans(e, pool_of_kv(e, info.pool)))
         return answer_no(a, ATTN_ENOTSUP,
                          "sequence %" PRIu64 " is in a split pool, which lies on all cards",
                          ask->seq);
-    if (ask->card == e->parts.card)
+    if (ask->card == e->env.card)
         return ATTN_OK;
     if (card_is_lost(peers_at(e, ask->card)))
         return answer_no(a, ATTN_EDEVICE, "move.card is %" PRIu32 ", which is lost", ask->card);
@@ -348,7 +348,7 @@ bool cards_move_turn(struct engine *e)
     uint64_t now_ns = e->turn_ns;
     struct card_move *m = l->move;
     if (m == NULL) {
-        uint64_t every_ns = config_now(e->parts.cfg, balance_us) * 1000;
+        uint64_t every_ns = config_now(e->env.cfg, balance_us) * 1000;
         if (every_ns > 0 && now_ns - l->looked_ns >= every_ns && !card_has_ended(e))
             look(e, now_ns);
         return false;

@@ -23,7 +23,7 @@ void card_move_notify(struct engine *e, struct card_move *m, enum move_state sta
 void card_move_free(struct card_move *m)
 {
     if (m != NULL && m->staging != NULL)
-        m->from->parts.ops->host_free(m->from->parts.backend, m->staging, m->staging_bytes);
+        m->from->env.ops->host_free(m->from->env.backend, m->staging, m->staging_bytes);
     free(m);
 }
 
@@ -47,12 +47,12 @@ bool card_move_copy(struct engine *e, struct card_move *m)
 {
     m->moves = (struct backend_moves){.list = m->list, .n = m->n, .done = copied, .user = m};
     atomic_fetch_add(&m->cards->n_copying, 1);
-    attn_status st = e->parts.ops->moves_submit(e->parts.backend, &m->moves);
+    attn_status st = e->env.ops->moves_submit(e->env.backend, &m->moves);
     if (st == ATTN_OK)
         return true; /* m is no longer this thread's */
     m->status = st;
     atomic_fetch_sub(&m->cards->n_copying, 1);
-    snprintf(m->why, sizeof m->why, "%s", e->parts.ops->last_error(e->parts.backend));
+    snprintf(m->why, sizeof m->why, "%s", e->env.ops->last_error(e->env.backend));
     return false;
 }
 
@@ -69,18 +69,17 @@ static attn_status take_place(struct engine *e, struct card_move *m)
 {
     struct pool *p = pool_of_kv(e, (kv_pool_id){m->pool});
     if (card_has_ended(e) || p == NULL) {
-        snprintf(m->why, sizeof m->why, "card %" PRIu32 " is lost, or ends", e->parts.card);
+        snprintf(m->why, sizeof m->why, "card %" PRIu32 " is lost, or ends", e->env.card);
         return ATTN_EDEVICE;
     }
     mover_wait(e, p, m->n);
     if (m->arrival == NULL)
-        m->arrival = kv_arrival_begin(e->parts.kv, p->id);
-    attn_status st = m->arrival == NULL
-                         ? ATTN_ENOMEM
-                         : kv_arrival_reserve(e->parts.kv, m->arrival, m->first, m->n);
+        m->arrival = kv_arrival_begin(e->env.kv, p->id);
+    attn_status st = m->arrival == NULL ? ATTN_ENOMEM
+                                        : kv_arrival_reserve(e->env.kv, m->arrival, m->first, m->n);
     if (st != ATTN_OK)
         snprintf(m->why, sizeof m->why, "%s",
-                 m->arrival == NULL ? "no memory" : kv_last_error(e->parts.kv));
+                 m->arrival == NULL ? "no memory" : kv_last_error(e->env.kv));
     return st;
 }
 
@@ -89,9 +88,9 @@ static void land(struct engine *e, struct card_move *m)
     struct pool *p = pool_of_kv(e, (kv_pool_id){m->pool});
     if (p->fx.n_patches + m->left.n_blocks > p->fx.patches_capacity)
         batch_flush_patches(e, p);
-    m->status = kv_arrival_end(e->parts.kv, m->arrival, &m->left, &p->fx, &m->landed);
+    m->status = kv_arrival_end(e->env.kv, m->arrival, &m->left, &p->fx, &m->landed);
     if (m->status != ATTN_OK) {
-        snprintf(m->why, sizeof m->why, "%s", kv_last_error(e->parts.kv));
+        snprintf(m->why, sizeof m->why, "%s", kv_last_error(e->env.kv));
         return;
     }
     m->arrival = NULL;
@@ -136,11 +135,11 @@ void card_move_comes(struct engine *e, struct card_move *m)
 
 void card_move_dropped(struct engine *e, struct card_move *m)
 {
-    kv_arrival_cancel(e->parts.kv, m->arrival);
+    kv_arrival_cancel(e->env.kv, m->arrival);
     if (m->has_landed) {
         e->seqs[m->landed.index].is_moving = false;
         e->seqs[m->landed.index].trace = (struct trace_entry){0};
-        kv_seq_close(e->parts.kv, m->landed);
+        kv_seq_close(e->env.kv, m->landed);
     }
     e->is_dirty = true;
     end(m);

@@ -16,7 +16,7 @@
 static struct kv_seq_info info_of(const struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     return info;
 }
 
@@ -27,20 +27,20 @@ static bool know(struct engine *e, struct seq_name name)
 
 static bool know_elsewhere(struct engine *e, struct seq_name name)
 {
-    return cards_are_elsewhere(cards_of(e), e->parts.card, name);
+    return cards_are_elsewhere(cards_of(e), e->env.card, name);
 }
 
 static void seq_opened(struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info = info_of(e, seq);
-    cards_opened(cards_of(e), e->parts.card, (struct seq_name){info.tenant, info.name},
+    cards_opened(cards_of(e), e->env.card, (struct seq_name){info.tenant, info.name},
                  info.pool.index, info.epoch);
 }
 
 static void seq_epoch(struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info = info_of(e, seq);
-    cards_epoch(cards_of(e), e->parts.card, (struct seq_name){info.tenant, info.name}, info.epoch);
+    cards_epoch(cards_of(e), e->env.card, (struct seq_name){info.tenant, info.name}, info.epoch);
     cards_move_cut(e, seq.index, info.n_blocks);
 }
 
@@ -48,7 +48,7 @@ static void seq_closes(struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info = info_of(e, seq);
     cards_move_closed(e, seq.index);
-    cards_closed(cards_of(e), e->parts.card, (struct seq_name){info.tenant, info.name});
+    cards_closed(cards_of(e), e->env.card, (struct seq_name){info.tenant, info.name});
 }
 
 const struct peers_ops cards_peers_ops = {

@@ -35,7 +35,7 @@ static bool is_same(const struct pool *a, const struct pool *b, char *why, size_
 static attn_status restore_pools(struct engine *primary, struct engine *e, char *why,
                                  size_t why_bytes)
 {
-    for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++) {
+    for (uint32_t i = 0; i < e->env.cfg->max_pools; i++) {
         const struct pool *is = pool_of_kv(primary, (kv_pool_id){i});
         struct pool *p = pool_of_kv(e, (kv_pool_id){i});
         if (p != NULL && (is == NULL || !is_same(is, p, why, why_bytes))) {
@@ -47,20 +47,20 @@ static attn_status restore_pools(struct engine *primary, struct engine *e, char 
         if (is == NULL)
             continue;
         if (p == NULL && pool_spans(primary, is)) {
-            if (kv_pool_sequences(primary->parts.kv, is->id) > 0)
+            if (kv_pool_sequences(primary->env.kv, is->id) > 0)
                 log_warn("pool \"%s\" is cleared: card %" PRIu32 " has lost its part of it",
-                         is->spec.wire->name, e->parts.card);
-            kv_pool_clear(primary->parts.kv, is->id);
+                         is->spec.wire->name, e->env.card);
+            kv_pool_clear(primary->env.kv, is->id);
         }
         if (p == NULL) {
-            const struct tenant *who = tenants_of_id(e->parts.tenants, is->tenant);
+            const struct tenant *who = tenants_of_id(e->env.tenants, is->tenant);
             attn_status st = pool_create(e, who, is->spec.wire, &p, why, why_bytes);
             if (st != ATTN_OK)
                 return st;
         }
         if (p->id.index != i) {
             snprintf(why, why_bytes, "pool \"%s\" has another place on card %" PRIu32,
-                     is->spec.wire->name, e->parts.card);
+                     is->spec.wire->name, e->env.card);
             return ATTN_EINTERNAL;
         }
         pool_rename(e, p, is->generation);
@@ -72,36 +72,36 @@ static attn_status restore_pools(struct engine *primary, struct engine *e, char 
 static attn_status restore_session(struct cards *c, uint32_t slot)
 {
     struct engine *primary = c->peers.at[0];
-    uint64_t id = session_at(primary->parts.sessions, slot)->id, now_ns = clock_now_ns();
-    const char *client = kv_owner_label(primary->parts.kv, slot);
+    uint64_t id = session_at(primary->env.sessions, slot)->id, now_ns = clock_now_ns();
+    const char *client = kv_owner_label(primary->env.kv, slot);
     uint32_t n_cards = 1;
     attn_status st =
-        id == 0 ? ATTN_OK : cards_tenant_set(c, id, kv_owner_tenant(primary->parts.kv, slot));
+        id == 0 ? ATTN_OK : cards_tenant_set(c, id, kv_owner_tenant(primary->env.kv, slot));
     if (st != ATTN_OK)
         return st;
     for (uint32_t i = 1; i < c->peers.n; i++) {
         struct engine *e = c->peers.at[i];
-        uint64_t had = session_at(e->parts.sessions, slot)->id;
+        uint64_t had = session_at(e->env.sessions, slot)->id;
         kv_seq_id any;
         if (had != id && had != 0)
             session_kill(e, slot, "the session has ended");
         bool has_slot = had == id && id != 0;
         bool has_left = had != id || id == 0;
-        has_left = has_left && kv_owner_any(e->parts.kv, slot, &any) == ATTN_OK;
+        has_left = has_left && kv_owner_any(e->env.kv, slot, &any) == ATTN_OK;
         has_left |= had != id && had != 0;
         if (id != 0 && !has_slot && !has_left) {
-            session_restore(e->parts.sessions, slot, id, client, now_ns);
-            uint32_t tenant = kv_owner_tenant(primary->parts.kv, slot);
-            kv_owner_begin(e->parts.kv, slot, id, tenant, client);
-            session_at(e->parts.sessions, slot)->tenant = tenants_of_id(e->parts.tenants, tenant);
+            session_restore(e->env.sessions, slot, id, client, now_ns);
+            uint32_t tenant = kv_owner_tenant(primary->env.kv, slot);
+            kv_owner_begin(e->env.kv, slot, id, tenant, client);
+            session_at(e->env.sessions, slot)->tenant = tenants_of_id(e->env.tenants, tenant);
             has_slot = true;
         }
         n_cards += has_slot || has_left;
     }
     kv_seq_id any;
-    if (id == 0 && n_cards > 1 && kv_owner_any(primary->parts.kv, slot, &any) != ATTN_OK)
+    if (id == 0 && n_cards > 1 && kv_owner_any(primary->env.kv, slot, &any) != ATTN_OK)
         /* taken until all are free */
-        session_restore(primary->parts.sessions, slot, 0, "", now_ns);
+        session_restore(primary->env.sessions, slot, 0, "", now_ns);
     cards_session_kept(c, slot, n_cards);
     return ATTN_OK;
 }
@@ -111,16 +111,16 @@ static void merge_seen(struct cards *c, uint32_t slot)
 {
     for (uint32_t i = 0; i < c->peers.n; i++)
         for (uint32_t k = 0; k < c->peers.n; k++)
-            if (i != k && kv_owner_id(c->peers.at[i]->parts.kv, slot) != 0 &&
-                kv_owner_id(c->peers.at[i]->parts.kv, slot) ==
-                    kv_owner_id(c->peers.at[k]->parts.kv, slot))
-                kv_owner_saw_all(c->peers.at[i]->parts.kv, c->peers.at[k]->parts.kv, slot);
+            if (i != k && kv_owner_id(c->peers.at[i]->env.kv, slot) != 0 &&
+                kv_owner_id(c->peers.at[i]->env.kv, slot) ==
+                    kv_owner_id(c->peers.at[k]->env.kv, slot))
+                kv_owner_saw_all(c->peers.at[i]->env.kv, c->peers.at[k]->env.kv, slot);
 }
 
 static attn_status learn_names(struct cards *c)
 {
     for (uint32_t i = 0; i < c->peers.n; i++) {
-        struct kv *kv = c->peers.at[i]->parts.kv;
+        struct kv *kv = c->peers.at[i]->env.kv;
         for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
             struct kv_seq_info info;
             kv_seq_info(kv, id, &info);

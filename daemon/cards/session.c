@@ -35,9 +35,9 @@ static struct session_message *message_new(void (*on_message)(struct engine *e,
 static void session_begins(struct engine *e, struct engine_message *message)
 {
     struct session_message *n = (struct session_message *)message;
-    session_restore(e->parts.sessions, n->slot, n->session, n->client, clock_now_ns());
-    session_at(e->parts.sessions, n->slot)->tenant = tenants_of_id(e->parts.tenants, n->tenant);
-    kv_owner_begin(e->parts.kv, n->slot, n->session, n->tenant, n->client);
+    session_restore(e->env.sessions, n->slot, n->session, n->client, clock_now_ns());
+    session_at(e->env.sessions, n->slot)->tenant = tenants_of_id(e->env.tenants, n->tenant);
+    kv_owner_begin(e->env.kv, n->slot, n->session, n->tenant, n->client);
     free(n);
 }
 
@@ -68,7 +68,7 @@ static void session_ends(struct engine *e, struct engine_message *message)
 {
     struct session_message *n = (struct session_message *)message;
     uint32_t slot;
-    if (session_find(e->parts.sessions, n->session, &slot) == ATTN_OK)
+    if (session_find(e->env.sessions, n->session, &slot) == ATTN_OK)
         session_kill(e, slot, "the session has ended");
     free(n);
 }
@@ -93,7 +93,7 @@ void cards_session_end(struct engine *primary, uint32_t slot, uint64_t id)
 bool cards_session_release(struct engine *e, uint32_t slot)
 {
     struct cards *c = cards_of(e);
-    if (e->parts.card == 0)
+    if (e->env.card == 0)
         return atomic_load(&c->slots[slot]) <= 1;
     if (atomic_fetch_sub(&c->slots[slot], 1) == 2)
         engine_wake(c->peers.at[0]);
@@ -110,8 +110,8 @@ void cards_session_kept(struct cards *c, uint32_t slot, uint32_t n_cards)
 static void request_is_seen(struct engine *e, struct engine_message *message)
 {
     struct session_message *n = (struct session_message *)message;
-    if (kv_owner_id(e->parts.kv, n->slot) == n->session)
-        kv_owner_saw(e->parts.kv, n->slot, n->request);
+    if (kv_owner_id(e->env.kv, n->slot) == n->session)
+        kv_owner_saw(e->env.kv, n->slot, n->request);
     free(n);
 }
 

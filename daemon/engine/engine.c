@@ -99,7 +99,7 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
 static bool is_of_split_pool(const struct engine *e, kv_seq_id id)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, id, &info);
+    kv_seq_info(e->env.kv, id, &info);
     const struct pool *p = pool_of_kv(e, info.pool);
     return p != NULL && pool_spans(e, p);
 }
@@ -109,7 +109,7 @@ static bool is_of_split_pool(const struct engine *e, kv_seq_id id)
 static void drop_sequences(struct engine *e, bool is_split)
 {
     uint32_t n = 0;
-    for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+    for (kv_seq_id id = {0}; kv_seq_next(e->env.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
         if (is_split && !is_of_split_pool(e, id))
             continue;
         if (seq_is_busy(e, id.index))
@@ -124,7 +124,7 @@ static void drop_sequences(struct engine *e, bool is_split)
     if (is_split)
         log_error("a card is lost, and %" PRIu32 " sequences that are split over it", n);
     else
-        log_error("card %" PRIu32 " is lost, and %" PRIu32 " sequences with it", e->parts.card, n);
+        log_error("card %" PRIu32 " is lost, and %" PRIu32 " sequences with it", e->env.card, n);
 }
 
 /* A batch came back with the device lost: what waits is refused, once. */
@@ -146,16 +146,16 @@ static void drop_if_not_whole(struct engine *e)
     if (!is_primary(e) || peers_all_live(e))
         return;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
-        n += pool_spans(e, p) ? kv_pool_sequences(e->parts.kv, p->id) : 0;
+        n += pool_spans(e, p) ? kv_pool_sequences(e->env.kv, p->id) : 0;
     if (n > 0)
         drop_sequences(e, true);
 }
 
 static uint64_t idle_ns(const struct engine *e, uint64_t now_ns, uint64_t max_wait_ns)
 {
-    uint64_t expiry_ns = e->parts.card > 0 /* the primary ends sessions */
+    uint64_t expiry_ns = e->env.card > 0 /* the primary ends sessions */
                              ? UINT64_MAX
-                             : session_next_expiry_ns(e->parts.sessions, e->lease_ns);
+                             : session_next_expiry_ns(e->env.sessions, e->lease_ns);
     uint64_t until_ns = expiry_ns <= now_ns ? 0 : expiry_ns - now_ns;
     return until_ns < max_wait_ns ? until_ns : max_wait_ns;
 }
@@ -199,8 +199,8 @@ static uint64_t oldest_of_all_ns(const struct engine *e)
 bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 {
     uint64_t now_ns = e->turn_ns = clock_now_ns();
-    kv_set_time(e->parts.kv, (uint32_t)(now_ns / UINT64_C(1000000000)));
-    health_beat(HEALTH_ENGINE + e->parts.card);
+    kv_set_time(e->env.kv, (uint32_t)(now_ns / UINT64_C(1000000000)));
+    health_beat(HEALTH_ENGINE + e->env.card);
     tenants_turn(e); /* before the first hello: who is gone is refused at once */
     bool is_busy = engine_poll_pollers(e);
     is_busy |= take_inbox(e, now_ns);
@@ -274,7 +274,7 @@ static void *engine_main(void *arg)
 {
     struct engine *e = arg;
     char name[16];
-    snprintf(name, sizeof name, "attnd-engine%" PRIu32, e->parts.card);
+    snprintf(name, sizeof name, "attnd-engine%" PRIu32, e->env.card);
     pthread_setname_np(pthread_self(), name);
     while (!atomic_load(&e->is_stopping))
         engine_turn(e, MAX_SLEEP_NS);
@@ -325,27 +325,27 @@ struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes)
     };
 }
 
-attn_status engine_open(const struct engine_parts *parts, struct engine **out_engine, char *why,
+attn_status engine_open(const struct engine_env *env, struct engine **out_engine, char *why,
                         size_t why_bytes)
 {
-    const struct config *c = parts->cfg;
+    const struct config *c = env->cfg;
     struct engine *e = calloc(1, sizeof *e);
     if (e == NULL) {
         snprintf(why, why_bytes, "no memory for the engine");
         return ATTN_ENOMEM;
     }
-    e->parts = *parts;
+    e->env = *env;
     e->alone = (struct peers){.n = 1, .n_open = 1, .at = {e}};
-    e->peers = parts->peers != NULL ? parts->peers : &e->alone;
+    e->peers = env->peers != NULL ? env->peers : &e->alone;
     if (!is_alone(e))
-        kv_set_epochs(parts->kv, e->peers->epoch_bits, parts->card);
+        kv_set_epochs(env->kv, e->peers->epoch_bits, env->card);
     e->lease_ns = e->next_lease_ns = c->lease_us * 1000;
     e->next_stamp = 1;
     STAILQ_INIT(&e->watchers);
     e->epoll_fd = e->wake_fd = -1;
     if (getrandom(e->hello_secret, sizeof e->hello_secret, 0) < 0)
         e->hello_secret[0] = clock_now_ns();
-    parts->ops->info(parts->backend, &e->info);
+    env->ops->info(env->backend, &e->info);
     e->n_blocks = engine_kv_config(c, e->info.kv_bytes).max_blocks;
     engine_reload(e, c);
     attn_status st = ATTN_EINTERNAL;
@@ -410,7 +410,7 @@ attn_status engine_stop(struct engine *e)
         pthread_join(e->thread, &result);
     else
         result = (void *)(intptr_t)engine_finish(e);
-    health_end(HEALTH_ENGINE + e->parts.card);
+    health_end(HEALTH_ENGINE + e->env.card);
     e->has_thread = false;
     e->has_stopped = true;
     e->stopped_with = (attn_status)(intptr_t)result;

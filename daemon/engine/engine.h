@@ -18,7 +18,7 @@ struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes);
 
 /* Makes an engine without a thread; engine_start gives it one. why gets the sentence of a failure.
  * Errors   ATTN_ENOMEM; ATTN_EINVAL a setting of the tiers that can't be had; ATTN_EINTERNAL */
-attn_status engine_open(const struct engine_parts *parts, struct engine **out_engine, char *why,
+attn_status engine_open(const struct engine_env *env, struct engine **out_engine, char *why,
                         size_t why_bytes);
 attn_status engine_start(struct engine *e, char *why, size_t why_bytes);
 /* What a predecessor left in the cache and could be taken up. */

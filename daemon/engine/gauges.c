@@ -13,7 +13,7 @@
 void gauges_publish(struct engine *e)
 {
     struct kv_stats last = e->gauges;
-    kv_stats_read(e->parts.kv, &e->gauges);
+    kv_stats_read(e->env.kv, &e->gauges);
     stats_add(sequences, e->gauges.sequences - last.sequences);
     stats_add(blocks_total, e->gauges.blocks_total - last.blocks_total);
     stats_add(blocks_free, e->gauges.blocks_free - last.blocks_free);
@@ -32,8 +32,8 @@ void gauges_publish(struct engine *e)
     stats_add(blocks_tiered, e->gauges.blocks_tiered - last.blocks_tiered);
     tier_publish(e);
     idle_publish(e);
-    if (e->parts.card == 0)
-        stats_set(sessions, session_count(e->parts.sessions));
+    if (e->env.card == 0)
+        stats_set(sessions, session_count(e->env.sessions));
     pools_publish(e);
     e->is_dirty = false;
     e->has_old_pools = true;
@@ -47,7 +47,7 @@ void gauges_publish_pools(struct engine *e, uint64_t now_ns)
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
         struct kv_pool_spec ks;
         uint32_t n_free = 0;
-        kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+        kv_pool_info(e->env.kv, p->id, &ks, &n_free);
         struct stats_pool *s = &list[n < STATS_MAX_POOLS ? n : STATS_MAX_POOLS];
         snprintf(s->name, sizeof s->name, "%s", n < STATS_MAX_POOLS ? ks.name : "");
         struct pool_count all = pool_count_all(e, p);
@@ -58,11 +58,11 @@ void gauges_publish_pools(struct engine *e, uint64_t now_ns)
         used_bytes += (ks.n_blocks - n_free) * (p->device_bytes / ks.n_blocks);
         n += n <= STATS_MAX_POOLS;
     }
-    if (e->parts.card == 0) {
+    if (e->env.card == 0) {
         stats_set_pools(list, n);
-        stats_set(io_memory_bytes, iobuf_pool_bytes(e->parts.bufs));
-        stats_set(max_batch_items, e->parts.cfg->max_batch_items);
-        stats_set(max_batch_tokens, e->parts.cfg->max_batch_tokens);
+        stats_set(io_memory_bytes, iobuf_pool_bytes(e->env.bufs));
+        stats_set(max_batch_items, e->env.cfg->max_batch_items);
+        stats_set(max_batch_tokens, e->env.cfg->max_batch_tokens);
     }
     stats_add(kv_memory_bytes, e->info.kv_bytes - e->last_published.kv_bytes);
     stats_add(kv_given_bytes, e->device_bytes - e->last_published.given_bytes);

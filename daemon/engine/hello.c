@@ -28,7 +28,7 @@ static void log_begin(const struct request *req, const struct session *s)
 /* Where lanes are opened; "": nowhere. */
 static const char *lane_url(const struct engine *e)
 {
-    const struct config *c = e->parts.cfg;
+    const struct config *c = e->env.cfg;
     char why[WHY_BYTES];
     uint32_t n = lane_check(e, why, sizeof why) == ATTN_OK ? c->n_listen : 0;
     for (uint32_t i = 0; i < n; i++)
@@ -44,7 +44,7 @@ static attn_status identify(struct engine *e, struct request *req, struct tenant
     struct principal *p = &req->principal;
     char who[PRINCIPAL_TEXT_BYTES];
     attn_status st =
-        tenants_identify(e->parts.tenants, p, req->wire.header->hello->token, out, why, why_bytes);
+        tenants_identify(e->env.tenants, p, req->wire.header->hello->token, out, why, why_bytes);
     if (st == ATTN_OK && p->tenant[0] != '\0' && strcmp(p->tenant, (*out)->name) != 0) {
         snprintf(why, why_bytes, "hello.token is refused: the connection is another tenant's");
         st = ATTN_EAUTH;
@@ -82,18 +82,18 @@ static attn_status session_make(struct engine *e, struct request *req, struct te
 {
     const Attnd__Hello *h = req->wire.header->hello;
     struct session_hello hello = {h->client_name, hello_key(e, req, who), req->share};
-    bool is_new = !session_is_known(e->parts.sessions, &hello);
+    bool is_new = !session_is_known(e->env.sessions, &hello);
     attn_status st = is_new ? tenant_take(who, TENANT_SESSIONS, 1, why, why_bytes) : ATTN_OK;
     if (st != ATTN_OK)
         return st;
-    st = session_open(e->parts.sessions, &hello, now_ns, out_slot, why, why_bytes);
+    st = session_open(e->env.sessions, &hello, now_ns, out_slot, why, why_bytes);
     if (st != ATTN_OK && is_new)
         tenant_give(who, TENANT_SESSIONS, 1);
     if (st != ATTN_OK || !is_new)
         return st;
-    struct session *s = session_at(e->parts.sessions, *out_slot);
+    struct session *s = session_at(e->env.sessions, *out_slot);
     s->tenant = who;
-    kv_owner_begin(e->parts.kv, *out_slot, s->id, tenant_id(who), h->client_name);
+    kv_owner_begin(e->env.kv, *out_slot, s->id, tenant_id(who), h->client_name);
     log_begin(req, s);
     e->is_dirty = true;
     st = peers_session_begin(e, *out_slot, s->id, tenant_id(who), h->client_name);
@@ -108,13 +108,13 @@ static attn_status session_make(struct engine *e, struct request *req, struct te
 static attn_status session_resume(struct engine *e, uint64_t id, const struct tenant *who,
                                   uint64_t now_ns, uint32_t *out_slot, char *why, size_t why_bytes)
 {
-    if (session_find(e->parts.sessions, id, out_slot) != ATTN_OK ||
+    if (session_find(e->env.sessions, id, out_slot) != ATTN_OK ||
         session_tenant(e, *out_slot) != who) {
         snprintf(why, why_bytes,
                  "hello.resume_session 0x%016" PRIx64 " was never made, or its lease ended", id);
         return ATTN_ENOTFOUND;
     }
-    session_renew(e->parts.sessions, *out_slot, now_ns);
+    session_renew(e->env.sessions, *out_slot, now_ns);
     return ATTN_OK;
 }
 
@@ -123,19 +123,19 @@ static void reply_session(struct engine *e, uint32_t slot, uint32_t version, str
     Attnd__HelloReply *body = answer_hello(a);
     static char server_version[] = ATTND_VERSION;
     body->protocol_version = version < PROTOCOL_VERSION ? version : PROTOCOL_VERSION;
-    body->session = session_at(e->parts.sessions, slot)->id;
-    uint64_t last = kv_owner_last_request(e->parts.kv, slot);
+    body->session = session_at(e->env.sessions, slot)->id;
+    uint64_t last = kv_owner_last_request(e->env.kv, slot);
     uint64_t of_pools = pools_last_request(e, slot);
     body->last_request_id = last > of_pools ? last : of_pools;
     body->boot_id = e->boot_id;
-    body->is_kept = e->parts.is_kept;
+    body->is_kept = e->env.is_kept;
     body->server_version = server_version;
     body->backend = e->info.name;
-    body->lease_us = config_now(e->parts.cfg, lease_us);
-    body->max_message_bytes = config_now(e->parts.cfg, max_message_bytes);
-    body->max_step_items = config_now(e->parts.cfg, max_step_items);
-    body->max_step_tokens = config_now(e->parts.cfg, max_step_tokens);
-    body->max_seq_tokens = e->parts.cfg->max_seq_tokens;
+    body->lease_us = config_now(e->env.cfg, lease_us);
+    body->max_message_bytes = config_now(e->env.cfg, max_message_bytes);
+    body->max_step_items = config_now(e->env.cfg, max_step_items);
+    body->max_step_tokens = config_now(e->env.cfg, max_step_tokens);
+    body->max_seq_tokens = e->env.cfg->max_seq_tokens;
     body->lane_url = (char *)(uintptr_t)lane_url(e); /* packing only reads it */
 }
 

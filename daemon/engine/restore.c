@@ -23,8 +23,8 @@ static attn_status restore_pools(struct engine *e, struct engine_kept *kept)
     char why[WHY_BYTES] = "";
     struct kv_stats s;
     uint32_t n_dropped, i = 0;
-    kv_stats_read(e->parts.kv, &s);
-    for (; i < e->parts.cfg->max_pools && kept->n_pools < s.pools; i++) {
+    kv_stats_read(e->env.kv, &s);
+    for (; i < e->env.cfg->max_pools && kept->n_pools < s.pools; i++) {
         attn_status st = pool_restore(e, (kv_pool_id){i}, why, sizeof why);
         if (st == ATTN_ENOMEM || st == ATTN_EDEVICE) {
             log_error("the kept pool %" PRIu32 " can't be made now: %s", i, why);
@@ -38,7 +38,7 @@ static attn_status restore_pools(struct engine *e, struct engine_kept *kept)
         return ATTN_OK;
     log_warn("of %" PRIu64 " pools the first %" PRIu32 " are kept: %s", s.pools, kept->n_pools,
              why);
-    kv_pools_drop(e->parts.kv, (kv_pool_id){i}, &n_dropped);
+    kv_pools_drop(e->env.kv, (kv_pool_id){i}, &n_dropped);
     return ATTN_OK;
 }
 
@@ -55,16 +55,16 @@ static attn_status flush(struct engine *e, struct pool *p)
 
 static attn_status restore_tables(struct engine *e, struct engine_kept *kept)
 {
-    for (uint32_t seq = 0; seq < e->parts.cfg->max_sequences; seq++) {
+    for (uint32_t seq = 0; seq < e->env.cfg->max_sequences; seq++) {
         struct kv_seq_info info;
-        kv_seq_info(e->parts.kv, (kv_seq_id){seq}, &info);
+        kv_seq_info(e->env.kv, (kv_seq_id){seq}, &info);
         if (info.layer_len == NULL)
             continue;
         struct pool *p = pool_of_kv(e, info.pool);
         uint32_t longest = 0;
         for (uint32_t l = 0; l < p->config.num_layers; l++)
             longest = info.layer_len[l] > longest ? info.layer_len[l] : longest;
-        tenant_count(tenants_of_id(e->parts.tenants, info.tenant), TENANT_SEQUENCES, 1);
+        tenant_count(tenants_of_id(e->env.tenants, info.tenant), TENANT_SEQUENCES, 1);
         kept->n_sequences++;
         kept->n_tokens += longest;
         seq_note_use(e, seq, info.pool.index);
@@ -85,24 +85,24 @@ static attn_status restore_tables(struct engine *e, struct engine_kept *kept)
 static void restore_sessions(struct engine *e, struct engine_kept *kept)
 {
     uint64_t now_ns = clock_now_ns();
-    struct kv *kv = e->parts.kv;
-    for (uint32_t slot = 0; slot < e->parts.cfg->max_sessions; slot++) {
+    struct kv *kv = e->env.kv;
+    for (uint32_t slot = 0; slot < e->env.cfg->max_sessions; slot++) {
         uint64_t id = kv_owner_id(kv, slot);
         uint32_t tenant = kv_owner_tenant(kv, slot);
-        struct tenant *who = tenants_of_id(e->parts.tenants, tenant);
+        struct tenant *who = tenants_of_id(e->env.tenants, tenant);
         kv_seq_id any;
         if (who == NULL && tenant != TENANT_OPERATOR)
             id = 0; /* its tenant is no more */
-        if (id != 0 && session_restore(e->parts.sessions, slot, id, kv_owner_label(kv, slot),
+        if (id != 0 && session_restore(e->env.sessions, slot, id, kv_owner_label(kv, slot),
                                        now_ns) == ATTN_OK) {
-            session_at(e->parts.sessions, slot)->tenant = who;
-            tenant_count(who, TENANT_SESSIONS, e->parts.card == 0);
+            session_at(e->env.sessions, slot)->tenant = who;
+            tenant_count(who, TENANT_SESSIONS, e->env.card == 0);
             kept->n_sessions++;
             continue;
         }
         kv_owner_end(kv, slot);
         if (kv_owner_any(kv, slot, &any) == ATTN_OK)
-            session_restore(e->parts.sessions, slot, 0, "", now_ns);
+            session_restore(e->env.sessions, slot, 0, "", now_ns);
     }
 }
 
@@ -122,7 +122,7 @@ attn_status engine_restore(struct engine *e, struct engine_kept *kept)
     if (st != ATTN_OK)
         return st;
     restore_sessions(e, kept);
-    kv_stats_read(e->parts.kv, &s);
+    kv_stats_read(e->env.kv, &s);
     kept->n_dropped = s.damaged;
     return ATTN_OK;
 }

@@ -37,8 +37,8 @@ static bool is_gone(const struct tenant *who)
 
 static void end_sessions(struct engine *e)
 {
-    for (uint32_t slot = 0; slot < e->parts.cfg->max_sessions; slot++) {
-        const struct session *s = session_at(e->parts.sessions, slot);
+    for (uint32_t slot = 0; slot < e->env.cfg->max_sessions; slot++) {
+        const struct session *s = session_at(e->env.sessions, slot);
         if (s->id != 0 && is_gone(s->tenant))
             session_kill(e, slot, "its tenant is gone");
     }
@@ -50,7 +50,7 @@ static bool drop_pools(struct engine *e)
     bool is_more = false;
     char why[WHY_BYTES];
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
-        if (is_gone(tenants_of_id(e->parts.tenants, p->tenant)))
+        if (is_gone(tenants_of_id(e->env.tenants, p->tenant)))
             is_more |= pool_drop(e, p, why, sizeof why) != ATTN_OK;
     return is_more;
 }
@@ -59,11 +59,11 @@ void tenants_turn(struct engine *e)
 {
     if (atomic_load_explicit(&e->new_tenants, memory_order_relaxed) != NULL) {
         struct tenants *now = atomic_exchange(&e->new_tenants, NULL);
-        if (now != NULL && !tenants_update(e->parts.tenants, now))
+        if (now != NULL && !tenants_update(e->env.tenants, now))
             log_warn(
                 "listen.tenants: some new tenants have no place before those who are gone have "
                 "ended; reload again");
-        if (e->parts.card > 0)
+        if (e->env.card > 0)
             return; /* sessions and pools end with the primary's */
         end_sessions(e);
         e->has_gone_tenants = true;

@@ -197,29 +197,29 @@ static bool caches_put(const struct config *cfg, struct card_list *list)
 }
 
 static attn_status engine_begin(struct card_list *list, struct card *card,
-                                const struct engine_parts *shared, char *why, size_t why_bytes)
+                                const struct engine_env *shared, char *why, size_t why_bytes)
 {
     const struct config *cfg = shared->cfg;
-    struct engine_parts parts = *shared;
+    struct engine_env env = *shared;
     attn_status st = session_table_open(cfg->max_sessions, &card->sessions);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "no memory for %" PRIu32 " sessions (engine.max_sessions)",
                  cfg->max_sessions);
         return st;
     }
-    parts.ops = card->device.ops;
-    parts.backend = card->device.backend;
-    parts.kv = card->kv;
-    parts.idle = &card->idle;
-    parts.sessions = card->sessions;
-    parts.peers = cards_peers(list->cards);
-    parts.card = (uint32_t)(card - list->at);
-    if (parts.card > 0 && tenants_copy(shared->tenants, &card->tenants) != ATTN_OK) {
+    env.ops = card->device.ops;
+    env.backend = card->device.backend;
+    env.kv = card->kv;
+    env.idle = &card->idle;
+    env.sessions = card->sessions;
+    env.peers = cards_peers(list->cards);
+    env.card = (uint32_t)(card - list->at);
+    if (env.card > 0 && tenants_copy(shared->tenants, &card->tenants) != ATTN_OK) {
         snprintf(why, why_bytes, "no memory for tenants");
         return ATTN_ENOMEM;
     }
-    parts.tenants = parts.card > 0 ? card->tenants : shared->tenants;
-    st = engine_open(&parts, &card->engine, why, why_bytes);
+    env.tenants = env.card > 0 ? card->tenants : shared->tenants;
+    st = engine_open(&env, &card->engine, why, why_bytes);
     if (st == ATTN_OK && list->cards != NULL)
         cards_join(list->cards, card->engine);
     return st;
@@ -278,11 +278,11 @@ static void stats_cards_name(const struct config *cfg, const struct card_list *l
     atomic_store(&stats.n_cards, list->n > 1 ? list->n : 0);
 }
 
-attn_status cards_engines_begin(struct card_list *list, const struct engine_parts *parts, char *why,
+attn_status cards_engines_begin(struct card_list *list, const struct engine_env *env, char *why,
                                 size_t why_bytes)
 {
-    const struct config *cfg = parts->cfg;
-    struct engine_parts shared = *parts;
+    const struct config *cfg = env->cfg;
+    struct engine_env shared = *env;
     attn_status st = caches_begin(cfg, list, why, why_bytes);
     if (st != ATTN_OK)
         return st;

@@ -29,8 +29,8 @@ struct card_list {
  * Anything but EX_OK, after a line in the log, is what the process ends with; cards_end and
  * cards_devices_end are for what is open by then. */
 int cards_devices_begin(const struct config *cfg, struct card_list *list);
-/* Caches, sessions and engines; these run when it returns. parts: what all engines have. */
-attn_status cards_engines_begin(struct card_list *list, const struct engine_parts *parts, char *why,
+/* Caches, sessions and engines; these run when it returns. env: what all engines have. */
+attn_status cards_engines_begin(struct card_list *list, const struct engine_env *env, char *why,
                                 size_t why_bytes);
 /* No card is left that works. */
 bool cards_are_lost(const struct card_list *list);

@@ -303,13 +303,13 @@ static attn_status engines_begin(struct daemon *d, char *why, size_t why_bytes)
         snprintf(why, why_bytes, "no memory for the settings");
         return st;
     }
-    struct engine_parts parts = {
+    struct engine_env env = {
         .cfg = d->cfg,
         .bufs = d->bufs,
         .tenants = d->tenants,
         .settings = d->settings,
     };
-    st = cards_engines_begin(&d->cards, &parts, why, why_bytes);
+    st = cards_engines_begin(&d->cards, &env, why, why_bytes);
     d->engine = st == ATTN_OK ? d->cards.at[0].engine : NULL;
     return st;
 }

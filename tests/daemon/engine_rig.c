@@ -107,7 +107,7 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
 
 static void close_one(struct engine *e)
 {
-    struct backend *b = e->parts.backend;
+    struct backend *b = e->env.backend;
     assert_int_equal(engine_close(e), ATTN_OK);
     rig_backend_free_pools(b);
 }

@@ -37,7 +37,7 @@ static inline attn_status own_engine_take(struct own_parts *own, int arena_fd,
         st = session_table_open(cfg->max_sessions, &own->sessions);
     if (st != ATTN_OK)
         return st;
-    struct engine_parts parts = {
+    struct engine_env env = {
         .cfg = cfg,
         .ops = ops,
         .backend = b,
@@ -50,7 +50,7 @@ static inline attn_status own_engine_take(struct own_parts *own, int arena_fd,
         .card = own->card,
         .idle = &own->idle,
     };
-    return engine_open(&parts, out_engine, why, why_bytes);
+    return engine_open(&env, out_engine, why, why_bytes);
 }
 
 static inline attn_status own_engine_open(struct own_parts *own, const struct config *cfg,

@@ -382,7 +382,7 @@ static void a_tenant_has_its_quotas_of_host_memory_and_of_the_file_and_no_more(v
     stays = false;
     n_faults = 0;
     rig_open(&r, with_quotas);
-    const struct tenant *who = tenants_find(r.engine->parts.tenants, "t");
+    const struct tenant *who = tenants_find(r.engine->env.tenants, "t");
     uint64_t most[2] = {0};
     assert_non_null(who);
     for (uint32_t i = 0; i < 40; i++) {

@@ -59,14 +59,14 @@ plant(20 cache/blocks.c "    kv_unpublish(kv, p, block); /*" "    if (sim_bug !=
 # truncation keeps token ids
 plant(21 cache/seq.c "        if (g->n_ids > len)" "        if (g->n_ids > len && sim_bug != 21)")
 # blocks that did not come back are published
-plant(22 daemon/engine/tier/fetch.c "kv_fetch_end(e->parts.kv, f->kv, f->n_there);"
-  "kv_fetch_end(e->parts.kv, f->kv, sim_bug == 22 ? f->n : f->n_there);")
+plant(22 daemon/engine/tier/fetch.c "kv_fetch_end(e->env.kv, f->kv, f->n_there);"
+  "kv_fetch_end(e->env.kv, f->kv, sim_bug == 22 ? f->n : f->n_there);")
 # a batch goes on though the one before it did not tell a card the block tables
 plant(23 daemon/cards/split/shard.c "if (b->oldest <= h->split->failed)"
   "if (sim_bug != 23 && b->oldest <= h->split->failed)")
 # cards do not learn what others have carried out
-plant(24 daemon/cards/session.c "    if (kv_owner_id(e->parts.kv, n->slot) == n->session)"
-  "    if (sim_bug != 24 && kv_owner_id(e->parts.kv, n->slot) == n->session)")
+plant(24 daemon/cards/session.c "    if (kv_owner_id(e->env.kv, n->slot) == n->session)"
+  "    if (sim_bug != 24 && kv_owner_id(e->env.kv, n->slot) == n->session)")
 # an export tells what lies behind the last token
 plant(25 daemon/engine/seq/export.c "        zero_behind(&p->config, part->layers, info->layer_len, at, dst);"
   "        if (sim_bug != 25)\n            zero_behind(&p->config, part->layers, info->layer_len, at, dst);")
@@ -76,8 +76,8 @@ plant(26 daemon/engine/seq/export.c "return is_done(out_part, m, info) ? ATTN_OK
 plant(27 cache/ahead.c "n <= kv_ahead_max(kv) && word == a->serial"
   "n <= kv_ahead_max(kv) && word == a->serial && sim_bug != 27")
 # blocks that go to host memory are not held meanwhile
-plant(28 daemon/engine/tier/out.c "kv_cached_hold(e->parts.kv, p->id, blocks, n);"
-  "kv_cached_hold(e->parts.kv, p->id, blocks, sim_bug == 28 ? 0 : n);")
+plant(28 daemon/engine/tier/out.c "kv_cached_hold(e->env.kv, p->id, blocks, n);"
+  "kv_cached_hold(e->env.kv, p->id, blocks, sim_bug == 28 ? 0 : n);")
 # blocks that go to another card are not held meanwhile
 plant(29 daemon/cards/move.c "(kv_seq_id){e->leave.seq}, first, n);"
   "(kv_seq_id){e->leave.seq}, first, sim_bug == 29 ? 0 : n);")

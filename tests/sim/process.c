@@ -113,7 +113,7 @@ void process_check(struct engine *e)
     uint64_t n_answered = 0;
     sim_is_daemon = false;
     sim_counts.cache_checks++;
-    struct kv *kv = e->parts.kv;
+    struct kv *kv = e->env.kv;
     if (kv_check(kv) != ATTN_OK)
         sim_fail("the cache's books are wrong: %s", kv_last_error(kv));
     const struct tier_store *tiers[] = {e->tier.blocks, e->tier.disk_blocks};
@@ -139,10 +139,10 @@ static void check_engine_is_empty(struct engine *e)
 {
     struct kv_stats s;
     process_check(e);
-    kv_stats_read(e->parts.kv, &s);
-    for (kv_seq_id seq = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &seq) == ATTN_OK; seq.index++) {
+    kv_stats_read(e->env.kv, &s);
+    for (kv_seq_id seq = {0}; kv_seq_next(e->env.kv, UINT32_MAX, &seq) == ATTN_OK; seq.index++) {
         struct kv_seq_info i;
-        kv_seq_info(e->parts.kv, seq, &i);
+        kv_seq_info(e->env.kv, seq, &i);
         sim_say("left: %04x at epoch %u of owner %u", (unsigned)(i.name & 0xffff), i.epoch,
                 i.owner);
     }

@@ -28,7 +28,7 @@ static attn_status fail_of_device(struct backend *b, attn_status st)
 {
     const struct engine *e = engine_of(b);
     if (st != ATTN_OK)
-        snprintf(b->why, sizeof b->why, "%s", e->parts.ops->last_error(e->parts.backend));
+        snprintf(b->why, sizeof b->why, "%s", e->env.ops->last_error(e->env.backend));
     return st;
 }
 
@@ -49,7 +49,7 @@ static attn_status shard_of(struct backend *b, const struct backend_pool_config 
                             struct pool_split *out)
 {
     const struct engine *e = engine_of(b);
-    return pool_split_init(out, c, b->how, e->peers->n, e->parts.card, b->why, sizeof b->why);
+    return pool_split_init(out, c, b->how, e->peers->n, e->env.card, b->why, sizeof b->why);
 }
 
 static attn_status pool_check(struct backend *b, const struct backend_pool_config *c)
@@ -58,7 +58,7 @@ static attn_status pool_check(struct backend *b, const struct backend_pool_confi
     struct pool_split shard = {0};
     attn_status st = shard_of(b, c, &shard);
     if (st == ATTN_OK)
-        st = fail_of_device(b, e->parts.ops->pool_check(e->parts.backend, &shard.config));
+        st = fail_of_device(b, e->env.ops->pool_check(e->env.backend, &shard.config));
     pool_split_fini(&shard);
     return st;
 }
@@ -71,7 +71,7 @@ static uint64_t pool_bytes(const struct backend *b, const struct backend_pool_co
     struct backend scratch = *b;
     uint64_t n = UINT64_MAX; /* pool_check has refused it */
     if (shard_of(&scratch, c, &shard) == ATTN_OK)
-        n = e->parts.ops->pool_bytes(e->parts.backend, &shard.config);
+        n = e->env.ops->pool_bytes(e->env.backend, &shard.config);
     pool_split_fini(&shard);
     return n;
 }
@@ -80,7 +80,7 @@ static void pool_close(struct backend_pool *p)
 {
     const struct engine *e = engine_of(p->backend);
     if (p->device != NULL)
-        e->parts.ops->pool_close(p->device);
+        e->env.ops->pool_close(p->device);
     split_pool_free(p);
 }
 
@@ -96,8 +96,7 @@ static attn_status pool_open(struct backend *b, const struct backend_pool_config
     split_pool_add(b->split, p);
     attn_status st = shard_of(b, c, &p->shard);
     if (st == ATTN_OK)
-        st = fail_of_device(
-            b, e->parts.ops->pool_open(e->parts.backend, &p->shard.config, &p->device));
+        st = fail_of_device(b, e->env.ops->pool_open(e->env.backend, &p->shard.config, &p->device));
     if (st == ATTN_OK)
         *out_pool = p;
     else
@@ -107,12 +106,12 @@ static attn_status pool_open(struct backend *b, const struct backend_pool_config
 
 static uint64_t pool_place(const struct backend_pool *p)
 {
-    return engine_of(p->backend)->parts.ops->pool_place(p->device);
+    return engine_of(p->backend)->env.ops->pool_place(p->device);
 }
 
 static uint32_t pool_room(const struct backend_pool *p)
 {
-    return engine_of(p->backend)->parts.ops->pool_room(p->device);
+    return engine_of(p->backend)->env.ops->pool_room(p->device);
 }
 
 /* --- more blocks, or fewer -------------------------------------------------------------------- */
@@ -136,10 +135,10 @@ static attn_status resize_device(struct backend_pool *p, uint32_t n_blocks, uint
 {
     struct backend *b = p->backend;
     const struct engine *e = engine_of(b);
-    attn_status st = e->parts.ops->pool_resize(p->device, n_blocks, row_blocks);
+    attn_status st = e->env.ops->pool_resize(p->device, n_blocks, row_blocks);
     if (st != ATTN_OK)
-        return FAIL(b, st, "card %" PRIu32 ": %s", e->parts.card,
-                    e->parts.ops->last_error(e->parts.backend));
+        return FAIL(b, st, "card %" PRIu32 ": %s", e->env.card,
+                    e->env.ops->last_error(e->env.backend));
     p->config.n_blocks = p->shard.config.n_blocks = n_blocks;
     p->config.max_row_blocks = p->shard.config.max_row_blocks = row_blocks;
     return ATTN_OK;
@@ -159,7 +158,7 @@ static void resize_shard(struct engine *e, void *arg)
         snprintf(r->why, WHY_BYTES,
                  "card %" PRIu32 ": n_blocks is %" PRIu32 ", pool \"%s\" has room for %" PRIu32
                  " where it is",
-                 e->parts.card, r->n_blocks, p->spec.wire->name, room);
+                 e->env.card, r->n_blocks, p->spec.wire->name, room);
         r->status = ATTN_ENOMEM;
         return;
     }
@@ -264,14 +263,14 @@ static void copy_shard(struct engine *e, void *arg)
     }
     if (c->is_write) {
         pool_split_block_out(&p->shard, &p->config, c->bytes, shard);
-        c->status = e->parts.ops->block_write(p->device, c->block, shard);
+        c->status = e->env.ops->block_write(p->device, c->block, shard);
     } else {
-        c->status = e->parts.ops->block_read(p->device, c->block, shard);
+        c->status = e->env.ops->block_read(p->device, c->block, shard);
         if (c->status == ATTN_OK)
             pool_split_block_in(&p->shard, &p->config, shard, c->bytes);
     }
     if (c->status != ATTN_OK)
-        snprintf(c->why, WHY_BYTES, "%s", e->parts.ops->last_error(e->parts.backend));
+        snprintf(c->why, WHY_BYTES, "%s", e->env.ops->last_error(e->env.backend));
     free(shard);
 }
 

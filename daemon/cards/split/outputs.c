@@ -34,22 +34,22 @@ static void host_give(struct engine *primary, void *p, uint64_t bytes, uint32_t 
     for (uint32_t i = 1; i < n_known; i++) {
         const struct engine *e = peers_at(primary, i);
         if (!peers_are_alike(primary, e))
-            e->parts.ops->host_unregister(e->parts.backend, p, bytes);
+            e->env.ops->host_unregister(e->env.backend, p, bytes);
     }
-    primary->parts.ops->host_free(primary->parts.backend, p, bytes);
+    primary->env.ops->host_free(primary->env.backend, p, bytes);
 }
 
 /* Host memory that every card works with. */
 static attn_status host_take(struct engine *primary, uint64_t bytes, void **out_p)
 {
     void *p;
-    attn_status st = primary->parts.ops->host_alloc(primary->parts.backend, bytes, &p);
+    attn_status st = primary->env.ops->host_alloc(primary->env.backend, bytes, &p);
     if (st != ATTN_OK)
         return st;
     for (uint32_t i = 1; i < primary->peers->n; i++) {
         const struct engine *e = peers_at(primary, i);
         if (!peers_are_alike(primary, e))
-            st = e->parts.ops->host_register(e->parts.backend, p, bytes);
+            st = e->env.ops->host_register(e->env.backend, p, bytes);
         if (st == ATTN_OK)
             continue;
         host_give(primary, p, bytes, i);
@@ -62,7 +62,7 @@ static attn_status host_take(struct engine *primary, uint64_t bytes, void **out_
 static void give(struct engine *primary, struct cards_outputs *o)
 {
     if (o->region.handle != NULL)
-        primary->parts.ops->region_close(primary->parts.backend, &o->region);
+        primary->env.ops->region_close(primary->env.backend, &o->region);
     else if (o->base != NULL)
         host_give(primary, o->base, o->bytes, primary->peers->n);
     o->base = NULL;
@@ -83,17 +83,17 @@ void cards_outputs_free(struct engine *primary, struct cards_outputs *o)
 /* Memory of the primary's device that all cards reach; false: there is none. */
 static bool take_region(struct engine *primary, struct cards_outputs *o, uint64_t bytes)
 {
-    const struct backend_ops *ops = primary->parts.ops;
+    const struct backend_ops *ops = primary->env.ops;
     char why[WHY_BYTES];
     for (uint32_t i = 1; i < primary->peers->n; i++)
         if (!peers_are_alike(primary, peers_at(primary, i)))
             return false;
-    if (ops->region_open(primary->parts.backend, bytes, -1, &o->region, why, sizeof why) != ATTN_OK)
+    if (ops->region_open(primary->env.backend, bytes, -1, &o->region, why, sizeof why) != ATTN_OK)
         return false;
     for (uint32_t i = 1; i < primary->peers->n; i++)
-        if (ops->region_reach(primary->parts.backend, &o->region,
-                              peers_at(primary, i)->parts.backend) != ATTN_OK) {
-            ops->region_close(primary->parts.backend, &o->region);
+        if (ops->region_reach(primary->env.backend, &o->region,
+                              peers_at(primary, i)->env.backend) != ATTN_OK) {
+            ops->region_close(primary->env.backend, &o->region);
             return false;
         }
     o->base = o->region.p;

@@ -89,7 +89,7 @@ static void staging_free(struct shard *h)
 {
     if (h->tensors.staging != NULL) {
         struct engine *e = h->split->engine;
-        e->parts.ops->host_free(e->parts.backend, h->tensors.staging, h->staging_bytes);
+        e->env.ops->host_free(e->env.backend, h->tensors.staging, h->staging_bytes);
     }
     h->tensors.staging = NULL;
     h->staging_bytes = 0;
@@ -147,7 +147,7 @@ static attn_status staging_grow(struct shard *h, uint64_t bytes)
     while (size < bytes)
         size *= 2;
     staging_free(h);
-    attn_status st = e->parts.ops->host_alloc(e->parts.backend, size, &p);
+    attn_status st = e->env.ops->host_alloc(e->env.backend, size, &p);
     if (st != ATTN_OK)
         return st;
     h->tensors.staging = p;
@@ -161,7 +161,7 @@ static void copies_say(struct shard *h)
     const struct engine *e = h->split->engine;
     if (h->tensors.copied != ATTN_OK)
         snprintf(h->why, sizeof h->why, "tensors of a lane were not copied: %s",
-                 e->parts.ops->last_error(e->parts.backend));
+                 e->env.ops->last_error(e->env.backend));
 }
 
 /* The device's items and tensors of the batch. */
@@ -175,7 +175,7 @@ static attn_status shard_cut(struct shard *h, const struct backend_pool *p)
     t->config = &p->config;
     t->whole = b->whole->items;
     t->n_whole = b->whole->n_items;
-    t->outputs = cards_outputs_of(b->outputs, e->parts.card);
+    t->outputs = cards_outputs_of(b->outputs, e->env.card);
     uint32_t n_items = is_heads ? t->n_whole : tokens_items_max(t);
     uint64_t bytes = is_heads ? heads_staging_bytes(t) : tokens_staging_bytes(t);
     attn_status st = array_reserve(&t->items, &h->items_capacity, n_items, sizeof *t->items);
@@ -186,8 +186,8 @@ static attn_status shard_cut(struct shard *h, const struct backend_pool *p)
                  bytes);
         return st;
     }
-    t->rows_copy = b->has_bells ? e->parts.ops->rows_copy : NULL;
-    t->backend = e->parts.backend;
+    t->rows_copy = b->has_bells ? e->env.ops->rows_copy : NULL;
+    t->backend = e->env.backend;
     t->copied = ATTN_OK;
     if (is_heads)
         heads_cut(t);
@@ -215,7 +215,7 @@ static void shard_fail(struct shard *h, attn_status st, const char *why)
         s->failed = b->order;
     h->device.status = st;
     if (b->pool->shard.how == ATTN_SPLIT_TOKENS)
-        cards_outputs_fail(b->outputs, s->engine->parts.card);
+        cards_outputs_fail(b->outputs, s->engine->env.card);
     shard_return(h);
 }
 
@@ -234,8 +234,8 @@ static void shard_send(struct shard *h, const struct backend_pool *p)
     const struct backend_batch *whole = h->batch->whole;
     const struct shard_tensors *t = &h->tensors;
     uint32_t first = h->n_sent, n = 0, n_tokens = 0;
-    while (first + n < t->n_items && n < e->parts.cfg->max_batch_items &&
-           n_tokens + t->items[first + n].n_tokens <= e->parts.cfg->max_batch_tokens)
+    while (first + n < t->n_items && n < e->env.cfg->max_batch_items &&
+           n_tokens + t->items[first + n].n_tokens <= e->env.cfg->max_batch_tokens)
         n_tokens += t->items[first + n++].n_tokens;
     h->n_sent += n;
     h->device = (struct backend_batch){
@@ -249,10 +249,10 @@ static void shard_send(struct shard *h, const struct backend_pool *p)
         .user = h,
     };
     if (h->n_sent == t->n_items && p->shard.how == ATTN_SPLIT_TOKENS)
-        cards_outputs_attach(h->batch->outputs, e->parts.card, &h->device);
-    attn_status st = e->parts.ops->submit(e->parts.backend, &h->device);
+        cards_outputs_attach(h->batch->outputs, e->env.card, &h->device);
+    attn_status st = e->env.ops->submit(e->env.backend, &h->device);
     if (st != ATTN_OK) {
-        shard_fail(h, st, e->parts.ops->last_error(e->parts.backend));
+        shard_fail(h, st, e->env.ops->last_error(e->env.backend));
         return;
     }
     if (e->n_on_device++ == 0)
@@ -287,7 +287,7 @@ static void shard_begin(struct shard *h)
 /* What the device took for some of its items. */
 static void shard_measure(struct shard *h, const struct backend_batch *d)
 {
-    uint32_t card = h->split->engine->parts.card;
+    uint32_t card = h->split->engine->env.card;
     h->device_ns += d->device_ns;
     h->kv_bytes += d->kv_bytes;
     h->n_splits += d->n_splits;
@@ -306,8 +306,8 @@ void shard_done(struct split *s, struct backend_batch *d)
     e->progress_ns = clock_now_ns();
     shard_measure(h, d);
     if (d->status != ATTN_OK) {
-        const char *why = e->parts.ops->last_error(e->parts.backend);
-        log_error("card %" PRIu32 ": its part of a batch failed: %s", e->parts.card, why);
+        const char *why = e->env.ops->last_error(e->env.backend);
+        log_error("card %" PRIu32 ": its part of a batch failed: %s", e->env.card, why);
         if (d->status == ATTN_EDEVICE)
             device_lose(e, why);
         shard_fail(h, d->status, why);

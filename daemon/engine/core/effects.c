@@ -86,7 +86,7 @@ void pool_effects_export(struct engine *e, struct pool *p, struct backend_patch 
     for (uint32_t i = 0; i < fx->n_patches; i++) {
         const struct kv_patch patch = fx->patches[i];
         struct kv_seq_info info;
-        kv_seq_info(e->parts.kv, (kv_seq_id){patch.row}, &info);
+        kv_seq_info(e->env.kv, (kv_seq_id){patch.row}, &info);
         bool is_live = patch.index < info.n_blocks && info.pool.index == p->id.index;
         uint32_t block = is_live ? info.block_table[patch.index] : patch.block;
         if (kv_is_place(block))
@@ -107,7 +107,7 @@ void pool_patch_again(struct engine *e, struct pool *p, const struct backend_pat
     for (uint32_t i = 0; i < n_patches && fx->n_patches < room; i++) {
         const struct backend_patch *patch = &patches[i];
         struct kv_seq_info info;
-        kv_seq_info(e->parts.kv, (kv_seq_id){patch->row}, &info);
+        kv_seq_info(e->env.kv, (kv_seq_id){patch->row}, &info);
         if (patch->index < info.n_blocks && info.pool.index == p->id.index &&
             !kv_is_place(info.block_table[patch->index]))
             fx->patches[fx->n_patches++] =
@@ -119,7 +119,7 @@ void pool_cancel_append(struct engine *e, struct pool *p, const struct item *it)
 {
     struct kv_effects *fx = &p->fx;
     fx->patches_capacity = e->patches_capacity + e->patches_margin;
-    attn_status st = kv_append_cancel(e->parts.kv, (kv_seq_id){it->seq}, it->task->layer, it->pos,
+    attn_status st = kv_append_cancel(e->env.kv, (kv_seq_id){it->seq}, it->task->layer, it->pos,
                                       it->n_tokens, fx);
     assert(st == ATTN_OK); /* the margin has room for every copy in flight */
     (void)st;

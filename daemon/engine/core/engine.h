@@ -16,7 +16,7 @@ struct peers;
 struct settings;
 
 /* What an engine works with: all of one device. Borrowed until engine_close. */
-struct engine_parts {
+struct engine_env {
     const struct config *cfg;
     const struct backend_ops *ops;
     struct backend *backend; /* open */

@@ -13,5 +13,5 @@ void device_lose(struct engine *e, const char *what)
 {
     if (atomic_exchange(&e->health, ATTN_EDEVICE) == ATTN_OK)
         log_error("device lost: %s", what);
-    stats_card_set(e->parts.card, STATS_CARD_LOST, 1);
+    stats_card_set(e->env.card, STATS_CARD_LOST, 1);
 }

@@ -17,7 +17,7 @@
 
 void engine_renew(struct engine *e, uint64_t session)
 {
-    session_touch(e->parts.sessions, session, clock_now_ns());
+    session_touch(e->env.sessions, session, clock_now_ns());
 }
 
 /* Why the queue, or what one holder may have of it, is full; NULL: the request is counted there. */
@@ -39,7 +39,7 @@ static const char *queue_fault(struct engine *e, struct request *req, uint32_t n
     }
     uint64_t task_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
     uint64_t left_ns = req->deadline_ns - req->received_ns;
-    if (req->wire.header->body_case == ATTND__REQUEST__BODY_STEP && e->parts.tenants == NULL &&
+    if (req->wire.header->body_case == ATTND__REQUEST__BODY_STEP && e->env.tenants == NULL &&
         !pace_is_in_time(n - 1, task_ns, left_ns)) {
         snprintf(why, SHARE_TEXT_BYTES,
                  "%" PRIu32 " requests are ahead, about %" PRIu64 " ms; the deadline is in %" PRIu64

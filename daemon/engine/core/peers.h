@@ -101,13 +101,13 @@ static inline bool is_alone(const struct engine *e)
 
 static inline bool is_primary(const struct engine *e)
 {
-    return e->parts.card == 0;
+    return e->env.card == 0;
 }
 
 /* Their backends are of one module: it knows how its devices reach each other. Any thread. */
 static inline bool peers_are_alike(const struct engine *a, const struct engine *b)
 {
-    return a->parts.ops->moves_submit == b->parts.ops->moves_submit;
+    return a->env.ops->moves_submit == b->env.ops->moves_submit;
 }
 
 /* Some device is not lost; none is. Any thread. */

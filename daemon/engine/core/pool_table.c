@@ -12,7 +12,7 @@ enum { HANDLE_INDEX_BITS = 11 };
 
 attn_status pools_init(struct engine *e)
 {
-    const struct config *c = e->parts.cfg;
+    const struct config *c = e->env.cfg;
     uint32_t max_row_blocks = c->max_seq_tokens / MIN_BLOCK_TOKENS + 1;
     if (max_row_blocks > e->n_blocks)
         max_row_blocks = e->n_blocks;
@@ -94,7 +94,7 @@ void pool_rename(struct engine *e, struct pool *p, uint32_t generation)
 /* Of the session's first pool; the others follow. */
 static struct hold *holds_of(const struct engine *e, uint32_t session)
 {
-    return &e->holds[(size_t)session * e->parts.cfg->max_pools];
+    return &e->holds[(size_t)session * e->env.cfg->max_pools];
 }
 
 static struct hold *hold_of(const struct engine *e, const struct pool *p, uint32_t session)
@@ -124,7 +124,7 @@ void pool_release(struct engine *e, struct pool *p, uint32_t session, uint64_t r
 void pools_let_go(struct engine *e, uint32_t session)
 {
     struct hold *holds = holds_of(e, session);
-    for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++) {
+    for (uint32_t i = 0; i < e->env.cfg->max_pools; i++) {
         e->pools[i].n_holders -= holds[i].is_held;
         holds[i] = (struct hold){0};
     }
@@ -144,7 +144,7 @@ uint64_t pools_last_request(const struct engine *e, uint32_t session)
 {
     const struct hold *holds = holds_of(e, session);
     uint64_t last = 0;
-    for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++)
+    for (uint32_t i = 0; i < e->env.cfg->max_pools; i++)
         last = holds[i].request > last ? holds[i].request : last;
     return last;
 }

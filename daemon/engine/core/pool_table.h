@@ -35,13 +35,13 @@ uint64_t pools_last_request(const struct engine *e, uint32_t session);
  * a lost device takes them with it. */
 static inline bool pool_spans(const struct engine *e, const struct pool *p)
 {
-    return p->backend != e->parts.backend;
+    return p->backend != e->env.backend;
 }
 
 /* A device's shard of such a pool: memory without sequences. */
 static inline bool pool_is_shard(const struct engine *e, const struct pool *p)
 {
-    return pool_spans(e, p) && e->parts.card > 0;
+    return pool_spans(e, p) && e->env.card > 0;
 }
 
 /* Clients know it by a handle of this generation (a card's pool has the primary's). */

@@ -10,12 +10,12 @@ static struct pool_count count_here(const struct engine *e, const struct pool *p
 {
     struct kv_pool_spec ks;
     uint32_t n_free = 0;
-    kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+    kv_pool_info(e->env.kv, p->id, &ks, &n_free);
     return (struct pool_count){.blocks = ks.n_blocks,
                                .free = n_free,
-                               .cached = kv_pool_cached(e->parts.kv, p->id),
-                               .tiered = kv_idle_pool_away(e->parts.kv, p->id),
-                               .sequences = kv_pool_sequences(e->parts.kv, p->id),
+                               .cached = kv_pool_cached(e->env.kv, p->id),
+                               .tiered = kv_idle_pool_away(e->env.kv, p->id),
+                               .sequences = kv_pool_sequences(e->env.kv, p->id),
                                .bytes = p->device_bytes};
 }
 
@@ -45,11 +45,11 @@ static void pool_publish(struct engine *e, const struct pool *p, struct pool_pub
 
 void pools_publish(struct engine *e)
 {
-    uint32_t card = e->parts.card;
+    uint32_t card = e->env.card;
     if (is_alone(e))
         return;
     store(&e->published_free_bytes, e->info.kv_bytes - e->device_bytes);
-    for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++)
+    for (uint32_t i = 0; i < e->env.cfg->max_pools; i++)
         pool_publish(e, pool_of_kv(e, (kv_pool_id){i}), &e->published[i]);
     stats_card_set(card, STATS_CARD_SEQUENCES, e->gauges.sequences);
     stats_card_set(card, STATS_CARD_BLOCKS, e->gauges.blocks_total);
@@ -87,12 +87,12 @@ uint64_t least_free_bytes(const struct engine *e)
 
 void kv_stats_all(const struct engine *e, struct kv_stats *out_sum)
 {
-    kv_stats_read(e->parts.kv, out_sum);
+    kv_stats_read(e->env.kv, out_sum);
     for (uint32_t i = 0; i < peers_n(e); i++) {
         struct kv_stats s;
         if (peers_at(e, i) == e)
             continue;
-        kv_stats_read(peers_at(e, i)->parts.kv, &s);
+        kv_stats_read(peers_at(e, i)->env.kv, &s);
 #define X(field) out_sum->field += s.field;
         KV_STATS_MAP(X)
 #undef X

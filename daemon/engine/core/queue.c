@@ -12,7 +12,7 @@
 
 attn_status queue_init(struct engine *e)
 {
-    uint32_t n = e->parts.cfg->max_sequences;
+    uint32_t n = e->env.cfg->max_sequences;
     TAILQ_INIT(&e->held);
     e->next_deadline_ns = UINT64_MAX;
     e->seqs = calloc(n, sizeof *e->seqs);
@@ -245,7 +245,7 @@ void task_hold(struct engine *e, struct task *t)
 {
     t->stamp = e->next_stamp++;
     TAILQ_INSERT_TAIL(&e->held, t, held);
-    session_at(e->parts.sessions, t->session)->n_held++;
+    session_at(e->env.sessions, t->session)->n_held++;
     if (!is_primary(e))
         atomic_fetch_add(&e->peers->held[t->session], 1);
     if (t->req->deadline_ns < e->next_deadline_ns)
@@ -255,13 +255,13 @@ void task_hold(struct engine *e, struct task *t)
 void task_let_go(struct engine *e, struct task *t)
 {
     TAILQ_REMOVE(&e->held, t, held);
-    struct session *s = session_at(e->parts.sessions, t->session);
+    struct session *s = session_at(e->env.sessions, t->session);
     s->n_held--;
     if (!is_primary(e))
         atomic_fetch_sub(&e->peers->held[t->session], 1);
     if (s->id != 0) /* nobody has ended it */
         /* the lease runs from the answer */
-        session_renew(e->parts.sessions, t->session, e->turn_ns);
+        session_renew(e->env.sessions, t->session, e->turn_ns);
 }
 
 /* Something of it is not in a batch yet. */

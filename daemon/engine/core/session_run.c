@@ -21,7 +21,7 @@ static bool is_hidden(const struct engine *e, const struct principal *p, uint32_
 {
     const struct tenant *who = session_tenant(e, slot);
     const char *name = who != NULL ? who->name : "";
-    if (e->parts.tenants == NULL)
+    if (e->env.tenants == NULL)
         return false;
     return (p->tenant[0] != '\0' && strcmp(p->tenant, name) != 0) ||
            (p->certificate[0] != '\0' && strcmp(p->certificate, name) != 0);
@@ -29,17 +29,17 @@ static bool is_hidden(const struct engine *e, const struct principal *p, uint32_
 
 struct tenant *session_tenant(const struct engine *e, uint32_t slot)
 {
-    return session_at(e->parts.sessions, slot)->tenant;
+    return session_at(e->env.sessions, slot)->tenant;
 }
 
 void seq_close(struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, seq, &info);
-    tenant_give(tenants_of_id(e->parts.tenants, info.tenant), TENANT_SEQUENCES, 1);
+    kv_seq_info(e->env.kv, seq, &info);
+    tenant_give(tenants_of_id(e->env.tenants, info.tenant), TENANT_SEQUENCES, 1);
     trace_end(&e->trace, &e->seqs[seq.index].trace);
     peers_seq_closes(e, seq);
-    kv_seq_close(e->parts.kv, seq);
+    kv_seq_close(e->env.kv, seq);
 }
 
 /* Who has a session's number has its tenant's: the connection is this tenant's from now on. */
@@ -54,14 +54,14 @@ attn_status session_of_request(struct engine *e, struct request *req, uint32_t *
 {
     uint64_t id = req->wire.header->session;
     uint32_t slot;
-    if (session_find(e->parts.sessions, id, &slot) != ATTN_OK ||
+    if (session_find(e->env.sessions, id, &slot) != ATTN_OK ||
         is_hidden(e, &req->principal, slot)) {
         if (id == 0)
             return answer_no(a, ATTN_ENOTFOUND, "session is 0; say hello first");
         return answer_no(a, ATTN_ENOTFOUND,
                          "session 0x%016" PRIx64 " was never made, or its lease ended", id);
     }
-    session_renew(e->parts.sessions, slot, req->taken_ns);
+    session_renew(e->env.sessions, slot, req->taken_ns);
     claim_connection(&req->principal, session_tenant(e, slot));
     *out_slot = slot;
     return ATTN_OK;
@@ -79,20 +79,20 @@ static void log_end(const struct session *s, const char *why)
 /* The session has left the live ones; what it leaves behind, sessions_expire frees. */
 static void session_ended(struct engine *e, uint32_t slot, const char *why)
 {
-    kv_owner_end(e->parts.kv, slot);
-    if (e->parts.card == 0) /* whose they are */
+    kv_owner_end(e->env.kv, slot);
+    if (e->env.card == 0) /* whose they are */
         tenant_give(session_tenant(e, slot), TENANT_SESSIONS, 1);
     pools_let_go(e, slot);
     e->is_dirty = true;
-    if (e->parts.card > 0)
+    if (e->env.card > 0)
         return;
-    log_end(session_at(e->parts.sessions, slot), why);
-    peers_session_end(e, slot, session_at(e->parts.sessions, slot)->ended_id);
+    log_end(session_at(e->env.sessions, slot), why);
+    peers_session_end(e, slot, session_at(e->env.sessions, slot)->ended_id);
 }
 
 void session_kill(struct engine *e, uint32_t slot, const char *why)
 {
-    session_end(e->parts.sessions, slot);
+    session_end(e->env.sessions, slot);
     session_ended(e, slot, why);
     tasks_refuse_of(e, slot, ATTN_ENOTFOUND, why);
 }
@@ -101,7 +101,7 @@ void session_kill(struct engine *e, uint32_t slot, const char *why)
  * has said hello by then, and was told. */
 static void lease_turn(struct engine *e, uint64_t now_ns)
 {
-    uint64_t lease_ns = config_now(e->parts.cfg, lease_us) * 1000;
+    uint64_t lease_ns = config_now(e->env.cfg, lease_us) * 1000;
     if (lease_ns != e->next_lease_ns) {
         e->next_lease_ns = lease_ns;
         e->next_lease_at_ns = now_ns + e->lease_ns;
@@ -114,22 +114,22 @@ bool sessions_expire(struct engine *e, uint64_t now_ns)
 {
     uint32_t silent;
     lease_turn(e, now_ns);
-    while (is_primary(e) && (silent = session_expire(e->parts.sessions, now_ns, e->lease_ns,
+    while (is_primary(e) && (silent = session_expire(e->env.sessions, now_ns, e->lease_ns,
                                                      e->peers->held)) != SESSION_NONE) {
         session_ended(e, silent, "its lease ended");
         stats_add(leases_expired, 1);
     }
     for (uint32_t n = 0; n < EXPIRE_SLICE; n++) {
-        uint32_t slot = session_expired_first(e->parts.sessions);
+        uint32_t slot = session_expired_first(e->env.sessions);
         kv_seq_id seq;
         if (slot == SESSION_NONE)
             return false;
-        if (kv_owner_any(e->parts.kv, slot, &seq) != ATTN_OK) {
-            if (session_at(e->parts.sessions, slot)->n_held > 0)
+        if (kv_owner_any(e->env.kv, slot, &seq) != ATTN_OK) {
+            if (session_at(e->env.sessions, slot)->n_held > 0)
                 return false; /* it was killed, and a batch of it is on the device */
             if (!peers_session_release(e, slot))
                 return false; /* another card has something of it */
-            session_release(e->parts.sessions, slot);
+            session_release(e->env.sessions, slot);
             continue;
         }
         if (seq_is_busy(e, seq.index))

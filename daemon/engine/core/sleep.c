@@ -32,7 +32,7 @@ static const uint64_t RECENT_NS = 10 * 1000 * 1000; /* pollers silent for longer
 
 attn_status engine_sleep_init(struct engine *e)
 {
-    e->spin_ns = e->parts.cfg->spin_us * 1000;
+    e->spin_ns = e->env.cfg->spin_us * 1000;
     e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     e->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     return e->epoll_fd < 0 || e->wake_fd < 0 ? ATTN_ENOMEM : engine_watch(e, e->wake_fd);
@@ -139,7 +139,7 @@ static void sleep_until_woken(struct engine *e, uint64_t max_ns)
 
 void engine_idle(struct engine *e, uint64_t max_ns)
 {
-    uint64_t start_ns = clock_now_ns(), max_spin_ns = config_now(e->parts.cfg, spin_us) * 1000;
+    uint64_t start_ns = clock_now_ns(), max_spin_ns = config_now(e->env.cfg, spin_us) * 1000;
     uint64_t polled_ns = e->polled_ns;
     if (engine_is_polled(e))
         spin(e, start_ns, e->spin_ns < max_ns ? e->spin_ns : max_ns);

@@ -314,7 +314,7 @@ struct peers {
 };
 
 struct engine {
-    struct engine_parts parts;
+    struct engine_env env;
     struct peers *peers; /* never NULL: parts.peers, or: */
     struct peers alone;
     struct backend_info info;

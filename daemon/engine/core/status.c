@@ -32,7 +32,7 @@ void tokens_came(struct engine *e, uint64_t now_ns)
 
 void tokens_look(struct engine *e)
 {
-    const struct kv *kv = e->parts.kv;
+    const struct kv *kv = e->env.kv;
     if (!atomic_load(&e->is_draining) || !atomic_load(&e->is_in_token) ||
         atomic_load(&e->queue.n_requests) > 0)
         return;
@@ -50,7 +50,7 @@ void tokens_look(struct engine *e)
 bool seq_begins_token(const struct engine *e, uint32_t seq, uint32_t end)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, (kv_seq_id){seq}, &info);
+    kv_seq_info(e->env.kv, (kv_seq_id){seq}, &info);
     const struct pool *p = pool_of_kv(e, info.pool);
     for (uint32_t i = 0; i < p->config.num_layers; i++)
         if (info.layer_len[i] >= end)
@@ -66,7 +66,7 @@ bool engine_is_draining(const struct engine *e)
 static bool is_drained(const struct engine *e)
 {
     uint64_t now_ns = clock_now_ns(), at_ns = atomic_load(&e->token_at_ns);
-    uint64_t most_ns = config_now(e->parts.cfg, token_timeout_us) * 1000;
+    uint64_t most_ns = config_now(e->env.cfg, token_timeout_us) * 1000;
     bool is_waited_for =
         atomic_load(&e->is_in_token) && (now_ns < at_ns || now_ns - at_ns < most_ns);
     return atomic_load(&e->is_draining) && atomic_load(&e->queue.n_requests) == 0 && !is_waited_for;

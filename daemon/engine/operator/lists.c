@@ -27,8 +27,8 @@ enum {
 /* Whose it is, where somebody asks. */
 static void add_tenant(struct engine *e, json_t *object, uint32_t id)
 {
-    const struct tenant *t = tenants_of_id(e->parts.tenants, id);
-    if (e->parts.tenants != NULL)
+    const struct tenant *t = tenants_of_id(e->env.tenants, id);
+    if (e->env.tenants != NULL)
         json_object_set_new(object, "tenant", json_string(t == NULL ? "?" : t->name));
 }
 
@@ -63,7 +63,7 @@ static json_t *paged(const char *name, json_t *list, uint64_t next)
 /* The same of a list that goes over all cards. */
 static json_t *paged_by_card(const struct engine *e, const char *name, json_t *list, uint64_t next)
 {
-    uint64_t card = e->parts.card;
+    uint64_t card = e->env.card;
     if (next == 0 && card + 1 < peers_n(e))
         next = (card + 1) << CARD_SHIFT;
     else if (next != 0)
@@ -81,8 +81,8 @@ static json_t *list_sessions(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array();
     uint32_t slot = (uint32_t)ask->after, n_looked = 0;
-    for (; slot < e->parts.cfg->max_sessions && n_looked < MAX_LOOKED_AT; slot++, n_looked++) {
-        const struct session *s = session_at(e->parts.sessions, slot);
+    for (; slot < e->env.cfg->max_sessions && n_looked < MAX_LOOKED_AT; slot++, n_looked++) {
+        const struct session *s = session_at(e->env.sessions, slot);
         char label[16];
         if (s->id == 0)
             continue;
@@ -96,21 +96,21 @@ static json_t *list_sessions(struct engine *e, const Attnd__Inspect *ask)
         add_tenant(e, o, tenant_id(s->tenant));
         json_array_append_new(list, o);
     }
-    return paged("sessions", list, slot < e->parts.cfg->max_sessions ? slot : 0);
+    return paged("sessions", list, slot < e->env.cfg->max_sessions ? slot : 0);
 }
 
 static json_t *sequence_object(struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info;
     char label[16] = "none";
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     const struct pool *p = pool_of_kv(e, info.pool);
     uint32_t n_tokens = 0;
     for (uint32_t l = 0; p != NULL && l < p->config.num_layers; l++)
         n_tokens = info.layer_len[l] > n_tokens ? info.layer_len[l] : n_tokens;
     if (info.owner != KV_NO_OWNER)
         snprintf(label, sizeof label, "%08" PRIx32,
-                 session_label(session_at(e->parts.sessions, info.owner)->id));
+                 session_label(session_at(e->env.sessions, info.owner)->id));
     char name[24];
     snprintf(name, sizeof name, "%" PRIu64, info.name); /* JSON numbers end at 2^53 */
     json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:b}", "sequence", name, "pool",
@@ -119,7 +119,7 @@ static json_t *sequence_object(struct engine *e, kv_seq_id seq)
                           (json_int_t)info.n_blocks - (info.hole_past - info.hole_first), "busy",
                           e->seqs[seq.index].n_claims > 0);
     if (!is_alone(e))
-        json_object_set_new(o, "card", json_integer(e->parts.card));
+        json_object_set_new(o, "card", json_integer(e->env.card));
     add_tenant(e, o, info.tenant);
     return o;
 }
@@ -130,7 +130,7 @@ static json_t *list_sequences(struct engine *e, const Attnd__Inspect *ask)
     kv_seq_id seq = {first_row(ask)};
     uint32_t end = seq.index > UINT32_MAX - MAX_LOOKED_AT ? UINT32_MAX : seq.index + MAX_LOOKED_AT;
     attn_status st;
-    while ((st = kv_seq_next(e->parts.kv, end, &seq)) == ATTN_OK &&
+    while ((st = kv_seq_next(e->env.kv, end, &seq)) == ATTN_OK &&
            json_array_size(list) < MAX_LISTED) {
         json_array_append_new(list, sequence_object(e, seq));
         seq.index++;
@@ -201,8 +201,8 @@ static json_t *list_config(struct engine *e, const Attnd__Inspect *ask)
 {
     (void)ask;
     json_t *list = json_array();
-    if (e->parts.settings != NULL)
-        settings_each(e->parts.settings, add_setting, list);
+    if (e->env.settings != NULL)
+        settings_each(e->env.settings, add_setting, list);
     return json_pack("{s:o}", "config", list);
 }
 
@@ -232,7 +232,7 @@ static json_t *list_tenants(struct engine *e, const Attnd__Inspect *ask)
     json_t *list = json_array();
     const struct tenant *t;
     (void)ask;
-    for (uint32_t i = 1; (t = tenants_at(e->parts.tenants, i)) != NULL; i++)
+    for (uint32_t i = 1; (t = tenants_at(e->env.tenants, i)) != NULL; i++)
         if (!t->is_gone)
             json_array_append_new(list, tenant_object(t));
     return json_pack("{s:o}", "tenants", list);
@@ -262,7 +262,7 @@ static void add_hits(json_t *all, const struct kv_stats *s)
 static void add_next(struct engine *e, json_t *list, const struct pool *p)
 {
     struct kv_evictable next[MAX_NEXT];
-    uint32_t n = kv_pool_next_evicted(e->parts.kv, p->id, MAX_NEXT, next);
+    uint32_t n = kv_pool_next_evicted(e->env.kv, p->id, MAX_NEXT, next);
     for (uint32_t i = 0; i < n; i++)
         json_array_append_new(
             list, json_pack("{s:s, s:I, s:I, s:i, s:I, s:I, s:b}", "next_evicted",
@@ -349,7 +349,7 @@ static json_t *list_open_requests(struct engine *e, const Attnd__Inspect *ask)
     kv_seq_id seq = {first_row(ask)};
     uint32_t end = seq.index > UINT32_MAX - MAX_LOOKED_AT ? UINT32_MAX : seq.index + MAX_LOOKED_AT;
     attn_status st;
-    while ((st = kv_seq_next(e->parts.kv, end, &seq)) == ATTN_OK &&
+    while ((st = kv_seq_next(e->env.kv, end, &seq)) == ATTN_OK &&
            json_array_size(list) < MAX_LISTED) {
         const struct trace_entry *t = &e->seqs[seq.index].trace;
         if (t->n_input > 0)

@@ -110,7 +110,7 @@ attn_status inspect_run(struct engine *e, struct request *req, uint32_t session,
 attn_status pool_drop_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
     const Attnd__PoolDrop *d = req->wire.header->pool_drop;
-    struct pool *p = pool_find(e, tenants_find(e->parts.tenants, d->tenant), d->name);
+    struct pool *p = pool_find(e, tenants_find(e->env.tenants, d->tenant), d->name);
     (void)session;
     if (p == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "no pool%s%.63s is named \"%.100s\"",
@@ -122,9 +122,9 @@ attn_status configure_run(struct engine *e, struct request *req, uint32_t sessio
 {
     const Attnd__Configure *c = req->wire.header->configure;
     (void)session;
-    if (e->parts.settings == NULL)
+    if (e->env.settings == NULL)
         return answer_no(a, ATTN_ENOTSUP, "this daemon's settings can't change");
-    attn_status st = settings_set(e->parts.settings, c->name, c->value, a->why, sizeof a->why);
+    attn_status st = settings_set(e->env.settings, c->name, c->value, a->why, sizeof a->why);
     if (st != ATTN_OK)
         return st;
     return reply_json(a, json_pack("{s:s, s:s}", "name", c->name, "value", c->value));
@@ -135,9 +135,9 @@ attn_status reload_run(struct engine *e, struct request *req, uint32_t session, 
     uint32_t n_taken = 0, n_kept = 0;
     (void)req;
     (void)session;
-    if (e->parts.settings == NULL)
+    if (e->env.settings == NULL)
         return answer_no(a, ATTN_ENOTSUP, "this daemon's settings can't change");
-    attn_status st = settings_reload(e->parts.settings, &n_taken, &n_kept, a->why, sizeof a->why);
+    attn_status st = settings_reload(e->env.settings, &n_taken, &n_kept, a->why, sizeof a->why);
     if (st != ATTN_OK)
         return st;
     return reply_json(a, json_pack("{s:I, s:I}", "changed", (json_int_t)n_taken, "need_restart",
@@ -149,8 +149,8 @@ static uint32_t session_of_label(struct engine *e, const char *label, uint32_t *
 {
     uint32_t found = SESSION_NONE;
     *out_n = 0;
-    for (uint32_t slot = 0; slot < e->parts.cfg->max_sessions; slot++) {
-        uint64_t id = session_at(e->parts.sessions, slot)->id;
+    for (uint32_t slot = 0; slot < e->env.cfg->max_sessions; slot++) {
+        uint64_t id = session_at(e->env.sessions, slot)->id;
         char text[16];
         snprintf(text, sizeof text, "%08" PRIx32, session_label(id));
         if (id != 0 && strcmp(text, label) == 0 && (*out_n)++ == 0)
@@ -218,7 +218,7 @@ static bool is_for_all(const struct engine *e, const Attnd__Request *h)
 {
     const struct topic *t =
         h->body_case == ATTND__REQUEST__BODY_INSPECT ? topic_find(h->inspect->topic) : NULL;
-    return t != NULL && t->is_for_all && e->parts.tenants == NULL;
+    return t != NULL && t->is_for_all && e->env.tenants == NULL;
 }
 
 attn_status operator_check(struct engine *e, const struct request *req, struct answer *a)
@@ -237,7 +237,7 @@ attn_status operator_check(struct engine *e, const struct request *req, struct a
     if (is_change)
         log_info("admin: %s, asked for by %s", what, who);
     const char *tenant = named_tenant(h);
-    if (tenant != NULL && tenants_find(e->parts.tenants, tenant) == NULL)
+    if (tenant != NULL && tenants_find(e->env.tenants, tenant) == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "%s.tenant: no tenant is named \"%.63s\"",
                          h->body_case == ATTND__REQUEST__BODY_MOVE        ? "move"
                          : h->body_case == ATTND__REQUEST__BODY_POOL_DROP ? "pool_drop"

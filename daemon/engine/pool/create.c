@@ -133,10 +133,10 @@ static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t
         ks.idle_pages = idle_block_pages(pool_block_bytes(p));
     note_windows(&p->config, &ks);
     snprintf(ks.name, sizeof ks.name, "%s", p->spec.wire->name);
-    attn_status st = kv_pool_create(e->parts.kv, &ks, &p->id);
+    attn_status st = kv_pool_create(e->env.kv, &ks, &p->id);
     free(packed);
     if (st != ATTN_OK)
-        snprintf(why, why_bytes, "%s", kv_last_error(e->parts.kv));
+        snprintf(why, why_bytes, "%s", kv_last_error(e->env.kv));
     return st;
 }
 
@@ -151,11 +151,11 @@ static void pool_count(struct engine *e, struct pool *p)
     struct kv_pool_spec ks;
     uint32_t n_free, i = (uint32_t)(p - e->pools);
     assert(p->id.index == i);
-    kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+    kv_pool_info(e->env.kv, p->id, &ks, &n_free);
     pool_rename(e, p, ks.generation);
     e->n_pools = i < e->n_pools ? e->n_pools : i + 1;
     e->is_dirty = true;
-    struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
+    struct tenant *who = tenants_of_id(e->env.tenants, p->tenant);
     tenant_count(who, TENANT_BLOCKS, blocks_charged(e, p));
     tenant_count(who, TENANT_POOLS, is_primary(e));
     log_limited("pools made", LOG_LEVEL_INFO, log_write,
@@ -183,11 +183,11 @@ static void pool_create_here(struct engine *e, void *arg)
 {
     struct pool_ask *ask = arg;
     struct pool *p;
-    const struct tenant *who = tenants_of_id(e->parts.tenants, ask->tenant);
+    const struct tenant *who = tenants_of_id(e->env.tenants, ask->tenant);
     ask->status = pool_create(e, who, ask->spec, &p, ask->why, ask->why_bytes);
     if (ask->status == ATTN_OK && (uint32_t)(p - e->pools) != ask->index) {
         snprintf(ask->why, ask->why_bytes, "pool \"%s\" has another place on card %" PRIu32,
-                 ask->spec->name, e->parts.card);
+                 ask->spec->name, e->env.card);
         ask->status = ATTN_EINTERNAL;
     }
     if (ask->status == ATTN_OK)
@@ -212,7 +212,7 @@ static attn_status ask_others(struct engine *primary, void (*fn)(struct engine *
         if (engine_health(e) != ATTN_OK)
             continue;
         if (engine_call(e, fn, ask) != ATTN_OK) {
-            snprintf(ask->why, ask->why_bytes, "card %" PRIu32 " does not answer", e->parts.card);
+            snprintf(ask->why, ask->why_bytes, "card %" PRIu32 " does not answer", e->env.card);
             return ATTN_EOVERLOAD;
         }
         if (ask->status != ATTN_OK)
@@ -268,7 +268,7 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
                             const Attnd__PoolSpec *asked, struct pool **out_pool, char *why,
                             size_t why_bytes)
 {
-    struct pool *p = e->pools, *end = e->pools + e->parts.cfg->max_pools;
+    struct pool *p = e->pools, *end = e->pools + e->env.cfg->max_pools;
     while (p < end && pool_is_made(p))
         p++;
     if (p == end) {
@@ -276,7 +276,7 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
         return FAIL(ATTN_EQUOTA,
                     "%" PRIu32 " pools exist, cache.max_pools is %" PRIu32
                     "; attnctl pool drop makes room",
-                    e->parts.cfg->max_pools, e->parts.cfg->max_pools);
+                    e->env.cfg->max_pools, e->env.cfg->max_pools);
     }
     if (is_primary(e) && tenant_left(who, TENANT_POOLS) == 0) {
         pool_spec_fini(spec);
@@ -423,7 +423,7 @@ attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_by
 {
     if (is_in_work(e, p) || peers_move_pool(e, p->id.index))
         return FAIL(ATTN_EOVERLOAD, "pool \"%s\" is in work", p->spec.wire->name);
-    if (kv_pool_sequences(e->parts.kv, p->id) == 0 && has_others(e)) {
+    if (kv_pool_sequences(e->env.kv, p->id) == 0 && has_others(e)) {
         attn_status st = others_drop(e, p, why, why_bytes);
         if (st != ATTN_OK)
             return st;
@@ -434,15 +434,15 @@ attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_by
 static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
     tier_leave_pool(e, p->id);
-    attn_status st = kv_pool_drop(e->parts.kv, p->id);
+    attn_status st = kv_pool_drop(e->env.kv, p->id);
     if (st != ATTN_OK)
-        return FAIL(st, "%s", kv_last_error(e->parts.kv));
+        return FAIL(st, "%s", kv_last_error(e->env.kv));
     assert(p->ready.n_items == 0);
     log_limited("pools dropped", LOG_LEVEL_INFO, log_write,
                 "pool \"%s\" is dropped: %" PRIu64 " MiB", p->spec.wire->name,
                 p->device_bytes >> 20);
     pool_let_go(e, p);
-    struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
+    struct tenant *who = tenants_of_id(e->env.tenants, p->tenant);
     tenant_give(who, TENANT_BLOCKS, blocks_charged(e, p));
     tenant_give(who, TENANT_POOLS, is_primary(e));
     tier_forget_pool(e, p->id);
@@ -469,7 +469,7 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
 {
     struct kv_pool_spec ks;
     uint32_t n_free;
-    if (kv_pool_info(e->parts.kv, id, &ks, &n_free) != ATTN_OK)
+    if (kv_pool_info(e->env.kv, id, &ks, &n_free) != ATTN_OK)
         return FAIL(ATTN_ENOTFOUND, "there is no pool %" PRIu32, id.index);
     struct wire_arena arena;
     wire_arena_init(&arena, NULL, 0, WIRE_ARENA_LIMIT_BYTES);

@@ -32,7 +32,7 @@ attn_status pool_create_run(struct engine *e, struct request *req, uint32_t sess
     struct pool *p;
     if (spec == NULL)
         return answer_no(a, ATTN_EINVAL, "pool_create.spec is missing");
-    if (kv_owner_has_seen(e->parts.kv, session, id)) {
+    if (kv_owner_has_seen(e->env.kv, session, id)) {
         attn_status found = pool_find_same(e, who, spec, &p, a->why, sizeof a->why);
         if (found == ATTN_ENOTFOUND || found == ATTN_EEXIST)
             return answer_no(a, ATTN_ESTALE,
@@ -49,7 +49,7 @@ attn_status pool_create_run(struct engine *e, struct request *req, uint32_t sess
     if (st != ATTN_OK)
         return st;
     pool_hold(e, p, session, id);
-    kv_owner_saw(e->parts.kv, session, id);
+    kv_owner_saw(e->env.kv, session, id);
     reply_pool(e, p, a);
     return ATTN_OK;
 }
@@ -63,8 +63,8 @@ attn_status pool_describe_run(struct engine *e, struct request *req, uint32_t se
         return answer_no(a, ATTN_ENOTFOUND, "no pool is named \"%.100s\"", name);
     /* by one that a predecessor carried out, nothing is held: the session may have let go since */
     uint64_t id = req->wire.request_id;
-    if (!kv_owner_has_seen(e->parts.kv, session, id) && pool_hold(e, p, session, id))
-        kv_owner_saw(e->parts.kv, session, id);
+    if (!kv_owner_has_seen(e->env.kv, session, id) && pool_hold(e, p, session, id))
+        kv_owner_saw(e->env.kv, session, id);
     reply_pool(e, p, a);
     return ATTN_OK;
 }
@@ -102,7 +102,7 @@ static attn_status resize_whose(struct engine *e, struct request *req, struct te
                          "that; this is %s",
                          name, asker);
     }
-    *who = tenants_find(e->parts.tenants, name);
+    *who = tenants_find(e->env.tenants, name);
     if (*who == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "pool_resize.tenant: no tenant is named \"%.63s\"",
                          name);
@@ -123,11 +123,11 @@ attn_status pool_resize_run(struct engine *e, struct request *req, uint32_t sess
     if (p == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "no pool%s%.63s is named \"%.100s\"",
                          r->tenant[0] != '\0' ? " of tenant " : "", r->tenant, r->name);
-    if (!kv_owner_has_seen(e->parts.kv, session, id))
+    if (!kv_owner_has_seen(e->env.kv, session, id))
         st = pool_resize(e, p, r->n_blocks, a->why, sizeof a->why);
     if (st != ATTN_OK)
         return st;
-    kv_owner_saw(e->parts.kv, session, id);
+    kv_owner_saw(e->env.kv, session, id);
     reply_pool(e, p, a);
     return ATTN_OK;
 }

@@ -124,18 +124,18 @@ static attn_status shrink(struct engine *e, struct pool *p, uint32_t n_blocks, u
                           char *why, size_t why_bytes)
 {
     struct kv_shrink s;
-    attn_status st = kv_pool_shrink_begin(e->parts.kv, p->id, n_blocks, &s);
+    attn_status st = kv_pool_shrink_begin(e->env.kv, p->id, n_blocks, &s);
     if (st != ATTN_OK)
-        return FAIL(st, "%s", kv_last_error(e->parts.kv));
+        return FAIL(st, "%s", kv_last_error(e->env.kv));
     st = copy_blocks(e, p, &s, why, why_bytes);
     if (st == ATTN_OK) {
-        kv_pool_shrink_end(e->parts.kv, &s);
+        kv_pool_shrink_end(e->env.kv, &s);
         notify_tables(e, p, &s);
         st = p->ops->pool_resize(p->device, n_blocks, p->config.max_row_blocks);
         if (st != ATTN_OK) /* a successor makes it as the cache has it */
             log_error("pool \"%s\" has fewer blocks than the device knows: %s", p->spec.wire->name,
                       p->ops->last_error(p->backend));
-        tenant_give(tenants_of_id(e->parts.tenants, p->tenant), TENANT_BLOCKS,
+        tenant_give(tenants_of_id(e->env.tenants, p->tenant), TENANT_BLOCKS,
                     p->config.n_blocks - n_blocks);
         st = ATTN_OK;
         *out_moved = s.n_copies;
@@ -149,8 +149,8 @@ static attn_status shrink(struct engine *e, struct pool *p, uint32_t n_blocks, u
 static attn_status grow(struct engine *e, struct pool *p, uint32_t n_blocks, uint32_t row_blocks,
                         char *why, size_t why_bytes)
 {
-    struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
-    uint32_t more = n_blocks - p->config.n_blocks, room = kv_pool_room(e->parts.kv, p->id);
+    struct tenant *who = tenants_of_id(e->env.tenants, p->tenant);
+    uint32_t more = n_blocks - p->config.n_blocks, room = kv_pool_room(e->env.kv, p->id);
     uint32_t device_room = p->ops->pool_room(p->device);
     room = device_room < room ? device_room : room;
     if (n_blocks > room)
@@ -165,7 +165,7 @@ static attn_status grow(struct engine *e, struct pool *p, uint32_t n_blocks, uin
         tenant_give(who, TENANT_BLOCKS, more);
         return FAIL(st, "%s", p->ops->last_error(p->backend));
     }
-    st = kv_pool_grow(e->parts.kv, p->id, n_blocks);
+    st = kv_pool_grow(e->env.kv, p->id, n_blocks);
     assert(st == ATTN_OK); /* there is room */
     (void)st;
     seqs_have_room(e);
@@ -202,7 +202,7 @@ static void name_device(const struct engine *e, char *why, size_t why_bytes)
 {
     char what[WHY_BYTES];
     snprintf(what, sizeof what, "%s", why);
-    snprintf(why, why_bytes, "card %" PRIu32 ": %.220s", e->parts.card, what);
+    snprintf(why, why_bytes, "card %" PRIu32 ": %.220s", e->env.card, what);
 }
 
 static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,

@@ -29,13 +29,13 @@ static bool keeps_all(const struct pool_spec *s)
 uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s, uint32_t n_blocks)
 {
     uint32_t bt = s->wire->block_tokens;
-    uint32_t n = e->parts.cfg->max_seq_tokens / bt + (e->parts.cfg->max_seq_tokens % bt != 0);
+    uint32_t n = e->env.cfg->max_seq_tokens / bt + (e->env.cfg->max_seq_tokens % bt != 0);
     return keeps_all(s) && n_blocks < n ? n_blocks : n;
 }
 
 static void pool_configure(struct engine *e, struct pool *p)
 {
-    pool_spec_config(&p->spec, e->parts.cfg->max_sequences,
+    pool_spec_config(&p->spec, e->env.cfg->max_sequences,
                      pool_row_blocks(e, &p->spec, p->spec.wire->n_blocks), &p->config);
 }
 
@@ -45,8 +45,8 @@ static void pool_choose_backend(struct engine *e, struct pool *p)
     attn_split how = (attn_split)p->spec.wire->split;
     bool is_split = how != ATTN_SPLIT_WHOLE && e->peers->n > 1;
     struct backend_info info;
-    p->ops = is_split ? e->peers->ops->split->backend : e->parts.ops;
-    p->backend = is_split ? e->peers->ops->split->backend_of(e->split, how) : e->parts.backend;
+    p->ops = is_split ? e->peers->ops->split->backend : e->env.ops;
+    p->backend = is_split ? e->peers->ops->split->backend_of(e->split, how) : e->env.backend;
     p->ops->info(p->backend, &info);
     p->has_words = (info.features & BACKEND_HAS_WORDS) != 0;
 }
@@ -88,10 +88,10 @@ attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p
                       size_t why_bytes)
 {
     Attnd__PoolSpec *w = p->spec.wire;
-    if (w->num_layers > e->parts.cfg->max_layers)
+    if (w->num_layers > e->env.cfg->max_layers)
         return FAIL(ATTN_EINVAL,
                     "num_layers is %" PRIu32 ", %" PRIu32 " are allowed (cache.max_layers)",
-                    w->num_layers, e->parts.cfg->max_layers);
+                    w->num_layers, e->env.cfg->max_layers);
     uint64_t free_bytes = e->info.kv_bytes - e->device_bytes;
     uint32_t free_blocks = e->n_blocks, asked = w->n_blocks;
     for (struct pool *k = NULL; (k = pool_next(e, k)) != NULL;)

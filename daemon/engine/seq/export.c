@@ -87,7 +87,7 @@ static void zero_behind(const struct backend_pool_config *c, struct pool_layers 
 static attn_status export_check(const struct engine *e, const Attnd__Export *x,
                                 const struct kv_seq_info *info, uint64_t part_bytes, char *why)
 {
-    uint64_t most = config_now(e->parts.cfg, max_message_bytes);
+    uint64_t most = config_now(e->env.cfg, max_message_bytes);
     if (x->epoch != 0 && x->epoch != info->epoch) {
         snprintf(why, WHY_BYTES, "sequence %" PRIu64 ": epoch is %" PRIu32 ", it is at %" PRIu32,
                  x->seq, x->epoch, info->epoch);
@@ -155,7 +155,7 @@ static void reply_export(struct engine *e, const struct pool *p, const Attnd__Ex
     body->adapter = info->adapter;
     body->n_tokens = known < WIRE_MAX_TOKENS ? known : WIRE_MAX_TOKENS;
     body->tokens =
-        (uint32_t *)(uintptr_t)(kv_seq_ids(e->parts.kv, seq) + (known > 0 ? x->first_token : 0));
+        (uint32_t *)(uintptr_t)(kv_seq_ids(e->env.kv, seq) + (known > 0 ? x->first_token : 0));
     pool_spec_content(&p->spec, content);
     body->content = content;
     body->pool_name = p->spec.wire->name;
@@ -177,7 +177,7 @@ attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, str
     const Attnd__Export *x = req->wire.header->export;
     Attnd__Content content;
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     struct pool *p = pool_of_kv(e, info.pool);
     struct part part;
     attn_status st = part_find(p, "export", x->first_layer, x->n_layers, &part, a->why);
@@ -321,9 +321,9 @@ static void layers_end(struct engine *e, struct pool *p, kv_seq_id seq, const At
             continue;
         uint32_t n = m->layer_len[l] - first;
         if (is_good)
-            kv_append_commit(e->parts.kv, seq, l, first, n);
+            kv_append_commit(e->env.kv, seq, l, first, n);
         else /* nobody shares a block that a layer has nothing of, so there is no copy to undo */
-            kv_append_cancel(e->parts.kv, seq, l, first, n, &p->fx);
+            kv_append_cancel(e->env.kv, seq, l, first, n, &p->fx);
     }
 }
 
@@ -341,13 +341,13 @@ static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
     idle_make_room_now(e, p, &(struct idle_ask){.seq = seq.index}, m->n_sums / 2);
     for (l = first_layer; l < past && st == ATTN_OK; l++)
         if (m->layer_len[l] > first)
-            st = kv_copy_reserve(e->parts.kv, seq, l, first, m->layer_len[l] - first, &p->fx);
+            st = kv_copy_reserve(e->env.kv, seq, l, first, m->layer_len[l] - first, &p->fx);
     if (st != ATTN_OK) {
-        snprintf(why, WHY_BYTES, "%s", kv_last_error(e->parts.kv));
+        snprintf(why, WHY_BYTES, "%s", kv_last_error(e->env.kv));
         layers_end(e, p, seq, m, first_layer, l - 1, false);
         return st;
     }
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     for (size_t i = 0; i < m->n_sums / 2 && st == ATTN_OK; i++)
         st = pool_layers_write(p, info.block_table[m->first_block + i], part->layers,
                                req->wire.payload + i * part->bytes, why, WHY_BYTES);
@@ -399,9 +399,9 @@ static attn_status free_run(struct engine *e, struct request *req, kv_seq_id seq
     uint32_t n_new = m->freed_past > info->n_blocks ? m->freed_past - info->n_blocks : 0;
     if (n_new > p->fx.patches_capacity - p->fx.n_patches)
         batch_flush_patches(e, p);
-    st = kv_seq_free_to(e->parts.kv, seq, m->freed_first, m->freed_past, &p->fx);
+    st = kv_seq_free_to(e->env.kv, seq, m->freed_first, m->freed_past, &p->fx);
     if (st != ATTN_OK)
-        snprintf(why, WHY_BYTES, "import: %s", kv_last_error(e->parts.kv));
+        snprintf(why, WHY_BYTES, "import: %s", kv_last_error(e->env.kv));
     seqs_have_room(e);
     return st;
 }
@@ -410,7 +410,7 @@ attn_status import_run(struct engine *e, struct request *req, kv_seq_id seq, str
 {
     const Attnd__Import *m = req->wire.header->import;
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     struct pool *p = pool_of_kv(e, info.pool);
     struct part part;
     if (m->freed_first > 0 || m->freed_past > 0)

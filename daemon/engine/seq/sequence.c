@@ -27,7 +27,7 @@
 static void reply_seq(struct engine *e, kv_seq_id seq, bool has_lengths, struct answer *a)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     const struct pool *p = pool_of_kv(e, info.pool);
     Attnd__SeqReply *body = answer_seq(a);
     body->epoch = info.epoch;
@@ -42,7 +42,7 @@ static void reply_seq(struct engine *e, kv_seq_id seq, bool has_lengths, struct 
 /* The cache has said why not. */
 static attn_status no_by_cache(struct engine *e, attn_status st, struct answer *a)
 {
-    return answer_no(a, st, "%s", kv_last_error(e->parts.kv));
+    return answer_no(a, st, "%s", kv_last_error(e->env.kv));
 }
 
 /* --- sequences -------------------------------------------------------------------------------- */
@@ -50,7 +50,7 @@ static attn_status no_by_cache(struct engine *e, attn_status st, struct answer *
 static uint64_t n_sequences(const struct engine *e)
 {
     struct kv_stats s;
-    kv_stats_read(e->parts.kv, &s);
+    kv_stats_read(e->env.kv, &s);
     return s.sequences;
 }
 
@@ -66,7 +66,7 @@ static attn_status seq_charge(struct engine *e, struct tenant *who, uint64_t nam
                               struct new_seq *out, struct answer *a)
 {
     *out = (struct new_seq){.n_before = n_sequences(e)};
-    if (kv_seq_find(e->parts.kv, tenant_id(who), name, &out->id) == ATTN_OK)
+    if (kv_seq_find(e->env.kv, tenant_id(who), name, &out->id) == ATTN_OK)
         return ATTN_OK;
     out->is_taken = tenant_take(who, TENANT_SEQUENCES, 1, a->why, sizeof a->why) == ATTN_OK;
     if (out->is_taken)
@@ -85,7 +85,7 @@ static void note_done(struct engine *e, const struct request *req, uint32_t sess
 static void seq_begin(struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     peers_seq_opened(e, seq);
     struct seq_state *s = &e->seqs[seq.index];
     trace_begin(&s->trace, e->turn_ns, info.layer_len[0]);
@@ -167,7 +167,7 @@ static attn_status run_open(struct engine *e, struct request *req, uint32_t sess
     if (st != ATTN_OK)
         return st;
     struct kv_tokens known = {.ids = o->tokens, .n = (uint32_t)o->n_tokens, .adapter = o->adapter};
-    if (known.n > p->config.block_tokens && known.n <= e->parts.cfg->max_seq_tokens)
+    if (known.n > p->config.block_tokens && known.n <= e->env.cfg->max_seq_tokens)
         a->is_later = mover_fetches(e, p, tenant_id(who), &known, req, session, &fetch_ops);
     if (a->is_later)
         return ATTN_OK; /* it is run again */
@@ -175,7 +175,7 @@ static attn_status run_open(struct engine *e, struct request *req, uint32_t sess
     if (st != ATTN_OK)
         return st;
     make_patch_room(e, p, o->n_tokens / p->config.block_tokens);
-    st = kv_seq_open_with(e->parts.kv, tenant_id(who), o->seq, p->id, session, req->wire.request_id,
+    st = kv_seq_open_with(e->env.kv, tenant_id(who), o->seq, p->id, session, req->wire.request_id,
                           &known, &p->fx, &made.id);
     return seq_made(e, req, session, &made, st, a);
 }
@@ -187,7 +187,7 @@ static attn_status check_owner(struct engine *e, kv_seq_id seq, uint64_t name, u
                                uint32_t session, struct answer *a)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     if (info.epoch != epoch)
         return answer_no(a, ATTN_ESTALE,
                          "sequence %" PRIu64 ": epoch is %" PRIu32 ", the sequence is at %" PRIu32,
@@ -203,7 +203,7 @@ static attn_status check_owner(struct engine *e, kv_seq_id seq, uint64_t name, u
 static uint32_t len_of_all_layers(const struct engine *e, const struct pool *p, kv_seq_id seq)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     uint32_t len = UINT32_MAX;
     for (uint32_t l = 0; l < p->config.num_layers; l++)
         len = info.layer_len[l] < len ? info.layer_len[l] : len;
@@ -221,13 +221,13 @@ static attn_status run_fork(struct engine *e, struct request *req, uint32_t sess
         return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new sequences");
     if (is_elsewhere(e, session, f->new_seq))
         return answer_no(a, ATTN_EEXIST, "sequence %" PRIu64 " is open", f->new_seq);
-    kv_seq_info(e->parts.kv, src, &info);
+    kv_seq_info(e->env.kv, src, &info);
     struct pool *p = pool_of_kv(e, info.pool);
     uint32_t len = f->has_len ? f->len : len_of_all_layers(e, p, src);
     attn_status st = seq_charge(e, who, f->new_seq, &made, a);
     if (st != ATTN_OK)
         return st;
-    st = kv_seq_fork(e->parts.kv, src, f->new_seq, len, session, req->wire.request_id, &made.id);
+    st = kv_seq_fork(e->env.kv, src, f->new_seq, len, session, req->wire.request_id, &made.id);
     return seq_made(e, req, session, &made, st, a);
 }
 
@@ -235,7 +235,7 @@ static attn_status run_truncate(struct engine *e, struct request *req, kv_seq_id
                                 struct answer *a)
 {
     uint32_t epoch;
-    attn_status st = kv_seq_truncate(e->parts.kv, seq, req->wire.header->truncate->len,
+    attn_status st = kv_seq_truncate(e->env.kv, seq, req->wire.header->truncate->len,
                                      req->wire.request_id, &epoch);
     if (st != ATTN_OK)
         return no_by_cache(e, st, a);
@@ -258,7 +258,7 @@ static attn_status retain(struct engine *e, kv_seq_id seq, const Attnd__Tokens *
             .life_s = t->retention[i]->time_to_live_s,
             .is_pinned = t->retention[i]->is_pinned,
         };
-    return kv_seq_retain(e->parts.kv, seq, ranges, n);
+    return kv_seq_retain(e->env.kv, seq, ranges, n);
 }
 
 static attn_status run_tokens(struct engine *e, struct request *req, kv_seq_id seq,
@@ -269,9 +269,9 @@ static attn_status run_tokens(struct engine *e, struct request *req, kv_seq_id s
         return answer_no(a, ATTN_EINVAL,
                          "tokens has %zu tokens and %zu ranges of retention: one of them at a time",
                          t->n_tokens, t->n_retention);
-    attn_status st = t->n_retention > 0 ? retain(e, seq, t)
-                                        : kv_seq_tokens(e->parts.kv, seq, t->pos, t->tokens,
-                                                        (uint32_t)t->n_tokens);
+    attn_status st = t->n_retention > 0
+                         ? retain(e, seq, t)
+                         : kv_seq_tokens(e->env.kv, seq, t->pos, t->tokens, (uint32_t)t->n_tokens);
     if (st != ATTN_OK)
         return no_by_cache(e, st, a);
     reply_seq(e, seq, false, a);
@@ -291,13 +291,13 @@ static attn_status run_adopt(struct engine *e, struct request *req, uint32_t ses
     const Attnd__Adopt *ask = req->wire.header->adopt;
     struct kv_seq_info info;
     uint32_t epoch;
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     if (ask->epoch != 0 && ask->epoch != info.epoch &&
-        !kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id))
+        !kv_seq_is_repeat(e->env.kv, seq, session, req->wire.request_id))
         return answer_no(a, ATTN_ESTALE,
                          "adopt.epoch is %" PRIu32 ", sequence %" PRIu64 " is at %" PRIu32,
                          ask->epoch, ask->seq, info.epoch);
-    attn_status st = kv_seq_adopt(e->parts.kv, seq, session, req->wire.request_id, &epoch);
+    attn_status st = kv_seq_adopt(e->env.kv, seq, session, req->wire.request_id, &epoch);
     if (st != ATTN_OK)
         return no_by_cache(e, st, a);
     peers_seq_epoch(e, seq);
@@ -312,9 +312,9 @@ static uint32_t tenant_of_request(const struct engine *e, const struct request *
 {
     const Attnd__Request *h = req->wire.header;
     if (h->body_case == ATTND__REQUEST__BODY_KILL)
-        return tenant_id(tenants_find(e->parts.tenants, h->kill->tenant));
+        return tenant_id(tenants_find(e->env.tenants, h->kill->tenant));
     if (h->body_case == ATTND__REQUEST__BODY_MOVE)
-        return tenant_id(tenants_find(e->parts.tenants, h->move->tenant));
+        return tenant_id(tenants_find(e->env.tenants, h->move->tenant));
     return tenant_id(session_tenant(e, session));
 }
 
@@ -348,9 +348,9 @@ static attn_status run_late_fork(struct engine *e, struct request *req, uint32_t
 {
     const Attnd__Fork *f = req->wire.header->fork;
     kv_seq_id seq;
-    if (kv_seq_find(e->parts.kv, tenant_of_request(e, req, session), f->new_seq, &seq) != ATTN_OK)
+    if (kv_seq_find(e->env.kv, tenant_of_request(e, req, session), f->new_seq, &seq) != ATTN_OK)
         return answer_no(a, ATTN_ENOTFOUND, "sequence %" PRIu64 " is not open", f->seq);
-    if (!kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id))
+    if (!kv_seq_is_repeat(e->env.kv, seq, session, req->wire.request_id))
         return answer_no(a, ATTN_EEXIST, "sequence %" PRIu64 " is open", f->new_seq);
     reply_seq(e, seq, true, a);
     return ATTN_OK;
@@ -369,7 +369,7 @@ static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t se
         return run_open(e, req, session, a);
     request_seq(h, &name, &epoch);
     bool is_here =
-        kv_seq_find(e->parts.kv, tenant_of_request(e, req, session), name, &seq) == ATTN_OK;
+        kv_seq_find(e->env.kv, tenant_of_request(e, req, session), name, &seq) == ATTN_OK;
     if (!is_here && h->body_case == ATTND__REQUEST__BODY_FORK)
         return run_late_fork(e, req, session, a);
     if (!is_here)
@@ -384,7 +384,7 @@ static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t se
     case ATTND__REQUEST__BODY_EXPORT:
         return export_run(e, req, seq, a);
     case ATTND__REQUEST__BODY_TRUNCATE:
-        if (!kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id))
+        if (!kv_seq_is_repeat(e->env.kv, seq, session, req->wire.request_id))
             return run_as_owner(e, req, session, seq, a);
         reply_seq(e, seq, false, a); /* it names the epoch that it ended itself */
         return ATTN_OK;
@@ -403,7 +403,7 @@ static uint32_t seq_named(struct engine *e, const struct request *req, uint32_t 
     uint32_t epoch;
     kv_seq_id seq;
     if (!request_seq(req->wire.header, &name, &epoch) ||
-        kv_seq_find(e->parts.kv, tenant, name, &seq) != ATTN_OK)
+        kv_seq_find(e->env.kv, tenant, name, &seq) != ATTN_OK)
         return SEQ_NONE;
     return seq.index;
 }
@@ -422,7 +422,7 @@ static bool blocks_come(struct engine *e, struct task *t, attn_status *st, struc
     struct kv_seq_info info;
     if (e->idle.by_use == NULL || it->seq == SEQ_NONE || !needs_blocks(t->req))
         return false;
-    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+    kv_seq_info(e->env.kv, (kv_seq_id){it->seq}, &info);
     make_patch_room(e, pool_of_kv(e, info.pool), info.n_away);
     const struct idle_ask ask = {.seq = it->seq, .stamp = t->stamp};
     switch (idle_brings(e, &ask, a->why, sizeof a->why)) {

@@ -10,10 +10,10 @@ static_assert(BACKEND_MAX_IN_FLIGHT <= KV_AHEAD_SLOTS, "each batch in flight has
 void ahead_init(struct engine *e)
 {
     size_t bytes;
-    void *words = kv_ahead_words(e->parts.kv, &bytes);
-    if (!e->parts.is_kept || !lane_is_possible(&e->info))
+    void *words = kv_ahead_words(e->env.kv, &bytes);
+    if (!e->env.is_kept || !lane_is_possible(&e->info))
         return;
-    attn_status st = e->parts.ops->host_register(e->parts.backend, words, bytes);
+    attn_status st = e->env.ops->host_register(e->env.backend, words, bytes);
     e->has_ahead = st == ATTN_OK;
     if (st != ATTN_OK)
         log_warn("lanes are slower: the device can't write to the cache's tables: %s",
@@ -23,9 +23,9 @@ void ahead_init(struct engine *e)
 void ahead_fini(struct engine *e)
 {
     size_t bytes;
-    void *words = kv_ahead_words(e->parts.kv, &bytes);
+    void *words = kv_ahead_words(e->env.kv, &bytes);
     if (e->has_ahead)
-        e->parts.ops->host_unregister(e->parts.backend, words, bytes);
+        e->env.ops->host_unregister(e->env.backend, words, bytes);
 }
 
 static uint32_t slot_of(const struct engine *e, const struct batch *b)
@@ -37,11 +37,11 @@ static uint32_t slot_of(const struct engine *e, const struct batch *b)
 static bool put_down(struct engine *e, const struct batch *b, uint32_t i, uint32_t n,
                      uint32_t *n_ahead)
 {
-    if (!e->has_ahead || *n_ahead + n > kv_ahead_max(e->parts.kv))
+    if (!e->has_ahead || *n_ahead + n > kv_ahead_max(e->env.kv))
         return false;
     for (uint32_t k = i; k < i + n; k++) {
         const struct item *it = b->items[k];
-        kv_ahead_add(e->parts.kv, slot_of(e, b), (kv_seq_id){it->seq}, it->task->layer, it->pos,
+        kv_ahead_add(e->env.kv, slot_of(e, b), (kv_seq_id){it->seq}, it->task->layer, it->pos,
                      it->n_tokens);
     }
     *n_ahead += n;
@@ -60,7 +60,7 @@ void ahead_begin(struct engine *e, struct batch *b)
             n_of_task++;
         if (t->req->bell == NULL || t->req->shard != NULL || n_of_task < t->n_items)
             continue;
-        if (e->parts.is_kept && (t->flags & WIRE_STEP_APPEND) &&
+        if (e->env.is_kept && (t->flags & WIRE_STEP_APPEND) &&
             !put_down(e, b, i, n_of_task, &n_ahead))
             continue;
         signals[n++] = t->req->bell->done;
@@ -68,8 +68,8 @@ void ahead_begin(struct engine *e, struct batch *b)
     }
     if (n_ahead > 0) {
         size_t bytes;
-        uint32_t *words = kv_ahead_words(e->parts.kv, &bytes), slot = slot_of(e, b);
-        *--signals = (struct backend_word){words + slot, kv_ahead_begin(e->parts.kv, slot)};
+        uint32_t *words = kv_ahead_words(e->env.kv, &bytes), slot = slot_of(e, b);
+        *--signals = (struct backend_word){words + slot, kv_ahead_begin(e->env.kv, slot)};
         n++;
     }
     b->device.signals = signals;
@@ -78,10 +78,10 @@ void ahead_begin(struct engine *e, struct batch *b)
 
 bool ahead_is_answered(const struct engine *e, const struct batch *b)
 {
-    return kv_ahead_is_answered(e->parts.kv, slot_of(e, b));
+    return kv_ahead_is_answered(e->env.kv, slot_of(e, b));
 }
 
 void ahead_end(struct engine *e, const struct batch *b)
 {
-    kv_ahead_end(e->parts.kv, slot_of(e, b));
+    kv_ahead_end(e->env.kv, slot_of(e, b));
 }

@@ -35,7 +35,7 @@
 
 attn_status batches_init(struct engine *e)
 {
-    const struct config *c = e->parts.cfg;
+    const struct config *c = e->env.cfg;
     uint32_t n_patches = e->patches_capacity + e->patches_margin;
     e->max_in_flight = e->info.max_in_flight < BACKEND_MAX_IN_FLIGHT ? e->info.max_in_flight
                                                                      : BACKEND_MAX_IN_FLIGHT;
@@ -85,13 +85,13 @@ enum taken { TAKEN, NOT_TAKEN, BATCH_IS_FULL }; /* not taken: failed or deferred
 static uint64_t blocks_wanted(struct engine *e, const struct pool *p, const struct item *it)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+    kv_seq_info(e->env.kv, (kv_seq_id){it->seq}, &info);
     uint32_t per_block = p->config.block_tokens;
     uint64_t n = ((uint64_t)it->pos + it->n_tokens + per_block - 1) / per_block;
     uint64_t n_copied = n < info.n_blocks ? n : info.n_blocks;
     n_copied -= it->pos / per_block < n_copied ? it->pos / per_block : n_copied;
     bool copies =
-        n_copied > 0 && kv_append_copies(e->parts.kv, (kv_seq_id){it->seq}, it->pos, it->n_tokens);
+        n_copied > 0 && kv_append_copies(e->env.kv, (kv_seq_id){it->seq}, it->pos, it->n_tokens);
     return (n > info.n_blocks ? n - info.n_blocks : 0) + (copies ? n_copied : 0);
 }
 
@@ -100,7 +100,7 @@ static enum taken cannot_take(struct engine *e, struct item *it, attn_status st)
 {
     item_unready(it);
     item_release(e, it);
-    item_fail(it, st, "%s", kv_last_error(e->parts.kv));
+    item_fail(it, st, "%s", kv_last_error(e->env.kv));
     return NOT_TAKEN;
 }
 
@@ -109,7 +109,7 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     struct pool *p = b->pool;
     struct seq_state *s = &e->seqs[it->seq];
     kv_seq_id id = {it->seq};
-    if (s->n_active > 0 && kv_append_copies(e->parts.kv, id, it->pos, it->n_tokens)) {
+    if (s->n_active > 0 && kv_append_copies(e->env.kv, id, it->pos, it->n_tokens)) {
         item_defer(e, it); /* a batch in flight may be reading the table that would change */
         return NOT_TAKEN;
     }
@@ -129,7 +129,7 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     uint32_t n_copies = p->fx.n_copies;
     canary_forget(e, it->seq, it->task->layer, it->pos);
     attn_status st =
-        kv_append_reserve(e->parts.kv, id, it->task->layer, it->pos, it->n_tokens, &p->fx);
+        kv_append_reserve(e->env.kv, id, it->task->layer, it->pos, it->n_tokens, &p->fx);
     if (st == ATTN_EOVERLOAD && (b->n_items > 0 || e->n_in_flight > 0 || p->fx.n_patches > 0))
         return BATCH_IS_FULL; /* of patches or copies: what is there goes first */
     if (st == ATTN_OK) {
@@ -157,7 +157,7 @@ static struct backend_item device_item(struct engine *e, const struct item *it)
     const uint8_t *in = t->req->wire.payload;
     size_t el = attn_dtype_bytes(c->q_dtype), row = it->row;
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+    kv_seq_info(e->env.kv, (kv_seq_id){it->seq}, &info);
     struct backend_item d = {
         .layer = t->layer,
         .table_row = it->seq,
@@ -219,9 +219,9 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
         return r;
     if (t->flags & WIRE_STEP_APPEND) {
         /* it is reserved */
-    } else if (kv_seq_sees(e->parts.kv, (kv_seq_id){it->seq}, it->pos) != ATTN_OK) {
+    } else if (kv_seq_sees(e->env.kv, (kv_seq_id){it->seq}, it->pos) != ATTN_OK) {
         return cannot_take(e, it, ATTN_EINVAL);
-    } else if (kv_seq_settle(e->parts.kv, (kv_seq_id){it->seq}, &b->pool->fx) != ATTN_OK) {
+    } else if (kv_seq_settle(e->env.kv, (kv_seq_id){it->seq}, &b->pool->fx) != ATTN_OK) {
         return BATCH_IS_FULL; /* an empty one has room for any row */
     }
     item_unready(it);
@@ -251,7 +251,7 @@ static uint32_t enough_items(struct engine *e, const struct pool *p)
 /* Fills the batch from the pool's ready tasks. true: it is full of patches or copies. */
 static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
 {
-    uint32_t max_items = e->parts.cfg->max_batch_items, max_tokens = e->parts.cfg->max_batch_tokens;
+    uint32_t max_items = e->env.cfg->max_batch_items, max_tokens = e->env.cfg->max_batch_tokens;
     uint32_t enough = enough_items(e, b->pool);
     struct task *t;
     while (b->n_items < enough && !pace_is_long(&b->pool->cost, b->n_visible) &&
@@ -386,7 +386,7 @@ bool batch_flush_patches(struct engine *e, struct pool *p)
 static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_ns)
 {
     return e->n_in_flight == 0 || now_ns >= e->due_ns ||
-           p->ready.n_items >= e->parts.cfg->max_batch_items;
+           p->ready.n_items >= e->env.cfg->max_batch_items;
 }
 
 bool batch_launch(struct engine *e)

@@ -21,7 +21,7 @@
 
 struct tenant *batch_payer(const struct engine *e, const struct pool *p)
 {
-    return tenants_of_id(e->parts.tenants, p->tenant);
+    return tenants_of_id(e->env.tenants, p->tenant);
 }
 
 /* Ends every item of a batch that came back, or was refused by the backend. */
@@ -38,13 +38,13 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
         struct item *it = b->items[i];
         struct task *t = it->task;
         if ((t->flags & WIRE_STEP_APPEND) && st == ATTN_OK) {
-            kv_append_commit(e->parts.kv, (kv_seq_id){it->seq}, t->layer, it->pos, it->n_tokens);
+            kv_append_commit(e->env.kv, (kv_seq_id){it->seq}, t->layer, it->pos, it->n_tokens);
             trace_append(&e->seqs[it->seq].trace, it->pos, it->n_tokens);
         } else if (t->flags & WIRE_STEP_APPEND)
             pool_cancel_append(e, b->pool, it);
         item_release(e, it);
         if (e->seqs[it->seq].n_active == 0)
-            kv_seq_free_unseen(e->parts.kv, (kv_seq_id){it->seq});
+            kv_seq_free_unseen(e->env.kv, (kv_seq_id){it->seq});
         t->n_active--;
         if (st == ATTN_OK)
             item_done(it);
@@ -96,7 +96,7 @@ static void batch_measure(struct engine *e, struct batch *b, uint64_t now_ns)
     stats_add(kv_read_bytes, d->kv_bytes);
     stats_add(device_ns, d->device_ns);
     if (!is_alone(e))
-        card_measure(e->parts.card, b);
+        card_measure(e->env.card, b);
     if (b->n_tasks > 0) {
         uint64_t last_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
         uint64_t ns = pace_request_ns(last_ns, now_ns - since_ns, b->n_tasks);
@@ -156,7 +156,7 @@ bool batch_finish_one(struct engine *e, uint64_t wait_ns)
             engine_idle(e, wait_ns); /* other cards compute */
         return false;
     }
-    d = e->parts.ops->poll(e->parts.backend, wait_ns);
+    d = e->env.ops->poll(e->env.backend, wait_ns);
     if (d == NULL)
         return false;
     e->n_on_device--;
@@ -169,7 +169,7 @@ bool batch_finish_one(struct engine *e, uint64_t wait_ns)
 
 void batches_watch(struct engine *e, uint64_t now_ns)
 {
-    uint64_t most_ns = config_now(e->parts.cfg, stall_timeout_us) * 1000;
+    uint64_t most_ns = config_now(e->env.cfg, stall_timeout_us) * 1000;
     if (e->n_on_device == 0)
         most_ns *= 2; /* another card's device hangs, and says so first */
     if (e->n_in_flight + e->n_on_device == 0 || most_ns == 0 || now_ns < e->progress_ns ||

@@ -124,7 +124,7 @@ static void give_up(struct canary_watch *w)
 static bool is_suitable(const struct engine *e, const struct item *it)
 {
     const struct request *req = it->task->req;
-    bool is_shared = req->transport->label == STATS_SHM && e->parts.tenants != NULL;
+    bool is_shared = req->transport->label == STATS_SHM && e->env.tenants != NULL;
     return (it->task->flags & WIRE_STEP_ATTEND) && req->bell == NULL && !is_shared;
 }
 
@@ -148,7 +148,7 @@ static void choose(struct engine *e, const struct batch *b, uint32_t i)
         stats_add(canary_skipped, 1);
         return;
     }
-    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+    kv_seq_info(e->env.kv, (kv_seq_id){it->seq}, &info);
     w->seq = it->seq;
     w->name = info.name;
     w->tenant = info.tenant;
@@ -197,12 +197,12 @@ static const uint32_t *table_of(struct engine *e, const struct canary_watch *w,
 {
     struct kv_seq_info info;
     kv_seq_id seq;
-    if (kv_seq_find(e->parts.kv, w->tenant, w->name, &seq) != ATTN_OK || seq.index != w->seq)
+    if (kv_seq_find(e->env.kv, w->tenant, w->name, &seq) != ATTN_OK || seq.index != w->seq)
         return NULL;
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     *out_pool = pool_of_kv(e, info.pool);
     if (info.epoch != w->epoch || info.n_away > 0 || *out_pool == NULL ||
-        info.n_blocks < w->item.n_blocks || kv_seq_sees(e->parts.kv, seq, w->item.pos) != ATTN_OK)
+        info.n_blocks < w->item.n_blocks || kv_seq_sees(e->env.kv, seq, w->item.pos) != ATTN_OK)
         return NULL;
     return info.block_table;
 }

@@ -12,7 +12,7 @@ attn_status lane_check(const struct engine *primary, char *why, size_t why_bytes
 {
     if (!lane_is_possible(&primary->info)) {
         snprintf(why, why_bytes, "backend %s has no memory that a worker can map",
-                 primary->parts.ops->name);
+                 primary->env.ops->name);
         return ATTN_ENOTSUP;
     }
     for (uint32_t i = 1; i < peers_n(primary); i++) {
@@ -20,7 +20,7 @@ attn_status lane_check(const struct engine *primary, char *why, size_t why_bytes
         if (peers_are_alike(primary, e))
             continue;
         snprintf(why, why_bytes, "card %" PRIu32 " is of backend %s, card 0 of %s", i,
-                 e->parts.ops->name, primary->parts.ops->name);
+                 e->env.ops->name, primary->env.ops->name);
         return ATTN_ENOTSUP;
     }
     return ATTN_OK;
@@ -42,8 +42,8 @@ struct engine *lane_home(struct engine *primary, const uint8_t uuid[16])
 
 struct backend *lane_backend(const struct engine *home, const struct backend_ops **out_ops)
 {
-    *out_ops = home->parts.ops;
-    return home->parts.backend;
+    *out_ops = home->env.ops;
+    return home->env.backend;
 }
 
 /* Lets all cards but home work with the region. */
@@ -53,7 +53,7 @@ static attn_status reach(struct engine *home, const struct backend_region *r, ch
     for (uint32_t i = 0; i < peers_n(home); i++) {
         const struct engine *e = peers_at(home, i);
         if (e == home || engine_health(e) != ATTN_OK ||
-            home->parts.ops->region_reach(home->parts.backend, r, e->parts.backend) == ATTN_OK)
+            home->env.ops->region_reach(home->env.backend, r, e->env.backend) == ATTN_OK)
             continue;
         snprintf(why, why_bytes, "card %" PRIu32 " (%s) does not reach it", i, e->info.device);
         return ATTN_ENOTSUP;
@@ -64,16 +64,16 @@ static attn_status reach(struct engine *home, const struct backend_region *r, ch
 attn_status lane_region_open(struct engine *home, uint64_t bytes, int import_fd,
                              struct backend_region *out_r, char *why, size_t why_bytes)
 {
-    const struct backend_ops *ops = home->parts.ops;
+    const struct backend_ops *ops = home->env.ops;
     struct backend_region r;
-    attn_status st = ops->region_open(home->parts.backend, bytes, import_fd, &r, why, why_bytes);
+    attn_status st = ops->region_open(home->env.backend, bytes, import_fd, &r, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     st = reach(home, &r, why, why_bytes);
     if (st == ATTN_OK)
         *out_r = r;
     else
-        ops->region_close(home->parts.backend, &r);
+        ops->region_close(home->env.backend, &r);
     return st;
 }
 

@@ -81,7 +81,7 @@ static void tour_checks(struct engine *e, struct engine_message *message)
     const Attnd__Request *h = t->req->wire.header;
     uint32_t session;
     if (engine_health(e) == ATTN_OK &&
-        session_find(e->parts.sessions, h->session, &session) == ATTN_OK) {
+        session_find(e->env.sessions, h->session, &session) == ATTN_OK) {
         const struct pool *p = pool_of_handle(e, session_tenant(e, session), h->plan->step->pool);
         if (p != NULL) /* else its steps will say so */
             t->status = plan_check_items(e, h->plan, session, p, is_behind, t->why, sizeof t->why);
@@ -157,7 +157,7 @@ static void run_waiting(struct engine *e, struct lane *l)
             st = answer_no(&a, engine_stop_status(e), "the daemon is stopping");
         else if (l->is_closed)
             st = answer_no(&a, ATTN_ENOTFOUND, "the lane was closed");
-        else if (session_find(e->parts.sessions, req->wire.header->session, &session) != ATTN_OK)
+        else if (session_find(e->env.sessions, req->wire.header->session, &session) != ATTN_OK)
             st = answer_no(&a, ATTN_ENOTFOUND, "the session has ended");
         else
             st = run_of_lane(e, l, req, session, &a);

@@ -68,7 +68,7 @@ static attn_status check_item(struct engine *e, const Attnd__Plan *h, uint32_t i
     const struct seq_name name = {tenant_id(session_tenant(e, session)), s->seq[i]};
     struct kv_seq_info info;
     kv_seq_id id;
-    if (kv_seq_find(e->parts.kv, name.tenant, name.name, &id) != ATTN_OK) {
+    if (kv_seq_find(e->env.kv, name.tenant, name.name, &id) != ATTN_OK) {
         if (peers_know(e, name))
             return ATTN_OK; /* on another card, which checks it */
         snprintf(why, why_bytes, "no such sequence");
@@ -79,7 +79,7 @@ static attn_status check_item(struct engine *e, const Attnd__Plan *h, uint32_t i
         return ATTN_EINVAL;
     }
     e->seqs[id.index].step_stamp = stamp;
-    kv_seq_info(e->parts.kv, id, &info);
+    kv_seq_info(e->env.kv, id, &info);
     attn_status st = step_check_seq(e, s, i, &info, p, session, why, why_bytes);
     if (is_behind || seq_is_busy(e, id.index))
         return st;
@@ -112,7 +112,7 @@ attn_status plan_check_items(struct engine *e, const Attnd__Plan *h, uint32_t se
     struct kv_pool_spec spec;
     uint32_t n_free;
     mover_wait(e, p, n_blocks); /* bells can't wait */
-    kv_pool_info(e->parts.kv, p->id, &spec, &n_free);
+    kv_pool_info(e->env.kv, p->id, &spec, &n_free);
     if (n_blocks > n_free) {
         snprintf(why, why_bytes, "the plan needs %" PRIu64 " blocks, pool %s has %" PRIu32 " free",
                  n_blocks, spec.name, n_free);

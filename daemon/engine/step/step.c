@@ -25,7 +25,7 @@ static void item_find(struct engine *e, struct item *it)
     uint64_t name = it->task->req->wire.header->step->seq[it - it->task->items];
     kv_seq_id id;
     uint32_t tenant = tenant_id(session_tenant(e, it->task->session));
-    it->seq = kv_seq_find(e->parts.kv, tenant, name, &id) == ATTN_OK ? id.index : SEQ_NONE;
+    it->seq = kv_seq_find(e->env.kv, tenant, name, &id) == ATTN_OK ? id.index : SEQ_NONE;
 }
 
 attn_status step_check_seq(const struct engine *e, const Attnd__Step *s, uint32_t i,
@@ -48,11 +48,11 @@ attn_status step_check_seq(const struct engine *e, const Attnd__Step *s, uint32_
                  pool_handle(e, pool_of_kv(e, info->pool)), s->pool);
         return ATTN_EINVAL;
     }
-    if ((uint64_t)pos + n_tokens > e->parts.cfg->max_seq_tokens) {
+    if ((uint64_t)pos + n_tokens > e->env.cfg->max_seq_tokens) {
         snprintf(why, why_bytes,
                  "pos %" PRIu32 " + n_tokens %" PRIu32 " passes the limit of %" PRIu32
                  " tokens per sequence (cache.max_seq_tokens)",
-                 pos, n_tokens, e->parts.cfg->max_seq_tokens);
+                 pos, n_tokens, e->env.cfg->max_seq_tokens);
         return ATTN_EINVAL;
     }
     return ATTN_OK;
@@ -86,7 +86,7 @@ static void item_check(struct engine *e, struct item *it)
     uint32_t i = (uint32_t)(it - t->items);
     struct kv_seq_info info;
     char why[WHY_BYTES];
-    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+    kv_seq_info(e->env.kv, (kv_seq_id){it->seq}, &info);
     attn_status st = step_check_seq(e, s, i, &info, t->pool, t->session, why, sizeof why);
     if (st == ATTN_OK)
         st = step_check_pos(s, i, t->layer, info.layer_len[t->layer], why, sizeof why);
@@ -171,25 +171,25 @@ attn_status step_check_shape(const struct engine *e, const Attnd__Step *s, const
                  s->layer, c->num_layers);
         return ATTN_EINVAL;
     }
-    if (s->n_seq > config_now(e->parts.cfg, max_step_items)) {
+    if (s->n_seq > config_now(e->env.cfg, max_step_items)) {
         snprintf(why, why_bytes,
                  "step has %zu items, %" PRIu32 " are allowed (engine.max_step_items)", s->n_seq,
-                 config_now(e->parts.cfg, max_step_items));
+                 config_now(e->env.cfg, max_step_items));
         return ATTN_EINVAL;
     }
-    if (out->n_tokens > config_now(e->parts.cfg, max_step_tokens)) {
+    if (out->n_tokens > config_now(e->env.cfg, max_step_tokens)) {
         snprintf(why, why_bytes,
                  "step has %" PRIu64 " tokens, %" PRIu32 " are allowed (engine.max_step_tokens)",
-                 out->n_tokens, config_now(e->parts.cfg, max_step_tokens));
+                 out->n_tokens, config_now(e->env.cfg, max_step_tokens));
         return ATTN_EINVAL;
     }
     for (uint32_t i = 0; i < s->n_seq; i++) {
-        if (s->n_tokens[i] <= e->parts.cfg->max_batch_tokens)
+        if (s->n_tokens[i] <= e->env.cfg->max_batch_tokens)
             continue;
         snprintf(why, why_bytes,
                  "step.n_tokens[%" PRIu32 "] is %" PRIu32 ", an item may have %" PRIu32
                  " (engine.max_batch_tokens)",
-                 i, s->n_tokens[i], e->parts.cfg->max_batch_tokens);
+                 i, s->n_tokens[i], e->env.cfg->max_batch_tokens);
         return ATTN_EINVAL;
     }
     return ATTN_OK;
@@ -210,7 +210,7 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
         return ATTN_EINVAL;
     }
     uint64_t most = req->room != NULL ? req->room->capacity_bytes
-                                      : (uint64_t)config_now(e->parts.cfg, max_message_bytes);
+                                      : (uint64_t)config_now(e->env.cfg, max_message_bytes);
     uint64_t reply_bytes = step_reply_bytes(out, (uint32_t)s->n_seq);
     if (reply_bytes > most) {
         snprintf(why, why_bytes,
@@ -284,7 +284,7 @@ static attn_status step_check_turn(struct engine *e, const struct request *req,
         return ATTN_OK;
     uint32_t n_all = atomic_load_explicit(&e->queue.n_requests, memory_order_relaxed);
     uint32_t n =
-        pace_ahead(n_all, who->n_steps, who->flow.share, tenants_busy_shares(e->parts.tenants));
+        pace_ahead(n_all, who->n_steps, who->flow.share, tenants_busy_shares(e->env.tenants));
     uint64_t left_ns = req->deadline_ns - req->taken_ns;
     uint64_t task_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
     if (pace_is_in_time(n, task_ns, left_ns))
@@ -348,7 +348,7 @@ static struct task *task_new(struct request *req, struct pool *p, uint32_t sessi
 /* The primary looks at lanes; what they ring for on another card finds that awake, too. */
 static void note_bell(struct engine *e, const struct request *req)
 {
-    if (req->bell != NULL && e->parts.card > 0)
+    if (req->bell != NULL && e->env.card > 0)
         e->bell_ns = e->polled_ns = req->taken_ns;
 }
 
@@ -386,8 +386,8 @@ attn_status step_run(struct engine *e, struct request *req, uint32_t session, st
 static uint32_t tenant_guess(const struct engine *e, const struct request *req)
 {
     uint32_t slot;
-    if (e->parts.tenants == NULL ||
-        session_find(e->parts.sessions, req->wire.header->session, &slot) != ATTN_OK)
+    if (e->env.tenants == NULL ||
+        session_find(e->env.sessions, req->wire.header->session, &slot) != ATTN_OK)
         return TENANT_OPERATOR;
     return tenant_id(session_tenant(e, slot));
 }
@@ -410,7 +410,7 @@ struct request *steps_warm(struct engine *e, struct request *first)
             pos[n] = s->pos[i];
         }
     }
-    kv_warm(e->parts.kv, tenant, names, pos, n, seqs);
+    kv_warm(e->env.kv, tenant, names, pos, n, seqs);
     for (uint32_t i = 0; i < n; i++)
         if (seqs[i].index != UINT32_MAX)
             __builtin_prefetch(&e->seqs[seqs[i].index], 1);

@@ -79,7 +79,7 @@ static void fetch_end(struct engine *e, struct mover_fetch *f)
     bool is_whole = f->n > 0 && f->n_there == f->n;
     for (uint32_t i = 0; i < f->n; i++)
         fetch_let_go(e, &f->from[i]);
-    kv_fetch_end(e->parts.kv, f->kv, f->n_there);
+    kv_fetch_end(e->env.kv, f->kv, f->n_there);
     LIST_REMOVE(f, link);
     free(f);
     if (t != NULL) {
@@ -202,7 +202,7 @@ static struct mover_fetch *fetch_begin(struct engine *e, struct pool *p, uint32_
     x->has_met = false;
     if (f == NULL)
         return NULL;
-    f->kv = kv_fetch_begin(e->parts.kv, p->id, tenant, t,
+    f->kv = kv_fetch_begin(e->env.kv, p->id, tenant, t,
                            mover_group_size(pool_block_bytes(p), MOVER_FETCH));
     if (f->kv == NULL) {
         free(f);
@@ -270,10 +270,10 @@ static bool waits_for_room(struct engine *e, struct pool *p, uint32_t tenant,
 {
     struct kv_pool_spec s;
     uint32_t n_room, most = mover_group_size(pool_block_bytes(p), MOVER_FETCH);
-    kv_pool_info(e->parts.kv, p->id, &s, &n_room);
-    if (most <= n_room - kv_pool_cached(e->parts.kv, p->id))
+    kv_pool_info(e->env.kv, p->id, &s, &n_room);
+    if (most <= n_room - kv_pool_cached(e->env.kv, p->id))
         return false; /* whatever it is */
-    uint32_t n = kv_fetch_size(e->parts.kv, p->id, tenant, t, most);
+    uint32_t n = kv_fetch_size(e->env.kv, p->id, tenant, t, most);
     return mover_makes_room(e, p, n) || (n > n_room && mover_makes_room(e, p, n_room));
 }
 

@@ -39,7 +39,7 @@ bool mover_group_begin(struct engine *e, struct mover_group *g, struct pool *p, 
     g->moves.n = n;
     g->pool = p;
     attn_status st = disk != NULL ? tier_disk_submit(disk, &g->moves)
-                                  : e->parts.ops->moves_submit(e->parts.backend, &g->moves);
+                                  : e->env.ops->moves_submit(e->env.backend, &g->moves);
     g->is_under_way = st == ATTN_OK;
     if (st != ATTN_OK)
         log_limited("no moves", LOG_LEVEL_WARN, log_event, "blocks can't be moved", "status=%s",

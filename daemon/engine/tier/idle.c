@@ -39,14 +39,14 @@ uint32_t idle_block_pages(uint64_t block_bytes)
 
 static uint8_t *bytes_at(const struct engine *e, uint32_t page)
 {
-    return e->parts.idle->base + (uint64_t)page * KV_PAGE_BYTES;
+    return e->env.idle->base + (uint64_t)page * KV_PAGE_BYTES;
 }
 
 static struct trailer trailer_of(const struct engine *e, const struct pool *p, uint32_t seq,
                                  uint32_t index, const uint64_t sum[2])
 {
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, (kv_seq_id){seq}, &info);
+    kv_seq_info(e->env.kv, (kv_seq_id){seq}, &info);
     return (struct trailer){.sum = {sum[0], sum[1]},
                             .name = info.name,
                             .tenant = info.tenant,
@@ -66,7 +66,7 @@ static uint32_t n_free(const struct engine *e, const struct pool *p)
 {
     struct kv_pool_spec s;
     uint32_t n = 0;
-    kv_pool_info(e->parts.kv, p->id, &s, &n);
+    kv_pool_info(e->env.kv, p->id, &s, &n);
     return n;
 }
 
@@ -83,7 +83,7 @@ static bool may_go(const struct engine *e, uint32_t seq, const struct idle_ask *
         return false;
     if (it != NULL || s->n_claims > 0) /* ready ones are tried in order: they are later */
         return pass == LATER && (it == NULL || it->task->stamp > a->stamp);
-    return pass == IN_A_TOKEN || (pass == WHOLE && kv_idle_is_even(e->parts.kv, (kv_seq_id){seq}));
+    return pass == IN_A_TOKEN || (pass == WHOLE && kv_idle_is_even(e->env.kv, (kv_seq_id){seq}));
 }
 
 /* Of those that may, the one used longest ago; SEQ_NONE: none. */
@@ -95,11 +95,11 @@ static uint32_t choose(struct engine *e, const struct pool *p, const struct idle
             struct kv_seq_info info;
             uint32_t seq = (uint32_t)(s - e->seqs);
             next = TAILQ_NEXT(s, by_use);
-            kv_seq_info(e->parts.kv, (kv_seq_id){seq}, &info);
+            kv_seq_info(e->env.kv, (kv_seq_id){seq}, &info);
             if (info.layer_len == NULL || info.pool.index != p->id.index ||
                 info.n_away == info.n_blocks)
                 seq_unlist(e, s); /* until it is used again */
-            else if (may_go(e, seq, a, pass) && kv_idle_movable(e->parts.kv, (kv_seq_id){seq}) > 0)
+            else if (may_go(e, seq, a, pass) && kv_idle_movable(e->env.kv, (kv_seq_id){seq}) > 0)
                 return seq;
         }
     return SEQ_NONE;
@@ -108,14 +108,13 @@ static uint32_t choose(struct engine *e, const struct pool *p, const struct idle
 /* Blocks that the tenant may have more in idle memory. */
 static uint64_t n_allowed(struct engine *e, const struct pool *of)
 {
-    const struct tenant *who = tenants_of_id(e->parts.tenants, of->tenant);
+    const struct tenant *who = tenants_of_id(e->env.tenants, of->tenant);
     uint64_t most = who == NULL ? 0 : who->most[TENANT_HOST_BYTES], used = 0;
     if (most == 0)
         return UINT64_MAX;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
-        used += p->tenant != of->tenant
-                    ? 0
-                    : kv_idle_pool_away(e->parts.kv, p->id) * pool_block_bytes(p);
+        used +=
+            p->tenant != of->tenant ? 0 : kv_idle_pool_away(e->env.kv, p->id) * pool_block_bytes(p);
     return used >= most ? 0 : (most - used) / pool_block_bytes(of);
 }
 
@@ -134,7 +133,7 @@ static void out_came(struct engine *e, struct mover_group *g)
         struct trailer t = trailer_of(e, g->pool, m->seq, entry->index, x->out_list[i].sum);
         memcpy(bytes_at(e, entry->page) + pool_block_bytes(g->pool), &t, sizeof t);
     }
-    x->out_bytes += kv_idle_out_end(e->parts.kv, m) * pool_block_bytes(g->pool);
+    x->out_bytes += kv_idle_out_end(e->env.kv, m) * pool_block_bytes(g->pool);
     x->out_move = NULL;
     seqs_have_room(e);
 }
@@ -153,7 +152,7 @@ static bool out_begin(struct engine *e, struct pool *p, const struct idle_ask *a
     n = n < allowed ? n : allowed;
     struct kv_idle_move *m = seq == SEQ_NONE || n == 0
                                  ? NULL
-                                 : kv_idle_out_begin(e->parts.kv, (kv_seq_id){seq}, (uint32_t)n);
+                                 : kv_idle_out_begin(e->env.kv, (kv_seq_id){seq}, (uint32_t)n);
     if (m == NULL)
         return false;
     for (uint32_t i = 0; i < m->n; i++)
@@ -167,7 +166,7 @@ static bool out_begin(struct engine *e, struct pool *p, const struct idle_ask *a
     if (mover_group_begin(e, &x->out, p, m->n, NULL))
         return true;
     x->out_move = NULL;
-    kv_idle_out_end(e->parts.kv, m);
+    kv_idle_out_end(e->env.kv, m);
     return false;
 }
 
@@ -207,7 +206,7 @@ void idle_make_room_now(struct engine *e, struct pool *p, const struct idle_ask 
 static void drop_damaged(struct engine *e, uint32_t seq)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, (kv_seq_id){seq}, &info);
+    kv_seq_info(e->env.kv, (kv_seq_id){seq}, &info);
     e->idle.n_damaged++;
     log_error("sequence %" PRIu64 ": a block in idle memory is not as it was put there: the "
               "sequence is dropped",
@@ -236,7 +235,7 @@ static void in_came(struct engine *e, struct mover_group *g)
         is_damaged |= !entry->is_good;
         entry->is_good &= has_room;
     }
-    x->in_bytes += kv_idle_in_end(e->parts.kv, m, &p->fx) * pool_block_bytes(p);
+    x->in_bytes += kv_idle_in_end(e->env.kv, m, &p->fx) * pool_block_bytes(p);
     x->in_move = NULL;
     if (is_damaged)
         drop_damaged(e, seq);
@@ -251,7 +250,7 @@ static enum idle_is in_begin(struct engine *e, struct pool *p, uint32_t seq, uin
     struct engine_idle *x = &e->idle;
     if (!has_patch_room(p, n))
         return IDLE_NEEDS_PATCHES;
-    struct kv_idle_move *m = kv_idle_in_begin(e->parts.kv, (kv_seq_id){seq}, n);
+    struct kv_idle_move *m = kv_idle_in_begin(e->env.kv, (kv_seq_id){seq}, n);
     if (m == NULL)
         return IDLE_NEVER;
     for (uint32_t i = 0; i < m->n; i++)
@@ -264,7 +263,7 @@ static enum idle_is in_begin(struct engine *e, struct pool *p, uint32_t seq, uin
     if (mover_group_begin(e, &x->in, p, m->n, NULL))
         return IDLE_COMES;
     x->in_move = NULL;
-    kv_idle_in_end(e->parts.kv, m, &p->fx);
+    kv_idle_in_end(e->env.kv, m, &p->fx);
     return IDLE_NEVER;
 }
 
@@ -278,7 +277,7 @@ enum idle_is idle_brings(struct engine *e, const struct idle_ask *a, char *why, 
         x->is_out_void |= a->stamp < x->out_for; /* it stays */
         return IDLE_COMES;
     }
-    kv_seq_info(e->parts.kv, (kv_seq_id){a->seq}, &info);
+    kv_seq_info(e->env.kv, (kv_seq_id){a->seq}, &info);
     if (info.n_away == 0)
         return IDLE_HERE;
     struct pool *p = pool_of_kv(e, info.pool);
@@ -297,7 +296,7 @@ enum idle_is idle_brings(struct engine *e, const struct idle_ask *a, char *why, 
 bool idle_has(const struct engine *e, uint32_t seq)
 {
     const struct kv_idle_move *m = e->idle.out_move;
-    return (m != NULL && m->seq == seq) || kv_idle_n_away(e->parts.kv, (kv_seq_id){seq}) > 0;
+    return (m != NULL && m->seq == seq) || kv_idle_n_away(e->env.kv, (kv_seq_id){seq}) > 0;
 }
 
 attn_status idle_layers_read(struct engine *e, const struct pool *p, kv_seq_id seq, uint32_t index,
@@ -305,7 +304,7 @@ attn_status idle_layers_read(struct engine *e, const struct pool *p, kv_seq_id s
 {
     uint64_t sum[2], layer_bytes = kv_layout_of(&p->config).layer_bytes;
     struct kv_seq_info info;
-    kv_seq_info(e->parts.kv, seq, &info);
+    kv_seq_info(e->env.kv, seq, &info);
     uint32_t page = info.block_table[index] & ~KV_PLACE;
     moves_sum(bytes_at(e, page), pool_block_bytes(p), sum);
     if (!is_right(e, p, seq.index, index, page, sum)) {
@@ -329,19 +328,19 @@ bool idle_is_settled(const struct engine *e, const struct pool *p)
 
 attn_status idle_init(struct engine *e, char *why, size_t why_bytes)
 {
-    const struct idle_memory *m = e->parts.idle;
+    const struct idle_memory *m = e->env.idle;
     struct engine_idle *x = &e->idle;
     if (m == NULL || m->base == NULL)
         return ATTN_OK;
     mover_group_init(e, &x->out, x->out_list, out_came);
     mover_group_init(e, &x->in, x->in_list, in_came);
-    x->is_registered = e->parts.ops->host_register(e->parts.backend, m->base, m->bytes) == ATTN_OK;
-    x->by_use = calloc(e->parts.cfg->max_pools, sizeof *x->by_use);
+    x->is_registered = e->env.ops->host_register(e->env.backend, m->base, m->bytes) == ATTN_OK;
+    x->by_use = calloc(e->env.cfg->max_pools, sizeof *x->by_use);
     if (!x->is_registered || x->by_use == NULL) {
         snprintf(why, why_bytes, "the device does not take the memory of cache.idle_memory");
         return ATTN_ENOMEM;
     }
-    for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++)
+    for (uint32_t i = 0; i < e->env.cfg->max_pools; i++)
         TAILQ_INIT(&x->by_use[i]);
     return ATTN_OK;
 }
@@ -350,7 +349,7 @@ void idle_fini(struct engine *e)
 {
     struct engine_idle *x = &e->idle;
     if (x->is_registered)
-        e->parts.ops->host_unregister(e->parts.backend, e->parts.idle->base, e->parts.idle->bytes);
+        e->env.ops->host_unregister(e->env.backend, e->env.idle->base, e->env.idle->bytes);
     free(x->by_use);
 }
 

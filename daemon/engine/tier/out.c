@@ -17,7 +17,7 @@ void mover_note_kept(struct engine *e, const struct pool *p, uint32_t block, uin
     uint32_t **kept = &e->tier.kept[p->id.index];
     struct kv_pool_spec s;
     uint32_t n_free;
-    if (*kept == NULL && kv_pool_info(e->parts.kv, p->id, &s, &n_free) == ATTN_OK)
+    if (*kept == NULL && kv_pool_info(e->env.kv, p->id, &s, &n_free) == ATTN_OK)
         *kept = calloc(s.n_blocks, sizeof **kept);
     if (*kept != NULL)
         (*kept)[block] = (uint32_t)serial;
@@ -38,7 +38,7 @@ static void out_came(struct engine *e, struct mover_group *g)
         const struct backend_move *m = &o->list[i];
         if (m->status != ATTN_OK)
             e->tier.out_at_ns = e->turn_ns + PAUSE_NS;
-        if (!mover_is_moved(e, m) || !kv_block_content(e->parts.kv, g->pool->id, m->block, &c) ||
+        if (!mover_is_moved(e, m) || !kv_block_content(e->env.kv, g->pool->id, m->block, &c) ||
             c.serial != o->serial[i]) {
             tier_store_drop(e->tier.blocks, o->to[i]);
             continue;
@@ -47,7 +47,7 @@ static void out_came(struct engine *e, struct mover_group *g)
         mover_note_kept(e, g->pool, m->block, c.serial);
         e->tier.out_bytes += m->n_bytes;
     }
-    kv_cached_let_go(e->parts.kv, o->reading);
+    kv_cached_let_go(e->env.kv, o->reading);
     o->reading = NULL;
     seqs_have_room(e);
 }
@@ -59,11 +59,11 @@ static void out_begin(struct engine *e, struct pool *p, uint32_t n)
     uint32_t blocks[MOVER_GROUP];
     for (uint32_t i = 0; i < n; i++)
         blocks[i] = o->list[i].block;
-    o->reading = kv_cached_hold(e->parts.kv, p->id, blocks, n);
+    o->reading = kv_cached_hold(e->env.kv, p->id, blocks, n);
     if (o->reading != NULL && mover_group_begin(e, &o->group, p, n, NULL))
         return;
     if (o->reading != NULL)
-        kv_cached_let_go(e->parts.kv, o->reading);
+        kv_cached_let_go(e->env.kv, o->reading);
     o->reading = NULL;
     for (uint32_t i = 0; i < n; i++)
         tier_store_drop(e->tier.blocks, o->to[i]);
@@ -76,12 +76,12 @@ static uint32_t copy_next(struct engine *e, struct pool *p, uint32_t want)
     struct mover_out *o = &e->tier.out;
     uint64_t bytes = pool_block_bytes(p);
     uint32_t n = 0, n_missing = 0, most = mover_group_size(bytes, MOVER_GROUP);
-    want = kv_pool_next_evicted(e->parts.kv, p->id, want < MOVER_SCAN ? want : MOVER_SCAN,
+    want = kv_pool_next_evicted(e->env.kv, p->id, want < MOVER_SCAN ? want : MOVER_SCAN,
                                 e->tier.next_out);
     for (uint32_t i = 0; i < want; i++) {
         struct kv_content c;
         uint32_t block = e->tier.next_out[i].block;
-        if (!kv_block_content(e->parts.kv, p->id, block, &c) || is_kept(e, p, block, c.serial))
+        if (!kv_block_content(e->env.kv, p->id, block, &c) || is_kept(e, p, block, c.serial))
             continue;
         n_missing++;
         if (o->group.is_under_way || n == most || e->turn_ns < e->tier.out_at_ns)
@@ -114,8 +114,8 @@ static uint32_t n_free_blocks(struct engine *e, const struct pool *p, uint32_t *
 {
     struct kv_pool_spec s;
     uint32_t n = 0;
-    kv_pool_info(e->parts.kv, p->id, &s, &n);
-    *out_cached = kv_pool_cached(e->parts.kv, p->id);
+    kv_pool_info(e->env.kv, p->id, &s, &n);
+    *out_cached = kv_pool_cached(e->env.kv, p->id);
     return n - *out_cached;
 }
 
@@ -220,7 +220,7 @@ attn_status mover_out_init(struct engine *e)
     struct engine_tier *t = &e->tier;
     mover_group_init(e, &t->out.group, t->out.list, out_came);
     mover_group_init(e, &t->spill.group, t->spill.list, spill_came);
-    t->kept = calloc(e->parts.cfg->max_pools, sizeof *t->kept);
+    t->kept = calloc(e->env.cfg->max_pools, sizeof *t->kept);
     t->next_out = calloc(MOVER_SCAN, sizeof *t->next_out);
     return t->kept == NULL || t->next_out == NULL ? ATTN_ENOMEM : ATTN_OK;
 }
@@ -228,7 +228,7 @@ attn_status mover_out_init(struct engine *e)
 void mover_out_fini(struct engine *e)
 {
     struct engine_tier *t = &e->tier;
-    for (uint32_t i = 0; t->kept != NULL && i < e->parts.cfg->max_pools; i++)
+    for (uint32_t i = 0; t->kept != NULL && i < e->env.cfg->max_pools; i++)
         free(t->kept[i]);
     free(t->kept);
     free(t->next_out);

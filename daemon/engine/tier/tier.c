@@ -22,7 +22,7 @@ static bool memory_take(void *arg, uint64_t bytes, uint64_t *out_place)
 {
     struct engine *e = arg;
     void *p;
-    attn_status st = e->parts.ops->host_alloc(e->parts.backend, bytes, &p);
+    attn_status st = e->env.ops->host_alloc(e->env.backend, bytes, &p);
     if (st == ATTN_OK) {
         *out_place = (uintptr_t)p;
         return true;
@@ -35,7 +35,7 @@ static bool memory_take(void *arg, uint64_t bytes, uint64_t *out_place)
 static void memory_give(void *arg, uint64_t place, uint64_t bytes)
 {
     struct engine *e = arg;
-    e->parts.ops->host_free(e->parts.backend, (void *)(uintptr_t)place, bytes);
+    e->env.ops->host_free(e->env.backend, (void *)(uintptr_t)place, bytes);
 }
 
 static bool disk_take(void *arg, uint64_t bytes, uint64_t *out_place)
@@ -53,7 +53,7 @@ static void disk_give(void *arg, uint64_t place, uint64_t bytes)
 static bool charge(struct engine *e, uint32_t tenant, enum tenant_quota what, uint64_t bytes)
 {
     char why[WHY_BYTES];
-    struct tenant *who = tenants_of_id(e->parts.tenants, tenant);
+    struct tenant *who = tenants_of_id(e->env.tenants, tenant);
     return tenant_take(who, what, bytes, why, sizeof why) == ATTN_OK;
 }
 
@@ -70,13 +70,13 @@ static bool disk_charge(void *arg, uint32_t tenant, uint64_t bytes)
 static void host_discharge(void *arg, uint32_t tenant, uint64_t bytes)
 {
     struct engine *e = arg;
-    tenant_give(tenants_of_id(e->parts.tenants, tenant), TENANT_HOST_BYTES, bytes);
+    tenant_give(tenants_of_id(e->env.tenants, tenant), TENANT_HOST_BYTES, bytes);
 }
 
 static void disk_discharge(void *arg, uint32_t tenant, uint64_t bytes)
 {
     struct engine *e = arg;
-    tenant_give(tenants_of_id(e->parts.tenants, tenant), TENANT_DISK_BYTES, bytes);
+    tenant_give(tenants_of_id(e->env.tenants, tenant), TENANT_DISK_BYTES, bytes);
 }
 
 /* --- what the cache is told ------------------------------------------------------------------- */
@@ -126,7 +126,7 @@ static uint64_t serial(void *arg, const struct kv_content *c)
 
 static attn_status open_disk(struct engine *e, char *why, size_t why_bytes)
 {
-    const struct config *c = e->parts.cfg;
+    const struct config *c = e->env.cfg;
     attn_status st = tier_disk_open(c->disk_path, c->disk_bytes, &e->tier.disk, why, why_bytes);
     const struct tier_memory m = {disk_take, disk_give, disk_charge, disk_discharge, e};
     if (st == ATTN_OK)
@@ -136,7 +136,7 @@ static attn_status open_disk(struct engine *e, char *why, size_t why_bytes)
 
 attn_status tier_init(struct engine *e, char *why, size_t why_bytes)
 {
-    uint64_t limit = config_tier_bytes(e->parts.cfg);
+    uint64_t limit = config_tier_bytes(e->env.cfg);
     if (limit == 0)
         return ATTN_OK;
     const struct tier_memory m = {memory_take, memory_give, host_charge, host_discharge, e};
@@ -145,10 +145,10 @@ attn_status tier_init(struct engine *e, char *why, size_t why_bytes)
     if (st == ATTN_OK)
         st = tier_store_open(limit, &m, &e->tier.blocks);
     snprintf(why, why_bytes, "no memory for the tables of cache.host_memory");
-    if (st == ATTN_OK && e->parts.cfg->disk_bytes > 0)
+    if (st == ATTN_OK && e->env.cfg->disk_bytes > 0)
         st = open_disk(e, why, why_bytes);
     if (st == ATTN_OK)
-        kv_set_elsewhere(e->parts.kv, &here);
+        kv_set_elsewhere(e->env.kv, &here);
     return st;
 }
 
@@ -156,7 +156,7 @@ void tier_fini(struct engine *e)
 {
     const struct kv_elsewhere nowhere = {0};
     if (e->tier.blocks != NULL) {
-        kv_set_elsewhere(e->parts.kv, &nowhere);
+        kv_set_elsewhere(e->env.kv, &nowhere);
         mover_settle(e, NULL);
     }
     tier_store_close(e->tier.disk_blocks);
