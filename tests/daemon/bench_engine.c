@@ -17,9 +17,9 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/core/state.h"
+#include "engine_fixture.h"
 #include "fake_host.h"
 #include "kernels/kv_layout.h"
-#include "own_parts.h"
 
 enum { BATCH = 1000, N_BATCHES = 300, WARM_UP = 20, MAX_ITEMS = 64 };
 
@@ -234,8 +234,8 @@ static void bench(uint32_t n_sequences, uint32_t n_items)
     cfg.max_layers = 1;
     cfg.max_queue_requests = 1 << 20;
     iobuf_pool_open(&null_ops, &backend, 64 << 20, &bufs);
-    struct own_parts own;
-    if (own_engine_open(&own, &cfg, &null_ops, &backend, bufs, &engine, why, sizeof why) !=
+    struct engine_fixture fixture;
+    if (engine_fixture_open(&fixture, &cfg, &null_ops, &backend, bufs, &engine, why, sizeof why) !=
         ATTN_OK) {
         fprintf(stderr, "%s\n", why);
         exit(1);

@@ -45,13 +45,13 @@ static void open_second(struct rig *r)
     char why[512] = "";
     r->second_backend.rig = r;
     r->second_backend.kv_bytes = r->backend.kv_bytes;
-    r->second_own.cards = r->own.cards;
-    r->second_own.card = 1;
-    cards_join(r->own.cards, r->engine);
-    if (own_engine_open(&r->second_own, &r->cfg, &rig_backend_ops, &r->second_backend, r->bufs,
-                        &r->second, why, sizeof why) != ATTN_OK)
+    r->second_fixture.cards = r->fixture.cards;
+    r->second_fixture.card = 1;
+    cards_join(r->fixture.cards, r->engine);
+    if (engine_fixture_open(&r->second_fixture, &r->cfg, &rig_backend_ops, &r->second_backend,
+                            r->bufs, &r->second, why, sizeof why) != ATTN_OK)
         fail_msg("the second engine does not open: %s", why);
-    cards_join(r->own.cards, r->second);
+    cards_join(r->fixture.cards, r->second);
     pools_publish(r->engine);
     pools_publish(r->second);
 }
@@ -90,17 +90,17 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
     if (tweak != NULL)
         tweak(r);
     if (r->has_second)
-        assert_int_equal(cards_open(2, r->cfg.max_pools, r->cfg.max_sessions, &r->own.cards),
+        assert_int_equal(cards_open(2, r->cfg.max_pools, r->cfg.max_sessions, &r->fixture.cards),
                          ATTN_OK);
     assert_int_equal(
         iobuf_pool_open(&rig_backend_ops, &r->backend, r->cfg.io_memory_bytes, &r->bufs), ATTN_OK);
-    if (own_engine_open(&r->own, &r->cfg, &rig_backend_ops, &r->backend, r->bufs, &r->engine, why,
-                        sizeof why) != ATTN_OK)
+    if (engine_fixture_open(&r->fixture, &r->cfg, &rig_backend_ops, &r->backend, r->bufs,
+                            &r->engine, why, sizeof why) != ATTN_OK)
         fail_msg("the engine does not open: %s", why);
     if (r->has_second)
         open_second(r);
-    r->kv = r->own.kv;
-    r->sessions = r->own.sessions;
+    r->kv = r->fixture.kv;
+    r->sessions = r->fixture.sessions;
     r->session = rig_hello(r, "test");
     r->pool = rig_pool(r, "p", 64);
 }
@@ -153,12 +153,12 @@ void rig_close(struct rig *r)
 
     close_engine(r);
     assert_int_equal(r->backend.n_registered, 0);
-    own_parts_close(&r->own);
-    idle_memory_close(&r->own.idle);
-    idle_memory_close(&r->second_own.idle);
+    engine_fixture_close(&r->fixture);
+    idle_memory_close(&r->fixture.idle);
+    idle_memory_close(&r->second_fixture.idle);
     if (r->has_second)
-        own_parts_close(&r->second_own);
-    cards_close(r->own.cards);
+        engine_fixture_close(&r->second_fixture);
+    cards_close(r->fixture.cards);
     clock_use(NULL);
     rig_forget(r);
     while (r->sent != NULL) {
@@ -194,19 +194,19 @@ uint32_t rig_log_end(void)
     return n;
 }
 
-static void take_over(struct rig *r, struct own_parts *own, struct backend *b,
+static void take_over(struct rig *r, struct engine_fixture *fixture, struct backend *b,
                       struct engine **out_engine)
 {
     char why[512] = "";
-    int fd = dup(kv_fd(own->kv));
-    own_parts_close(own);
+    int fd = dup(kv_fd(fixture->kv));
+    engine_fixture_close(fixture);
     b->used_bytes = b->n_pools = 0;
-    if (own_engine_take(own, fd, &r->cfg, &rig_backend_ops, b, r->bufs, out_engine, why,
-                        sizeof why) != ATTN_OK)
+    if (engine_fixture_take_over(fixture, fd, &r->cfg, &rig_backend_ops, b, r->bufs, out_engine,
+                                 why, sizeof why) != ATTN_OK)
         fail_msg("the successor does not open: %s", why);
     close(fd);
-    if (own->cards != NULL)
-        cards_join(own->cards, *out_engine);
+    if (fixture->cards != NULL)
+        cards_join(fixture->cards, *out_engine);
 }
 
 attn_status rig_try_to_succeed(struct rig *r, void (*change)(struct rig *r),
@@ -217,27 +217,27 @@ attn_status rig_try_to_succeed(struct rig *r, void (*change)(struct rig *r),
     close_engine(r);
     if (change != NULL)
         change(r);
-    cards_close(r->own.cards);
-    r->own.cards = NULL;
+    cards_close(r->fixture.cards);
+    r->fixture.cards = NULL;
     if (r->has_second)
-        assert_int_equal(cards_open(2, r->cfg.max_pools, r->cfg.max_sessions, &r->own.cards),
+        assert_int_equal(cards_open(2, r->cfg.max_pools, r->cfg.max_sessions, &r->fixture.cards),
                          ATTN_OK);
-    r->second_own.cards = r->own.cards;
-    take_over(r, &r->own, &r->backend, &r->engine);
-    r->kv = r->own.kv;
-    r->sessions = r->own.sessions;
+    r->second_fixture.cards = r->fixture.cards;
+    take_over(r, &r->fixture, &r->backend, &r->engine);
+    r->kv = r->fixture.kv;
+    r->sessions = r->fixture.sessions;
     if (r->has_second)
-        take_over(r, &r->second_own, &r->second_backend, &r->second);
+        take_over(r, &r->second_fixture, &r->second_backend, &r->second);
     attn_status st = engine_restore_pools(r->engine, out_kept);
     if (st == ATTN_OK && r->has_second)
         st = engine_restore_pools(r->second, &other);
     if (st == ATTN_OK && r->has_second)
-        st = cards_restore_pools(r->own.cards, why, sizeof why);
+        st = cards_restore_pools(r->fixture.cards, why, sizeof why);
     if (st == ATTN_OK)
         st = engine_restore(r->engine, out_kept);
     if (st == ATTN_OK && r->has_second)
         st = engine_restore(r->second, &other);
-    return st == ATTN_OK && r->has_second ? cards_restore(r->own.cards) : st;
+    return st == ATTN_OK && r->has_second ? cards_restore(r->fixture.cards) : st;
 }
 
 struct engine_kept rig_succeed(struct rig *r, void (*change)(struct rig *r))

@@ -5,7 +5,7 @@
 #define TESTS_DAEMON_ENGINE_RIG_H
 
 #include "daemon/engine/core/queue.h"
-#include "own_parts.h"
+#include "engine_fixture.h"
 
 enum {
     RIG_LAYERS = 4,
@@ -90,13 +90,14 @@ struct rig {
     struct config cfg;
     struct backend backend;
     struct iobuf_pool *bufs;
-    struct own_parts own; /* is_kept: tweak may say that a successor will take the cache up */
+    /* is_kept: tweak may say that a successor will take the cache up */
+    struct engine_fixture fixture;
     struct kv *kv; /* of own, as the next */
     struct session_table *sessions;
     struct engine *engine;
     /* Another card, whose engine rig_run turns, too: where tweak sets has_second. */
     bool has_second;
-    struct own_parts second_own;
+    struct engine_fixture second_fixture;
     struct backend second_backend;
     struct engine *second; /* NULL: none */
     struct rig_answer *answers;

@@ -246,7 +246,7 @@ uint32_t rig_epoch(struct rig *r, uint64_t seq)
         return r->epoch;
     struct kv *kv = r->kv;
     if (r->second != NULL && kv_seq_find(kv, TENANT_OPERATOR, seq, &id) != ATTN_OK)
-        kv = r->second_own.kv;
+        kv = r->second_fixture.kv;
     if (kv_seq_find(kv, TENANT_OPERATOR, seq, &id) != ATTN_OK)
         return 1;
     kv_seq_info(kv, id, &info);

@@ -270,7 +270,7 @@ static void the_oldest_request_gets_on_though_all_wait(void **state)
 
 static uint8_t *place_of(uint32_t entry)
 {
-    return r.own.idle.base + (size_t)(entry & ~KV_PLACE) * KV_PAGE_BYTES;
+    return r.fixture.idle.base + (size_t)(entry & ~KV_PLACE) * KV_PAGE_BYTES;
 }
 
 static void a_damaged_block_costs_its_sequence_and_nothing_else(void **state)
@@ -296,7 +296,7 @@ static void a_damaged_block_costs_its_sequence_and_nothing_else(void **state)
         else if (what == 2)
             place[block_bytes + 16] ^= 1; /* whose it is */
         else /* another block of the same sequence's, all of it */
-            memcpy(place, r.own.idle.base + (size_t)(info.block_table[3] & ~KV_PLACE) * PAGES,
+            memcpy(place, r.fixture.idle.base + (size_t)(info.block_table[3] & ~KV_PLACE) * PAGES,
                    PAGES);
         assert_int_equal(rig_item(&r, name, 0, 16 * T, 1), ATTN_ENOTFOUND);
         assert_int_equal(stats.idle_damaged, n_damaged + 1);
@@ -311,8 +311,8 @@ static void a_damaged_block_costs_its_sequence_and_nothing_else(void **state)
 
 static void without_memory(struct rig *rig)
 {
-    idle_memory_close(&rig->own.idle);
-    rig->own.idle = (struct idle_memory){0};
+    idle_memory_close(&rig->fixture.idle);
+    rig->fixture.idle = (struct idle_memory){0};
 }
 
 static void a_successor_serves_them_if_it_is_given_the_memory(void **state)
@@ -587,7 +587,7 @@ static void with_quota(struct rig *rig)
     assert_int_equal(fchmod(fileno(f), 0600), 0);
     fprintf(f, "[t]\nusers = %d\nhost_bytes = %d\n", UID, QUOTA_BLOCKS * 4096 + 100);
     fclose(f);
-    if (tenants_open(path, &rig->own.tenants, why, sizeof why) != ATTN_OK)
+    if (tenants_open(path, &rig->fixture.tenants, why, sizeof why) != ATTN_OK)
         fail_msg("%s", why);
     unlink(path);
     rig->principal = (struct principal){.kind = PRINCIPAL_USER, .uid = UID};
@@ -609,7 +609,7 @@ static void at_a_tenants_quota_its_sequences_stay(void **state)
     r.epoch = 2; /* behind the one that was closed */
     begin(4, 64 - 32 - QUOTA_BLOCKS - 1 + QUOTA_BLOCKS);
     assert_int_equal(counts().blocks_tiered, QUOTA_BLOCKS);
-    struct tenants *t = r.own.tenants;
+    struct tenants *t = r.fixture.tenants;
     rig_close(&r);
     tenants_close(t);
 }

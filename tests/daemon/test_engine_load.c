@@ -326,10 +326,10 @@ static void requests_of_many_threads_are_all_answered(void **state)
     cfg.max_queue_requests = 1 << 20;
     memset(&stats, 0, sizeof stats);
     assert_int_equal(iobuf_pool_open(&rig_backend_ops, &backend, 128 << 20, &bufs), ATTN_OK);
-    struct own_parts own = {0};
-    assert_int_equal(
-        own_engine_open(&own, &cfg, &rig_backend_ops, &backend, bufs, &engine, why, sizeof why),
-        ATTN_OK);
+    struct engine_fixture fixture = {0};
+    assert_int_equal(engine_fixture_open(&fixture, &cfg, &rig_backend_ops, &backend, bufs, &engine,
+                                         why, sizeof why),
+                     ATTN_OK);
     assert_int_equal(engine_start(engine, why, sizeof why), ATTN_OK);
     for (uint32_t i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, say_hello, NULL), 0);
@@ -341,7 +341,7 @@ static void requests_of_many_threads_are_all_answered(void **state)
     assert_int_equal(atomic_load(&n_answered), THREADS * EACH);
     assert_int_equal(atomic_load(&n_ok), THREADS * EACH);
     assert_int_equal(engine_close(engine), ATTN_OK);
-    own_parts_close(&own);
+    engine_fixture_close(&fixture);
     iobuf_pool_close(bufs);
     config_fini(&cfg);
 }

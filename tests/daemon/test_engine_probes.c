@@ -53,7 +53,7 @@ static void tweak(struct rig *rig)
     assert_int_equal(fchmod(fileno(f), 0600), 0);
     fprintf(f, "[owner]\nusers = %d\n[prober]\nusers = %d\n", OWNER, PROBER);
     fclose(f);
-    if (tenants_open(path, &rig->own.tenants, why, sizeof why) != ATTN_OK)
+    if (tenants_open(path, &rig->fixture.tenants, why, sizeof why) != ATTN_OK)
         fail_msg("%s", why);
     unlink(path);
     rig->principal = (struct principal){.kind = PRINCIPAL_USER};
@@ -137,7 +137,7 @@ static void start(bool has_prefixes)
 
 static void stop(void)
 {
-    struct tenants *t = r.own.tenants;
+    struct tenants *t = r.fixture.tenants;
     r.principal.tenant[0] = '\0';
     rig_close(&r);
     tenants_close(t);

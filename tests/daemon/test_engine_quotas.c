@@ -52,7 +52,7 @@ static void tweak(struct rig *rig)
             "bytes_in_flight = %d\n",
             UID, BLOCKS, SEQUENCES, SESSIONS, POOLS, BYTES);
     fclose(f);
-    if (tenants_open(path, &rig->own.tenants, why, sizeof why) != ATTN_OK)
+    if (tenants_open(path, &rig->fixture.tenants, why, sizeof why) != ATTN_OK)
         fail_msg("%s", why);
     unlink(path);
     rig->principal = (struct principal){.kind = PRINCIPAL_USER}; /* root: the operator */
@@ -269,7 +269,7 @@ static void nothing_is_over_its_quota_and_all_comes_back(void **state)
         assert_int_equal(who->used[TENANT_BYTES], 0);
         assert_int_equal(who->used[TENANT_SESSIONS], 0);
         assert_int_equal(who->used[TENANT_SEQUENCES], 0);
-        struct tenants *t = r.own.tenants;
+        struct tenants *t = r.fixture.tenants;
         rig_close(&r);
         tenants_close(t);
     }

@@ -297,7 +297,7 @@ static void all_shards_of_a_split_pool_do_it_or_none(void **state)
 
 static struct kv *killed_of(const struct rig *rig, uint32_t card)
 {
-    return card == 0 ? rig->own.kv : rig->second_own.kv;
+    return card == 0 ? rig->fixture.kv : rig->second_fixture.kv;
 }
 
 static uint32_t killed_size[2]; /* of pool "q" in each card's cache when the process dies */
@@ -327,8 +327,8 @@ static void assert_common(uint32_t n_blocks)
 {
     assert_int_equal(n_blocks_of("q"), n_blocks);
     assert_int_equal(n_blocks_there(), n_blocks);
-    assert_int_equal(kv_check(r.own.kv), ATTN_OK);
-    assert_int_equal(kv_check(r.second_own.kv), ATTN_OK);
+    assert_int_equal(kv_check(r.fixture.kv), ATTN_OK);
+    assert_int_equal(kv_check(r.second_fixture.kv), ATTN_OK);
 }
 
 static void a_kill_between_cards_leaves_the_primarys_size(void **state)
@@ -378,7 +378,7 @@ static void a_size_that_some_card_cannot_have_is_given_up(void **state)
     for (uint64_t seq = 1; seq <= 6; seq++)
         if (kv_seq_find(r.kv, 0, seq, &id) == ATTN_OK)
             assert_int_equal(rig_close_seq(&r, seq, rig_epoch(&r, seq)), ATTN_OK);
-    kv_stats_read(r.second_own.kv, &there);
+    kv_stats_read(r.second_fixture.kv, &there);
     assert_true(there.blocks_used >= 10);
     killed_size[0] = (uint32_t)there.blocks_used - 1;
     killed_size[1] = N_BLOCKS;

@@ -44,7 +44,7 @@ static void tweak(struct rig *rig)
 {
     char path[64], why[256];
     write_tenants(path, sizeof path);
-    if (tenants_open(path, &rig->own.tenants, why, sizeof why) != ATTN_OK)
+    if (tenants_open(path, &rig->fixture.tenants, why, sizeof why) != ATTN_OK)
         fail_msg("%s", why);
     unlink(path);
     rig->principal = (struct principal){.kind = PRINCIPAL_USER}; /* root: the operator */
@@ -86,7 +86,7 @@ static void drain(void)
 
 static void end(void)
 {
-    struct tenants *t = r.own.tenants;
+    struct tenants *t = r.fixture.tenants;
     for (int i = 0; i < N; i++)
         workers[i].depth = 0;
     drain();

@@ -366,7 +366,7 @@ static void with_quotas(struct rig *rig)
     assert_int_equal(fchmod(fileno(f), 0600), 0);
     fprintf(f, "[t]\nusers = %d\nhost_bytes = %d\ndisk_bytes = %d\n", UID, HOST_QUOTA, DISK_QUOTA);
     fclose(f);
-    if (tenants_open(path, &rig->own.tenants, why, sizeof why) != ATTN_OK)
+    if (tenants_open(path, &rig->fixture.tenants, why, sizeof why) != ATTN_OK)
         fail_msg("%s", why);
     unlink(path);
     rig->principal = (struct principal){.kind = PRINCIPAL_USER, .uid = UID};
@@ -405,7 +405,7 @@ static void a_tenant_has_its_quotas_of_host_memory_and_of_the_file_and_no_more(v
     tier_forget_pool(r.engine, r.engine->pools[0].id);
     assert_int_equal(who->used[TENANT_HOST_BYTES], 0);
     assert_int_equal(who->used[TENANT_DISK_BYTES], 0);
-    struct tenants *t = r.own.tenants;
+    struct tenants *t = r.fixture.tenants;
     rig_close(&r);
     tenants_close(t);
 }

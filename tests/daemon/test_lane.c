@@ -72,7 +72,7 @@ static void tweak(struct rig *rig)
 {
     rig->cfg.max_batch_items = 4;
     rig->cfg.max_step_tokens = rig->cfg.max_batch_tokens = 1024;
-    rig->own.is_kept = is_kept;
+    rig->fixture.is_kept = is_kept;
     rig->backend.features = BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS;
     rig->backend.fail_register = fail_register;
 }

@@ -23,8 +23,8 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/transport/shm_internal.h"
+#include "engine_fixture.h"
 #include "fake_host.h"
-#include "own_parts.h"
 #include "proto/attn_time.h"
 #include "shm_link.h"
 
@@ -94,7 +94,7 @@ static struct daemon {
     struct config cfg;
     struct backend backend;
     struct iobuf_pool *bufs;
-    struct own_parts own;
+    struct engine_fixture fixture;
     struct engine *engine;
     uv_loop_t loop;
     uv_async_t close, probe;
@@ -116,7 +116,7 @@ static void on_close(uv_async_t *async)
     (void)async;
     d.t->ops->stop(d.t);
     d.end.closed = engine_close(d.engine);
-    own_parts_close(&d.own);
+    engine_fixture_close(&d.fixture);
     const struct shm_client *c;
     LIST_FOREACH(c, &((struct transport_shm *)d.t)->clients, entry) {
         d.end.n_clients++;
@@ -174,8 +174,8 @@ static int daemon_start_with(uint64_t spin_us)
     snprintf(url, sizeof url, "shm://%s", d.path);
     assert_int_equal(iobuf_pool_open(&no_device, &d.backend, d.cfg.io_memory_bytes, &d.bufs),
                      ATTN_OK);
-    if (own_engine_open(&d.own, &d.cfg, &no_device, &d.backend, d.bufs, &d.engine, why,
-                        sizeof why) != ATTN_OK ||
+    if (engine_fixture_open(&d.fixture, &d.cfg, &no_device, &d.backend, d.bufs, &d.engine, why,
+                            sizeof why) != ATTN_OK ||
         engine_start(d.engine, why, sizeof why) != ATTN_OK)
         fail_msg("%s", why);
     assert_int_equal(uv_loop_init(&d.loop), 0);
