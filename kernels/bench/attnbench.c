@@ -349,12 +349,12 @@ static int run_cells(struct bench_request *q, const struct bench_cell *cells, ui
     const uint64_t largest = largest_of(q, cells, n);
     if (largest == 0)
         return 2;
-    if (q->cards.n > 0 && (p.has_prompts || q->match != NULL || q->csv != NULL)) {
+    if (q->devices.n > 0 && (p.has_prompts || q->match != NULL || q->csv != NULL)) {
         fprintf(stderr, "attnbench: --devices is for decode cells, without --match and --csv\n");
         return 2;
     }
-    if (q->cards.n > 0)
-        return bench_cards(&q->o, &q->cards, cells, n);
+    if (q->devices.n > 0)
+        return bench_devices(&q->o, &q->devices, cells, n);
     if (!open_csv(q->csv, &p.csv))
         return 2;
     int rc = 69;

@@ -3,7 +3,7 @@
  * attnbench.c        arguments, tables, CSV
  * attnbench_cells.c  what is measured
  * attnbench_run.c    one cell: fills a pool, checks, times
- * attnbench_cards.c  cells on one card and split over several
+ * attnbench_devices.c  cells on one card and split over several
  * attnbench_dilated.c  the grid of dilated attention, whose rows are other ones
  */
 #ifndef ATTND_KERNELS_ATTNBENCH_H
@@ -46,9 +46,9 @@ struct bench_options {
     uint32_t device_index;
 };
 
-enum { BENCH_MAX_CARDS = 8, BENCH_MAX_DEVICE = 127 };
-struct bench_cards {
-    uint32_t n, index[BENCH_MAX_CARDS];
+enum { BENCH_MAX_DEVICES = 8, BENCH_MAX_DEVICE = 127 };
+struct bench_devices {
+    uint32_t n, index[BENCH_MAX_DEVICES];
 };
 
 /* A device, its memory, and random bytes to fill pools with. */
@@ -101,10 +101,10 @@ attn_status bench_time_in_bursts(struct bench *x, struct backend_batch *const *l
 int bench_dilated(const struct bench_options *o, const char *match, FILE *csv);
 
 /* "0,1": two to eight numbers. */
-bool bench_cards_parse(const char *text, struct bench_cards *out);
+bool bench_devices_parse(const char *text, struct bench_devices *out);
 /* Decode cells on the first card, and split over all by heads and by tokens; the exit code. */
-int bench_cards(const struct bench_options *o, const struct bench_cards *cards,
-                const struct bench_cell *c, uint32_t n_cells);
+int bench_devices(const struct bench_options *o, const struct bench_devices *devices,
+                  const struct bench_cell *c, uint32_t n_cells);
 void bench_cell_name(const struct bench_cell *c, char *dst, size_t n);
 
 /* All return false with bench.error set. */

@@ -139,12 +139,12 @@ static bool parse_type(const char *text, const char **out)
     return false;
 }
 
-static bool parse_cards(const char *text, struct bench_cards *out)
+static bool parse_devices(const char *text, struct bench_devices *out)
 {
-    if (bench_cards_parse(text, out))
+    if (bench_devices_parse(text, out))
         return true;
     fprintf(stderr, "attnbench: --devices is '%s', must be two to %d numbers\n", text,
-            BENCH_MAX_CARDS);
+            BENCH_MAX_DEVICES);
     return false;
 }
 
@@ -199,7 +199,7 @@ static bool take_option(struct bench_request *q, int opt, const char *text)
     case 'y':
         return parse_type(text, &q->type);
     case 'D':
-        return parse_cards(text, &q->cards);
+        return parse_devices(text, &q->devices);
     default:
         return false;
     }

@@ -13,7 +13,7 @@ struct bench_request {
     attn_dtype kv_dtype;
     uint32_t gib, new_tokens, n_prompts, max_tokens;
     bool is_tables; /* grid is sweep or ladder */
-    struct bench_cards cards;
+    struct bench_devices devices;
     struct bench_cell given[BENCH_MAX_GIVEN];
     struct case_geometry geometries[BENCH_MAX_GIVEN]; /* of given */
     uint32_t n_given;

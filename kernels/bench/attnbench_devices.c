@@ -1,6 +1,6 @@
-/* attnbench_cards.c: a decode step on one card, and split over several: each card's part as a cell
- * of its own, on its own device. The slowest part counts. What brings the parts together is not in
- * it: the daemon's hand-over, and the merge of a split by tokens (scripts/bench-cards).
+/* attnbench_devices.c: a decode step on one card, and split over several: each card's part as a
+ * cell of its own, on its own device. The slowest part counts. What brings the parts together is
+ * not in it: the daemon's hand-over, and the merge of a split by tokens (scripts/bench-cards).
  */
 #include "kernels/bench/attnbench.h"
 
@@ -8,12 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-bool bench_cards_parse(const char *text, struct bench_cards *out)
+bool bench_devices_parse(const char *text, struct bench_devices *out)
 {
     out->n = 0;
     for (char *end;; text = end + 1) {
         unsigned long index = strtoul(text, &end, 10);
-        if (end == text || index > BENCH_MAX_DEVICE || out->n == BENCH_MAX_CARDS)
+        if (end == text || index > BENCH_MAX_DEVICE || out->n == BENCH_MAX_DEVICES)
             return false;
         out->index[out->n++] = (uint32_t)index;
         if (*end == '\0')
@@ -57,23 +57,23 @@ static uint32_t heads_of(uint32_t n_heads, uint32_t n_cards, uint32_t k)
     return n_heads / n_cards + (k < n_heads % n_cards);
 }
 
-static double time_split(const struct bench_options *o, const struct bench_cards *cards,
+static double time_split(const struct bench_options *o, const struct bench_devices *devices,
                          const struct bench_cell *c, bool is_heads)
 {
     double slowest = 0;
-    for (uint32_t k = 0; k < cards->n; k++) {
+    for (uint32_t k = 0; k < devices->n; k++) {
         struct case_geometry g = *c->g;
         struct bench_cell part = *c;
         part.g = &g;
         if (is_heads) {
-            g.num_kv_heads = heads_of(c->g->num_kv_heads, cards->n, k);
+            g.num_kv_heads = heads_of(c->g->num_kv_heads, devices->n, k);
             g.num_q_heads = c->g->num_q_heads / c->g->num_kv_heads * g.num_kv_heads;
         } else {
-            part.context = (c->context + cards->n - 1) / cards->n;
-            part.max_context = (c->max_context + cards->n - 1) / cards->n;
-            part.first_context = (c->first_context + cards->n - 1) / cards->n;
+            part.context = (c->context + devices->n - 1) / devices->n;
+            part.max_context = (c->max_context + devices->n - 1) / devices->n;
+            part.first_context = (c->first_context + devices->n - 1) / devices->n;
         }
-        double us = time_cell(o, cards->index[k], &part);
+        double us = time_cell(o, devices->index[k], &part);
         if (us == 0)
             return 0;
         slowest = us > slowest ? us : slowest;
@@ -89,20 +89,21 @@ static void print_time(double us, double one)
         printf(" %10s %6s", "n/a", "n/a");
 }
 
-int bench_cards(const struct bench_options *o, const struct bench_cards *cards,
-                const struct bench_cell *c, uint32_t n_cells)
+int bench_devices(const struct bench_options *o, const struct bench_devices *devices,
+                  const struct bench_cell *c, uint32_t n_cells)
 {
     int rc = 0;
     printf("%s, %" PRIu32 " cards; us of a step on one, and of the slowest part of a split step\n\n"
            "%-32s %10s %10s %6s %10s %6s\n",
-           o->backend, cards->n, "cell", "one card", "heads", "x", "tokens", "x");
+           o->backend, devices->n, "cell", "one card", "heads", "x", "tokens", "x");
     for (uint32_t i = 0; i < n_cells; i++) {
         char name[64];
-        bool has_heads = c[i].g->num_kv_heads >= cards->n, has_tokens = c[i].context >= cards->n;
+        bool has_heads = c[i].g->num_kv_heads >= devices->n,
+             has_tokens = c[i].context >= devices->n;
         bench_cell_name(&c[i], name, sizeof name);
-        double one = time_cell(o, cards->index[0], &c[i]);
-        double heads = one > 0 && has_heads ? time_split(o, cards, &c[i], true) : 0;
-        double tokens = one > 0 && has_tokens ? time_split(o, cards, &c[i], false) : 0;
+        double one = time_cell(o, devices->index[0], &c[i]);
+        double heads = one > 0 && has_heads ? time_split(o, devices, &c[i], true) : 0;
+        double tokens = one > 0 && has_tokens ? time_split(o, devices, &c[i], false) : 0;
         printf("%-32s %10.1f", name, one);
         print_time(heads, one);
         print_time(tokens, one);
