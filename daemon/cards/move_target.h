@@ -19,7 +19,7 @@ enum move_state {
 };
 
 struct card_move {
-    /* first; heard by the source's cards/move.c, whoever has the move */
+    /* first; run by the source's cards/move.c, whoever has the move */
     struct engine_message message;
     struct cards *cards;
     struct engine *from, *to;

@@ -3,7 +3,7 @@
  * Of each prompt that is opened, beginnings of some lengths are noted with the card that it went
  * to, by their hashes in a table without locks; the longest that is found says where a later prompt
  * would find most. It is a guess: what a card has, its cache says. A hash that stands for two
- * beginnings, or a note that was lost to another thread's, costs a miss.
+ * beginnings, or a record that was lost to another thread's, costs a miss.
  */
 #include "daemon/cards/prefix.h"
 

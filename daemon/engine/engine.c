@@ -56,7 +56,7 @@ enum {
 
 /* --- requests come in ------------------------------------------------------------------------- */
 
-void engine_hear(struct engine *e)
+void engine_take_messages(struct engine *e)
 {
     struct engine_message *notes = engine_messages_take(e);
     if (notes != NULL)
@@ -81,7 +81,7 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
     bool has_moved = peers_turn(e);
     struct request *oldest = inbox_with_held(e);
     if (!is_alone(e))
-        engine_hear(e);
+        engine_take_messages(e);
     bool has_any = oldest != NULL || has_moved || e->leave.is_there; /* that leaves at once */
     bool is_large = e->gauges.sequences >= MIN_WARM_SEQUENCES;
     struct request *cold = oldest; /* the first one that was not warmed */

@@ -45,7 +45,7 @@ void engine_reload(struct engine *e, const struct config *cfg);
 attn_status engine_stop(struct engine *e);
 /* What engines of other cards have sent this one, and their replies that only its thread may give:
  * at every turn, and once more when all have stopped. */
-void engine_hear(struct engine *e);
+void engine_take_messages(struct engine *e);
 /* Answers what is left with ATTN_EDRAINING, of a lost device with ATTN_EDEVICE, stops the thread,
  * frees all. NULL is fine.
  * ATTN_ETIMEDOUT: the backend did not give its batches back in time; the engine and its buffers are

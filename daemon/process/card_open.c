@@ -372,7 +372,7 @@ attn_status cards_stop(struct card_list *list)
     }
     /* what they told each other last, and what one may say to that */
     for (uint32_t i = 0; i < LAST_ROUNDS * list->n && list->cards != NULL && has_all; i++)
-        engine_hear(list->at[i % list->n].engine);
+        engine_take_messages(list->at[i % list->n].engine);
     for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++) {
         engine_close(list->at[i].engine);
         list->at[i].engine = NULL;

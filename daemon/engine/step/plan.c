@@ -72,8 +72,8 @@ static void tour_goes_on(struct plan_tour *t)
     engine_message_push(to, &t->message);
 }
 
-/* On the thread of a card that has some of its sequences. Notes are heard before what came earlier:
- * where there is anything, it may move positions. */
+/* On the thread of a card that has some of its sequences. Messages are run before what came
+ * earlier: where there is anything, it may move positions. */
 static void tour_checks(struct engine *e, struct engine_message *message)
 {
     struct plan_tour *t = (struct plan_tour *)message;
