@@ -3,7 +3,7 @@
  * Truth moves in single stores. A new table entry lies past every committed length, so it is no
  * truth before a length covers it. A replaced entry is truth: its journal entry is live before the
  * table changes, and until it is freed recovery puts the old block back. Commit frees the entries,
- * then moves the length; only then are the old blocks let go.
+ * then moves the length; only then are the old blocks released.
  */
 #include "cache/kv_internal.h"
 
@@ -227,7 +227,7 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
         s->n_maybe_shared = s->n_blocks;
 }
 
-/* A reserve has ended; the last one lets go of the blocks that no length covers, and publishes what
+/* A reserve has ended; the last one releases the blocks that no length covers, and publishes what
  * is full. */
 static void reserve_end(struct kv *kv, uint32_t seq)
 {

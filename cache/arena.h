@@ -158,13 +158,13 @@ struct kv_published_rec {
     uint64_t key[2]; /* chained hash: finds it, proves nothing */
     uint64_t serial; /* no two publications have the same */
     uint64_t parent; /* serial of the block before; 0: it is the first */
-    uint64_t used; /* when it was last let go of, by the clock */
+    uint64_t used; /* when it was last released, by the clock */
 };
 static_assert(sizeof(struct kv_published_rec) == 64, "a publication is a cache line");
 
 /* How long a published block stays. */
 struct kv_retained_rec {
-    uint32_t used_s; /* when it was last let go of, in seconds */
+    uint32_t used_s; /* when it was last released, in seconds */
     uint8_t priority; /* above the lowest */
     uint8_t life; /* 0: for ever; else it has 2^(life - 1) seconds */
     uint8_t is_pinned;

@@ -4,7 +4,7 @@
  * There it keeps name, owner, epoch and the request that made the epoch, so that whoever repeats a
  * request is answered as before. Its blocks are set aside while their bytes come, and are its own:
  * what was shared where it comes from is not shared here, and what was published is published
- * anew. What its windows let go of there has no block here either. The record is published last, as
+ * anew. What its windows release there has no block here either. The record is published last, as
  * that of any other sequence; then both caches have it, until it is closed where it came from. A
  * process that dies in between leaves two that are equal.
  *
@@ -161,15 +161,15 @@ struct kv_arrival *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t
     a->is_used = calloc(n > 0 ? n : 1, sizeof *a->is_used);
     if (a->is_used != NULL)
         return a;
-    kv_cached_let_go(kv, a);
+    kv_cached_release(kv, a);
     return NULL;
 }
 
-void kv_cached_let_go(struct kv *kv, struct kv_arrival *a)
+void kv_cached_release(struct kv *kv, struct kv_arrival *a)
 {
     struct kv_pool_rec *p = &kv->pools[a->pool];
     bool *is_used = a->is_used;
-    a->is_used = NULL; /* what is let go of here is no use */
+    a->is_used = NULL; /* what is released here is no use */
     for (uint32_t i = 0; is_used != NULL && i < a->n_blocks; i++)
         if (is_used[i])
             kv_block_unref(kv, p, a->blocks[i]);

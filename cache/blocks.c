@@ -1,4 +1,4 @@
-/* blocks.c: a pool's blocks: taken, referred to, let go of, and evicted when there is none left.
+/* blocks.c: a pool's blocks: taken, referred to, release, and evicted when there is none left.
  *
  * A block without references is on its pool's free list or was never used; one that is published
  * stays as it is until blocks run out (lru.c chooses which one goes). References and free lists are
@@ -80,7 +80,7 @@ static bool is_last_ref(struct kv *kv, const struct kv_pool_rec *p, uint32_t blo
     return true;
 }
 
-/* The last sequence that had the block lets go of it: if it is held, that is a use. */
+/* The last sequence that had the block releases it: if it is held, that is a use. */
 static void note_use(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
 {
     struct kv_arrival *a;

@@ -3,7 +3,7 @@
  *
  * Pages are taken in runs, from a map with a bit for each. The search goes on where the last one
  * ended, 64 pages at a step, and is left out when no run of the length was found since pages were
- * last let go of.
+ * last released.
  */
 #include "cache/kv_internal.h"
 
@@ -60,7 +60,7 @@ static bool take_pages(struct kv_pages *g, uint32_t n, uint32_t *out_page)
     return true;
 }
 
-static void let_go_of_pages(struct kv_pages *g, uint32_t page, uint32_t n)
+static void release_pages(struct kv_pages *g, uint32_t page, uint32_t n)
 {
     mark(g, page, n, false);
     g->too_long = UINT32_MAX;
@@ -178,7 +178,7 @@ void kv_idle_drop(struct kv *kv, uint32_t seq, uint32_t index)
             m->entries[i].is_gone = true; /* its pages are read: they go with it */
             return;
         }
-    let_go_of_pages(&kv->pages, page, p->idle_pages);
+    release_pages(&kv->pages, page, p->idle_pages);
 }
 
 void kv_idle_closed(struct kv *kv, uint32_t seq)
@@ -315,7 +315,7 @@ uint32_t kv_idle_out_end(struct kv *kv, struct kv_idle_move *m)
             count_away(kv, m->seq, 1);
             n++;
         } else {
-            let_go_of_pages(&kv->pages, x->page, p->idle_pages);
+            release_pages(&kv->pages, x->page, p->idle_pages);
         }
         kv_block_unref(kv, p, x->block);
     }
@@ -364,7 +364,7 @@ uint32_t kv_idle_in_end(struct kv *kv, struct kv_idle_move *m, struct kv_effects
             n++;
         }
         if (comes || x->is_gone)
-            let_go_of_pages(&kv->pages, x->page, p->idle_pages);
+            release_pages(&kv->pages, x->page, p->idle_pages);
     }
     LIST_REMOVE(m, link);
     free(m);

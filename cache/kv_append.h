@@ -26,12 +26,12 @@ attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint
 /* Would kv_append_reserve of this range replace a shared block by a copy? */
 bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t n_tokens);
 /* kv_append_commit: the batch is done. The layer's length becomes max(length, pos + n_tokens);
- * replaced blocks are let go. */
+ * replaced blocks are released. */
 void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                       uint32_t n_tokens);
 /* kv_append_cancel: the batch failed. Replaced blocks come back (their table entries are added to
- * fx); lengths stay; blocks past the longest layer are let go once no other reserve of the sequence
- * is outstanding.
+ * fx); lengths stay; blocks past the longest layer are released once no other reserve of the
+ * sequence is outstanding.
  * Errors   ATTN_EOVERLOAD fx has less room for patches than the reserve made copies: nothing
  *          changed, cancel again */
 attn_status kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
@@ -64,10 +64,10 @@ void kv_ahead_end(struct kv *kv, uint32_t slot);
 
 /* --- windows ----------------------------------------------------------------------------------
  *
- * Where all layers of a pool have a window, blocks that no query can see any more are let go; what
- * is left is a hole in the table. A query may still come at the position of a layer's latest append
- * (a retry), so the layer that is furthest back there decides. An append, a truncation or a fork
- * whose next query would see the hole is refused, ATTN_EINVAL. */
+ * Where all layers of a pool have a window, blocks that no query can see any more are released;
+ * what is left is a hole in the table. A query may still come at the position of a layer's latest
+ * append (a retry), so the layer that is furthest back there decides. An append, a truncation or a
+ * fork whose next query would see the hole is refused, ATTN_EINVAL. */
 
 /* Lets go of what no query sees. Does nothing while appends are outstanding, and until every layer
  * has been appended to since the last recovery. The caller sees to it that no launch reads the

@@ -4,9 +4,9 @@
  * Idle memory is the caller's; it is counted in pages and outlives the process as the arena does.
  * Where the bytes of a block are is written in the sequence's own row of the block table: an entry
  * with KV_PLACE set names no block but the page at which its bytes begin. That is truth, and
- * changes in one store: on the way out after the bytes are there and before the block is let go, on
- * the way in after the block has them and before the pages are free. So a kill at any instruction
- * leaves each block in one place. Which pages are free is derived.
+ * changes in one store: on the way out after the bytes are there and before the block is released,
+ * on the way in after the block has them and before the pages are free. So a kill at any
+ * instruction leaves each block in one place. Which pages are free is derived.
  *
  * Only blocks go that one sequence alone refers to; if such a block is published, it is no more.
  * What forks without a table of their own read stays, and so do those forks. Blocks must be back
@@ -39,7 +39,7 @@ struct kv_idle_entry {
     uint32_t index; /* in the sequence's table */
     uint32_t block, page;
     bool is_good; /* the caller sets it before the end: the bytes have been copied */
-    bool is_gone; /* the sequence has let go of it meanwhile */
+    bool is_gone; /* the sequence has released it meanwhile */
 };
 struct kv_idle_move {
     LIST_ENTRY(kv_idle_move) link;
@@ -62,7 +62,7 @@ bool kv_idle_is_even(const struct kv *kv, kv_seq_id seq);
  * nothing can go, there is no room, or no memory. */
 struct kv_idle_move *kv_idle_out_begin(struct kv *kv, kv_seq_id seq, uint32_t n_most);
 /* Entries that are good have gone from now on and their blocks are free, except those that have
- * changed, are shared by now or were let go. Returns the number that went. m is gone. */
+ * changed, are shared by now or were released. Returns the number that went. m is gone. */
 uint32_t kv_idle_out_end(struct kv *kv, struct kv_idle_move *m);
 
 /* Takes blocks for n_most of those that have gone at most, the first ones of the sequence's table.

@@ -318,7 +318,7 @@ bool kv_place_is_possible(const struct kv *kv, const struct kv_pool_rec *p, uint
 bool kv_place_claim(struct kv *kv, const struct kv_pool_rec *p, uint32_t entry);
 /* Recovery has come upon such an entry of the sequence. */
 void kv_idle_found_away(struct kv *kv, uint32_t seq);
-/* The sequence lets go of such an entry; it is closed. */
+/* The sequence releases such an entry; it is closed. */
 void kv_idle_drop(struct kv *kv, uint32_t seq, uint32_t index);
 void kv_idle_closed(struct kv *kv, uint32_t seq);
 /* As a kill would leave them; adds the references that moves have; adds the pages that moves have:

@@ -31,7 +31,7 @@ struct kv_departure {
 attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out);
 /* kv_departure_hold: holds n blocks of the sequence from entry first on, while somebody reads them
  * beside the launches of this cache: whatever becomes of the sequence, they are not written to.
- * kv_arrival_cancel lets go of them. NULL: no memory. */
+ * kv_arrival_cancel releases them. NULL: no memory. */
 struct kv_arrival *kv_departure_hold(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_t n);
 
 /* A sequence that comes. Its blocks are reserved first, and are no truth until it is whole: a

@@ -89,7 +89,7 @@ attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint
  * Errors   ATTN_EINVAL names the range */
 attn_status kv_seq_retain(struct kv *kv, kv_seq_id seq, const struct kv_retention *r, uint32_t n);
 /* kv_seq_truncate: layers longer than len become len, and the epoch rises, all together even if
- * killed half way (recovery finishes it). Blocks past the longest layer are let go.
+ * killed half way (recovery finishes it). Blocks past the longest layer are released.
  * Errors   ATTN_EINVAL len is beyond the longest layer, or a query there would see a hole;
  *          ATTN_EOVERLOAD appends are outstanding, or no epoch is left */
 attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t request,
@@ -98,7 +98,7 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t
  * Errors   ATTN_EINVAL owner; ATTN_ESTALE; ATTN_EOVERLOAD no epoch is left */
 attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t request,
                          uint32_t *out_epoch);
-/* kv_seq_close: lets go of all blocks at once; the caller sees to it that no launch still uses
+/* kv_seq_close: releases all blocks at once; the caller sees to it that no launch still uses
  * them. Outstanding appends are cancelled. One that is not open is fine. */
 void kv_seq_close(struct kv *kv, kv_seq_id seq);
 

@@ -61,12 +61,12 @@ uint32_t kv_fetch_block(const struct kv_fetch *f, uint32_t i);
 void kv_fetch_end(struct kv *kv, struct kv_fetch *f, uint32_t n_there);
 
 /* kv_cached_hold: holds n published blocks that no sequence refers to, while somebody reads them:
- * they are not evicted, and can still be found. kv_cached_let_go puts each back where it was in the
- * order of eviction, except those that a sequence had meanwhile, which were just used. Their pool
- * is not dropped before that. NULL: no memory. */
+ * they are not evicted, and can still be found. kv_cached_release puts each back where it was in
+ * the order of eviction, except those that a sequence had meanwhile, which were just used. Their
+ * pool is not dropped before that. NULL: no memory. */
 struct kv_arrival;
 struct kv_arrival *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks,
                                   uint32_t n);
-void kv_cached_let_go(struct kv *kv, struct kv_arrival *a);
+void kv_cached_release(struct kv *kv, struct kv_arrival *a);
 
 #endif

@@ -1,13 +1,13 @@
 /* lru.c: which published block goes when blocks run out: of those that no sequence refers to and
- * that are not pinned, one of the lowest priority; among these one that was let go of longer ago
- * than it was to live, else the one that was let go of longest ago.
+ * that are not pinned, one of the lowest priority; among these one that was released longer ago
+ * than it was to live, else the one that was released longest ago.
  *
  * A block that sequences have been opened with counts as used later than it was, by as many uses as
  * twice the pool's blocks: of what is found once more is found again than of what never was.
  *
  * There are two lists for each priority and time to live, of blocks that were found and of others.
  * Times to live are powers of two, so there are few; within a list the order of use is the order of
- * expiry, too, so only the lists' heads need be looked at. A closed sequence lets go of its last
+ * expiry, too, so only the lists' heads need be looked at. A closed sequence releases its last
  * block first, so the end of a prefix goes before its start. The lists are derived from the blocks'
  * times of last use, which are truth.
  */

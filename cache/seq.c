@@ -308,7 +308,7 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     if (kv->links[src.index].n_away > 0)
         return kv_away(kv, src.index);
     uint32_t n_blocks = kv_blocks_of(p, len);
-    bool has_table = p->window_tokens != 0 || n_blocks == 0; /* windows let go of what it reads */
+    bool has_table = p->window_tokens != 0 || n_blocks == 0; /* windows release what it reads */
     bool has_own_ids = s->is_lazy && kv->given[src.index].has_own_ids;
     const struct kv_given_rec *g = &kv->given[src.index];
     b.tokens = (struct kv_tokens){kv_given_ids(kv, src.index), g->n_ids < len ? g->n_ids : len,

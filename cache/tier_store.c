@@ -268,7 +268,7 @@ static void touch(struct tier_store *t, struct tier_block *b)
 {
     b->used_s = t->now_s;
     if (b->n_holds > 0)
-        return; /* when it is let go of */
+        return; /* when it is released */
     unlist_by_use(t, b);
     list_by_use(t, b);
 }
@@ -363,7 +363,7 @@ void tier_store_hold(struct tier_store *t, struct tier_block *b)
         unlist_by_use(t, b);
 }
 
-void tier_store_let_go(struct tier_store *t, struct tier_block *b)
+void tier_store_release(struct tier_store *t, struct tier_block *b)
 {
     if (--b->n_holds > 0)
         return;

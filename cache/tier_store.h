@@ -60,11 +60,11 @@ struct tier_block *tier_store_find(struct tier_store *t, const struct kv_content
 uint64_t tier_store_serial(const struct tier_store *t, const struct kv_content *c);
 /* While it is held a block that is there stays. */
 void tier_store_hold(struct tier_store *t, struct tier_block *b);
-void tier_store_let_go(struct tier_store *t, struct tier_block *b);
+void tier_store_release(struct tier_store *t, struct tier_block *b);
 /* Its bytes, as they were read, have this checksum. false: they are not as they were put there: it
  * is counted, and found no more. */
 bool tier_store_verify(struct tier_store *t, struct tier_block *b, const uint64_t sum[2]);
-/* A place that was not filled, or a block, goes; one that is held when it is let go of. */
+/* A place that was not filled, or a block, goes; one that is held when it is released. */
 void tier_store_drop(struct tier_store *t, struct tier_block *b);
 /* All of a pool go: nobody holds any, nor has a place of it. */
 void tier_store_drop_pool(struct tier_store *t, uint32_t pool);

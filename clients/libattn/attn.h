@@ -417,7 +417,7 @@ ATTN_API attn_status attn_seq_pool(attn_client *c, uint64_t id, uint64_t timeout
  * The sequence may be any session's of the same tenant, and goes on meanwhile: the file has it as
  * it was when the call began, without what a truncation has taken away since (the drafts of a
  * worker that speculates; of more than a block it is begun anew), and without the blocks that its
- * windows have let go of; where they let go faster than it is copied, ATTN_ESTALE. Another file of
+ * windows have released; where they release faster than it is copied, ATTN_ESTALE. Another file of
  * that name is replaced as a whole, once the new one is on the disk, or not at all; the file is its
  * owner's alone (mode 0600). out_file may be NULL.
  * Errors   ATTN_EIO names the file and what the system says; ATTN_ENOTFOUND; ATTN_ESTALE it is

@@ -8,7 +8,7 @@
 #include "daemon/cards/internal.h"
 #include "daemon/engine/core/pool_table.h"
 
-/* That a sequence has: of its table, but for what its windows let go of. */
+/* That a sequence has: of its table, but for what its windows release. */
 static uint32_t blocks_of(const struct kv_seq_info *info)
 {
     return info->n_blocks - (info->hole_past - info->hole_first);

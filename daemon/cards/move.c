@@ -92,7 +92,7 @@ static void abandon(struct engine *e, attn_status st, const char *why)
 }
 
 /* Nobody reads the source's blocks any more. */
-static void let_go(struct engine *e)
+static void reading_release(struct engine *e)
 {
     kv_arrival_cancel(e->env.kv, e->leave.reading);
     e->leave.reading = NULL;
@@ -126,7 +126,7 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
                                            .bytes = m->staging + i * pool_block_bytes(p),
                                            .n_bytes = pool_block_bytes(p)};
     if (!card_move_copy(e, m)) {
-        let_go(e);
+        reading_release(e);
         stays(e, m, m->status, m->why);
     }
 }
@@ -182,7 +182,7 @@ static void go_ahead(struct engine *e, struct card_move *m)
 static void asked(struct engine *e, struct card_move *m)
 {
     struct engine_leave *l = &e->leave;
-    let_go(e);
+    reading_release(e);
     if (l->move != m)
         stays(e, m, ATTN_EOVERLOAD, "it was abandoned");
     else if (l->seq == SEQ_NONE)

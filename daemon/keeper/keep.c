@@ -83,7 +83,7 @@ bool keep_put(const char *name, int fd)
     char state[KEEP_NAME_BYTES + 64];
     if (!keep_is_there())
         return false;
-    /* without FDPOLL=0 systemd would let go of a socket as soon as that is in error */
+    /* without FDPOLL=0 systemd would release a socket as soon as that is in error */
     snprintf(state, sizeof state, "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", name);
     bool is_sent = notify_send_fd(state, fd);
     if (!is_sent)

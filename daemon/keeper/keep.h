@@ -28,7 +28,7 @@ int keep_take(const char *name);
 bool keep_find(const char *prefix, char out_name[KEEP_NAME_BYTES]);
 /* Gives the keeper a copy. Does nothing without one; false: it does not have it. */
 bool keep_put(const char *name, int fd);
-/* The keeper lets go of the name, and so does this process where it was not taken. Returns when
+/* The keeper releases the name, and so does this process where it was not taken. Returns when
  * that is done. */
 void keep_drop(const char *name);
 /* The same of all that was handed in and nobody took. */

@@ -103,7 +103,7 @@ struct model_published *model_published_block(struct model *m, uint64_t block)
     return NULL;
 }
 
-void model_let_go(struct model *m, uint64_t block)
+void model_release(struct model *m, uint64_t block)
 {
     struct model_published *e = model_published_block(m, block);
     if (e != NULL && model_references(m, block) == 0)
@@ -115,7 +115,7 @@ static uint64_t goes_at(const struct model *m, const struct model_published *e)
     return e->used + (e->was_found ? 2 * model_n_blocks(m) : 0);
 }
 
-/* The one that was let go of first, if those that were found count as used later. */
+/* The one that was released first, if those that were found count as used later. */
 bool model_make_room(struct model *m, uint32_t n_full)
 {
     struct model_published *oldest = NULL;

@@ -105,7 +105,7 @@ static void entry_goes(struct model *m, uint32_t slot, uint32_t i)
     s->n_blocks = i;
     s->is_away[i] = false;
     if (was_held)
-        model_let_go(m, s->block[i]);
+        model_release(m, s->block[i]);
     for (uint32_t k = 0; was_away && v->is_under_way && k < v->n; k++)
         v->is_gone[k] |= v->is_in && v->slot == slot && !v->is_closed && v->index[k] == i;
 }
@@ -119,11 +119,11 @@ static void trim(struct model *m, uint32_t slot)
         entry_goes(m, slot, s->n_blocks - 1);
 }
 
-static void let_go_of_copied(struct model *m, struct model_pending *p)
+static void release_copied(struct model *m, struct model_pending *p)
 {
     while (p->n_copies > 0) {
         p->n_copies--;
-        model_let_go(m, p->old_block[p->n_copies]);
+        model_release(m, p->old_block[p->n_copies]);
     }
 }
 
@@ -216,7 +216,7 @@ static attn_status apply_close(struct model *m, const struct op *op)
     struct model_seq *s = &m->seq[op->slot];
     m->ended = s->epoch > m->ended ? s->epoch : m->ended;
     for (uint32_t l = 0; l < M_LAYERS; l++)
-        let_go_of_copied(m, &m->pending[op->slot][l]);
+        release_copied(m, &m->pending[op->slot][l]);
     memset(m->pending[op->slot], 0, sizeof m->pending[op->slot]);
     while (s->n_blocks > 0)
         entry_goes(m, op->slot, s->n_blocks - 1);
@@ -317,7 +317,7 @@ static attn_status apply_commit(struct model *m, const struct op *op)
     if (p->pos + p->n > s->len[op->layer])
         s->len[op->layer] = p->pos + p->n;
     s->latest[op->layer] = p->pos;
-    let_go_of_copied(m, p);
+    release_copied(m, p);
     *p = (struct model_pending){0};
     trim(m, op->slot);
     if (model_is_quiet(m, op->slot))
@@ -346,7 +346,7 @@ static attn_status apply_unseen(struct model *m, const struct op *op)
         return ATTN_OK;
     s->hole = past;
     for (uint32_t i = past; i-- > first; m->n_unseen++)
-        model_let_go(m, s->block[i]);
+        model_release(m, s->block[i]);
     return ATTN_OK;
 }
 
@@ -364,7 +364,7 @@ static attn_status apply_free_to(struct model *m, const struct op *op)
     uint32_t from = s->hole > first ? s->hole : first;
     s->hole = past > s->hole ? past : s->hole;
     for (uint32_t i = past < s->n_blocks ? past : s->n_blocks; i-- > from;)
-        model_let_go(m, s->block[i]);
+        model_release(m, s->block[i]);
     for (uint32_t l = 0; l < M_LAYERS; l++)
         if (s->len[l] < s->hole * M_BLOCK_TOKENS)
             s->len[l] = s->hole * M_BLOCK_TOKENS;

@@ -258,7 +258,7 @@ static const char *learn_end(struct model *m, struct kv *kv)
         }
         uint64_t block = v->block[i];
         v->block[i] = 0;
-        model_let_go(m, block);
+        model_release(m, block);
     }
     *v = (struct model_move){0};
     return "";

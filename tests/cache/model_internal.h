@@ -38,7 +38,7 @@ uint32_t model_references(const struct model *m, uint64_t block);
 struct model_published *model_published_block(struct model *m, uint64_t block);
 
 /* A reference is gone: a published block that nobody has any more was used now. */
-void model_let_go(struct model *m, uint64_t block);
+void model_release(struct model *m, uint64_t block);
 /* Of n_full blocks that are used or published, a published one goes; false: there are fewer. */
 bool model_make_room(struct model *m, uint32_t n_full);
 uint64_t model_block_new(struct model *m);

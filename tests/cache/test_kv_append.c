@@ -357,7 +357,7 @@ static void a_fork_past_a_layers_end_is_refused_with_both_numbers(void **state)
     assert_int_equal(info_of(f, child).n_blocks, 0);
 }
 
-static void truncate_cuts_every_layer_and_lets_go_of_blocks(void **state)
+static void truncate_cuts_every_layer_and_releases_blocks(void **state)
 {
     struct fixture *f = *state;
     kv_seq_id seq = open_seq(f, NAME);
@@ -393,7 +393,7 @@ int main(void)
         T(forks_outlive_what_their_source_becomes),
         T(a_fork_repeated_gives_the_same_sequence),
         T(a_fork_past_a_layers_end_is_refused_with_both_numbers),
-        T(truncate_cuts_every_layer_and_lets_go_of_blocks),
+        T(truncate_cuts_every_layer_and_releases_blocks),
     };
     return cmocka_run_group_tests_name("kv_append", tests, NULL, NULL);
 }

@@ -157,7 +157,7 @@ static void fetch_end(uint32_t i)
         n_flipped += is_flipped;
         is_good = is_good && !chance(fail_one_in);
         n_there += is_good && n_there == k;
-        tier_store_let_go(tier, b);
+        tier_store_release(tier, b);
     }
     n_in += n_there;
     kv_fetch_end(kv, fetches[i].f, n_there);
@@ -496,7 +496,7 @@ static void a_successor_knows_nothing_of_a_fetch(void **state)
         kv = dead;
         for (uint32_t k = 0; k < MAX_FETCHES; k++) {
             for (uint32_t i = 0; fetches[k].f != NULL && i < fetches[k].n; i++)
-                tier_store_let_go(tier, fetches[k].from[i]);
+                tier_store_release(tier, fetches[k].from[i]);
             fetches[k].f = NULL; /* kv_close forgets it */
         }
         end();

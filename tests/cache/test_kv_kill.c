@@ -161,7 +161,7 @@ static const struct op script[] = {
     {.kind = OP_RESIZE, .n = 14},
 #endif
 #if M_PAGES > 0
-    /* blocks go, some of them in two parts, come back, and are let go of while they are away and
+    /* blocks go, some of them in two parts, come back, and are released while they are away and
      * on their way */
     {.kind = OP_MOVE_OUT, .slot = 4, .n = 4},
     {.kind = OP_MOVE_END, .slot = 4, .will_commit = true},

@@ -230,7 +230,7 @@ static void decode(struct kv *x, kv_seq_id seq, uint32_t n)
     }
 }
 
-static void what_windows_have_let_go_of_does_not_move(void **state)
+static void what_windows_have_released_does_not_move(void **state)
 {
     (void)state;
     enum { WINDOW = 2 * BLOCK, KEPT = 3 };
@@ -245,7 +245,7 @@ static void what_windows_have_let_go_of_does_not_move(void **state)
     assert_int_equal(before.hole_first, 1);
     assert_int_equal(before.hole_past, 4);
 
-    /* it comes in two parts, between which more is let go of */
+    /* it comes in two parts, between which more is released */
     struct kv_arrival *a = kv_arrival_begin(kv[1], pool[1]);
     assert_int_equal(kv_arrival_reserve(kv[1], a, 0, 1), ATTN_OK);
     assert_int_equal(kv_arrival_reserve(kv[1], a, 4, 2), ATTN_OK);
@@ -421,7 +421,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sequence_that_moved_is_the_same_there),
         cmocka_unit_test(blocks_that_are_read_as_they_leave_are_nobody_elses),
-        cmocka_unit_test(what_windows_have_let_go_of_does_not_move),
+        cmocka_unit_test(what_windows_have_released_does_not_move),
         cmocka_unit_test(what_has_no_place_stays_where_it_is),
         cmocka_unit_test(names_never_have_an_epoch_twice_wherever_they_are),
     };

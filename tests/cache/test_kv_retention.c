@@ -141,14 +141,14 @@ static void hold(void)
 }
 
 /* They are what they were. */
-static void let_go(void)
+static void release(void)
 {
     const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
     for (uint32_t i = 0; i < n_held; i++) {
         assert_true(kv_is_published(kv, p, held_blocks[i]));
         assert_int_equal(kv_published(kv, p, held_blocks[i])->serial, held_serials[i]);
     }
-    kv_cached_let_go(kv, held);
+    kv_cached_release(kv, held);
     held = NULL;
 }
 
@@ -183,7 +183,7 @@ static void some_round(uint32_t round)
     kv_seq_close(kv, seq);
     check_order();
     if (held != NULL && (round % 50 == 0 || below(2) == 0))
-        let_go();
+        release();
     else if (held == NULL && round % 50 != 0)
         hold();
     check();
@@ -327,7 +327,7 @@ static void what_is_read_stays_and_then_goes_when_it_would_have(void **state)
     check();
     assert_int_equal(kv_pool_cached(kv, pool), N_BLOCKS - MOST_HELD);
     assert_int_equal(open_prompt(9, 4 * BLOCK_TOKENS, NULL, 0, &seq, &n_cached), ATTN_OK);
-    kv_cached_let_go(kv, held);
+    kv_cached_release(kv, held);
     held = NULL;
     check();
     uint32_t n = kv_pool_next_evicted(kv, pool, N_BLOCKS, after);
@@ -354,7 +354,7 @@ static void what_is_read_and_used_meanwhile_counts_as_used(void **state)
     assert_int_equal(n, MOST_HELD);
     held = kv_cached_hold(kv, pool, blocks, n);
     assert_int_equal(use(1, MAX_TOKENS, NULL, 0), n_blocks * BLOCK_TOKENS);
-    kv_cached_let_go(kv, held);
+    kv_cached_release(kv, held);
     held = NULL;
     check();
     n_next = kv_pool_next_evicted(kv, pool, 2 + n_blocks, next);
@@ -375,7 +375,7 @@ static void a_pool_of_which_blocks_are_read_stays(void **state)
     held = kv_cached_hold(kv, pool, &next.block, 1);
     assert_int_equal(kv_pool_drop(kv, pool), ATTN_EOVERLOAD);
     check();
-    kv_cached_let_go(kv, held);
+    kv_cached_release(kv, held);
     held = NULL;
     assert_int_equal(kv_pool_drop(kv, pool), ATTN_OK);
     kv_close(kv);

@@ -212,7 +212,7 @@ static void the_one_used_longest_ago_goes(void **state)
         assert_true(put(t, 3 * i, 0));
     assert_ptr_equal(find(t, 9), held);
     assert_filled(bytes_of(held), 9, 0);
-    tier_store_let_go(t, held);
+    tier_store_release(t, held);
     assert_null(tier_store_check(t));
     tier_store_close(t);
 }
@@ -234,7 +234,7 @@ static void held_blocks_are_not_for_others(void **state)
     assert_int_equal(s.no_room, 2);
     for (uint32_t i = 0; i < 3; i++) {
         assert_filled(bytes_of(held[i]), 3 * i, 0);
-        tier_store_let_go(t, held[i]);
+        tier_store_release(t, held[i]);
     }
     assert_true(put(t, 1, 0)); /* the piece goes to the other pool */
     assert_null(find(t, 0));
@@ -260,7 +260,7 @@ static void a_flipped_bit_is_found(void **state)
         assert_false(tier_store_verify(t, b, sum_of(b).word));
         assert_null(find(t, 0));
         if (is_held)
-            tier_store_let_go(t, b);
+            tier_store_release(t, b);
         assert_null(tier_store_check(t));
     }
     tier_store_stats_read(t, &s);
@@ -316,9 +316,9 @@ static void a_tenant_has_no_more_than_it_may(void **state)
     assert_int_equal(tenant_bytes[0], most_of_tenant);
     tier_store_drop(t, held[0]); /* not found any more, but its place is not free */
     assert_false(put(t, 18, 0));
-    tier_store_let_go(t, held[0]);
+    tier_store_release(t, held[0]);
     assert_true(put(t, 18, 0));
-    tier_store_let_go(t, held[1]);
+    tier_store_release(t, held[1]);
     assert_null(tier_store_check(t));
     most_of_tenant = UINT64_MAX;
     tier_store_close(t);

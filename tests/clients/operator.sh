@@ -23,7 +23,7 @@ holds "x == {'slow': []}"
 for endpoint in "$ATTND_ENDPOINT" "shm://$dir/shm"; do
   expect 0 "$bin/attnload" --endpoint "$endpoint" --preset bytelm --sequences 3 --context 20 --steps 20
 done
-# runs of more sizes than there may be pools: each lets go of its own
+# runs of more sizes than there may be pools: each releases its own
 for i in {1..12}; do
   expect 0 "$bin/attnload" --preset bytelm --context $((i * 50)) --steps 1
 done

@@ -1,5 +1,5 @@
 /* test_client_pin.c: memory shared with the daemon is page-locked as often as there is new memory,
- * and let go before it is unmapped; not in a forked child. */
+ * and released before it is unmapped; not in a forked child. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* test_libattn_windows.c: sequences that have let go of blocks under their windows go into files,
+/* test_libattn_windows.c: sequences that have released blocks under their windows go into files,
  * out of them, and from one daemon to another: they have the same blocks there, are refused the
  * same, and every output is that of one that stays. */
 #include <pthread.h>
@@ -269,7 +269,7 @@ static void assert_is_the_workers(attn_pool *q, struct attn_seq *got, uint32_t n
     ok(attn_seq_close(q, &twin, LONG_US));
 }
 
-static void a_sequence_moves_while_its_windows_let_go(void **state)
+static void a_sequence_moves_while_its_windows_release(void **state)
 {
     (void)state;
     for (int round = 0; round < 6; round++) {
@@ -303,7 +303,7 @@ static void a_sequence_moves_while_its_windows_let_go(void **state)
     }
 }
 
-static void a_sequence_is_exported_while_its_windows_let_go(void **state)
+static void a_sequence_is_exported_while_its_windows_release(void **state)
 {
     (void)state;
     for (int round = 0; round < 4; round++) {
@@ -347,8 +347,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_file_has_what_windows_have_left),
         cmocka_unit_test(what_is_damaged_or_foreign_is_refused_by_name),
-        cmocka_unit_test(a_sequence_moves_while_its_windows_let_go),
-        cmocka_unit_test(a_sequence_is_exported_while_its_windows_let_go),
+        cmocka_unit_test(a_sequence_moves_while_its_windows_release),
+        cmocka_unit_test(a_sequence_is_exported_while_its_windows_release),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

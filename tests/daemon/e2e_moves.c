@@ -498,8 +498,8 @@ static void a_sequence_that_fills_its_pool_is_written_again_as_it_moves(void **s
     end();
 }
 
-/* Sequences that have let go of blocks, more of which go while they move; drafts are taken back. */
-static void windows_let_go_before_and_while_a_sequence_moves(void **state)
+/* Sequences that have released blocks, more of which go while they move; drafts are taken back. */
+static void windows_release_before_and_while_a_sequence_moves(void **state)
 {
     (void)state;
     e2e_all_have_windows = true;
@@ -648,7 +648,7 @@ int main(int argc, char **argv)
         TEST(random_requests_and_moves_lose_nothing),
         TEST(sequences_leave_a_card_that_is_full),
         TEST(a_sequence_that_fills_its_pool_is_written_again_as_it_moves),
-        TEST(windows_let_go_before_and_while_a_sequence_moves),
+        TEST(windows_release_before_and_while_a_sequence_moves),
         TEST(losing_either_card_in_the_middle_takes_what_is_there),
         TEST(a_kill_in_the_middle_leaves_each_sequence_once),
     };

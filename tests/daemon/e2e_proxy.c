@@ -156,7 +156,7 @@ static void judge_holds(void)
     e2e_forget(&judge);
 }
 
-static void hold_or_let_go(void)
+static void hold_or_release(void)
 {
     if (second.is_held && below(2) == 0) {
         release(&c, second.pool, second.request);
@@ -191,7 +191,7 @@ static void do_something(void)
     } else if (r < 88) {
         adopt(l);
     } else if (r < 98) {
-        hold_or_let_go();
+        hold_or_release();
     } else {
         ask_for_the_pool();
     }

@@ -1,4 +1,4 @@
-/* test_engine_holds.c: sessions that hold pools and let go of them: what makes way then, and what
+/* test_engine_holds.c: sessions that hold pools and release them: what makes way then, and what
  * copies of these requests change, however late they come: nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -83,7 +83,7 @@ static attn_status again(uint64_t id)
 /* --- what makes way --------------------------------------------------------------------------- */
 
 /* max_pools is 4: p is there, held by the rig's session. */
-static void a_pool_that_is_let_go_of_makes_way(void **state)
+static void a_pool_that_is_released_makes_way(void **state)
 {
     (void)state;
     open_rig();
@@ -116,7 +116,7 @@ static void its_blocks_can_be_had_by_a_larger_one(void **state)
     rig_close(&r);
 }
 
-static void a_pool_with_sequences_stays_after_it_was_let_go_of(void **state)
+static void a_pool_with_sequences_stays_after_its_release(void **state)
 {
     (void)state;
     open_rig();
@@ -279,7 +279,7 @@ static void no_copy_changes_who_holds_the_pool(void **state)
     rig_close(&r);
 }
 
-/* Found, let go of, found again, let go of again: what is left does not depend on which of the n
+/* Found, released, found again, released again: what is left does not depend on which of the n
  * comes first. */
 static void assert_any_order_leaves(uint32_t n, bool is_held)
 {
@@ -422,9 +422,9 @@ static void with_several_cards_it_goes_from_all_of_them(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_pool_that_is_let_go_of_makes_way),
+        cmocka_unit_test(a_pool_that_is_released_makes_way),
         cmocka_unit_test(its_blocks_can_be_had_by_a_larger_one),
-        cmocka_unit_test(a_pool_with_sequences_stays_after_it_was_let_go_of),
+        cmocka_unit_test(a_pool_with_sequences_stays_after_its_release),
         cmocka_unit_test(each_session_holds_for_itself),
         cmocka_unit_test(what_names_no_hold_is_refused),
         cmocka_unit_test(a_pool_that_nobody_misses_is_made_anew_of_another_size),

@@ -91,7 +91,7 @@ bool keep_put(const char *name, int fd)
     return true;
 }
 
-static void let_go(struct kept *k)
+static void release(struct kept *k)
 {
     close(k->fd);
     *k = kept[--n_kept];
@@ -109,7 +109,7 @@ void keep_drop_rest(void)
     process_point();
     for (uint32_t i = 0; i < n_kept;) {
         if (kept[i].is_given)
-            let_go(&kept[i]);
+            release(&kept[i]);
         else
             i++;
     }
@@ -333,11 +333,11 @@ void outside_end(void)
 {
     close_range((unsigned)first_fd, KEPT_FDS - 1, 0);
     while (!sim_plan.has_keeper && n_kept > 0)
-        let_go(&kept[0]);
+        release(&kept[0]);
 }
 
 void outside_forget(void)
 {
     while (n_kept > 0)
-        let_go(&kept[0]);
+        release(&kept[0]);
 }

@@ -521,7 +521,7 @@ static attn_status gpu_pin(void *p, uint64_t bytes, int *device, char *why, size
 static void gpu_unpin(void *p)
 {
     if (cudaHostUnregister(p) != cudaSuccess)
-        cudaGetLastError(); /* the device is lost, and its driver has let go */
+        cudaGetLastError(); /* the device is lost, and its driver has freed it */
 }
 
 extern "C" __attribute__((visibility("default"))) const lane_memory_ops attn_lane_cuda;

@@ -56,7 +56,7 @@ static void hold_add(struct attn_pool *p, struct client_hold *hold, uint64_t req
         free(hold);
 }
 
-/* The handle counts no more. The request up to which the session lets go; 0: others hold on. */
+/* The handle counts no more. The request up to which the session releases it; 0: others hold on. */
 static uint64_t take_from_count(struct attn_pool *p)
 {
     uint64_t request = 0;
@@ -70,8 +70,9 @@ static uint64_t take_from_count(struct attn_pool *p)
     return request;
 }
 
-/* The session has let go up to a request, or it is not known to have: then the handle counts
- * again. Meanwhile handles may have come and gone, and another one may have been released, too. */
+/* The session has released holds up to a request, or it is not known to have: then the handle
+ * counts again. Meanwhile handles may have come and gone, and another one may have been released,
+ * too. */
 static void note_answer(struct attn_pool *p, uint64_t request, bool is_done)
 {
     pthread_mutex_lock(&p->client->lock);

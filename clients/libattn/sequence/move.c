@@ -2,7 +2,7 @@
  *
  * Full blocks are copied as they become full. Truncations may come in between (rejected drafts of a
  * worker that speculates): after each round the source says how many tokens have stayed all the
- * time, and the target lets go of the blocks behind them. It hears of token ids after that, so it
+ * time, and the target releases the blocks behind them. It hears of token ids after that, so it
  * never publishes a block that is not what they say. When there is no full block left, the sequence
  * is adopted: from then on its users are refused, so no token can be appended at the source
  * that the target has not. The rest follows, and only when the target has all of it is the source
@@ -10,8 +10,8 @@
  * that does not know what has stayed is begun with again, and at last adopted first and copied
  * then.
  *
- * What its windows have let go of at the source is freed at the target, too, as soon as that has
- * all before it; where the source has let go of more than the target has, that begins behind it.
+ * What its windows have released at the source is freed at the target, too, as soon as that has
+ * all before it; where the source has released more than the target has, that begins behind it.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -172,7 +172,7 @@ static void target_forget(struct move *m)
     error_restore(&kept);
 }
 
-/* The target lets go of what has not stayed at the source. */
+/* The target releases what has not stayed at the source. */
 static attn_status cut(struct move *m, uint32_t n_kept)
 {
     uint32_t n_blocks = n_kept / m->look.geometry.block_tokens;

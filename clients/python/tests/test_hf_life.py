@@ -130,7 +130,7 @@ def test_the_default_size_leaves_room_and_shrinks_to_what_is_free(own_daemon):
         assert n_tokens(llama, _name_or_path="another") == 8192
 
 
-def test_workers_of_one_client_let_go_of_their_pool_one_by_one(own_daemon):
+def test_workers_of_one_client_release_their_pool_one_by_one(own_daemon):
     model, other = make(llama), make(llama)
     inputs = prompts(model)
     want = model.generate(**inputs, **GREEDY)

@@ -1,4 +1,4 @@
-"""Pools that are let go of: their blocks are others' then, and no handle pulls one from under another."""
+"""Pools that are released: their blocks are others' then, and no handle pulls one from under another."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ def url():
 
 
 def has_room(client):
-    """Whether one more pool can be made, which is let go of at once."""
+    """Whether one more pool can be made, which is released at once."""
     try:
         client.create_pool(SPEC._replace(name="room")).close()
     except attnd.OverQuotaError:
@@ -120,7 +120,7 @@ def test_handles_that_come_and_go_in_many_threads_leave_none(url):
         assert has_room(client)
 
 
-def test_what_the_session_took_with_it_is_let_go_of_already(own_daemon):
+def test_what_the_session_took_with_it_is_released_already(own_daemon):
     with attnd.connect(own_daemon.url) as client:
         pool = client.create_pool(SPEC)
         own_daemon.restart()

@@ -121,7 +121,7 @@ void pool_release(struct engine *e, struct pool *p, uint32_t session, uint64_t r
     *h = (struct hold){request, .is_held = false};
 }
 
-void pools_let_go(struct engine *e, uint32_t session)
+void pools_unhold(struct engine *e, uint32_t session)
 {
     struct hold *holds = holds_of(e, session);
     for (uint32_t i = 0; i < e->env.cfg->max_pools; i++) {
@@ -131,7 +131,7 @@ void pools_let_go(struct engine *e, uint32_t session)
 }
 
 /* The requests stay known: the place's next pool is made by higher ones. */
-void pool_let_go(struct engine *e, struct pool *p)
+void pool_unhold_all(struct engine *e, struct pool *p)
 {
     for (uint32_t session = 0; p->n_holders > 0; session++) {
         struct hold *h = hold_of(e, p, session);

@@ -18,17 +18,17 @@ uint32_t pool_index_of_handle(uint32_t handle);
 struct pool *pool_next(struct engine *e, struct pool *p); /* all in turn: behind p; NULL begins */
 
 /* The session has the pool's handle by this request: it does not make way for others until the
- * session lets go, or ends. Not known of what a predecessor's sessions held. In whatever order
+ * session releases it, or ends. Not known of what a predecessor's sessions held. In whatever order
  * copies of both arrive: it is held if the highest request that asked to is above the highest up to
- * which it was let go.
+ * which it was released.
  *
  * Returns  whether it is held now, and was not before */
 bool pool_hold(struct engine *e, struct pool *p, uint32_t session, uint64_t request);
 void pool_release(struct engine *e, struct pool *p, uint32_t session, uint64_t request);
 /* The session is no more; the pool is. */
-void pools_let_go(struct engine *e, uint32_t session);
-void pool_let_go(struct engine *e, struct pool *p);
-/* The highest request by which the session has held a pool, or let go of one; 0: none. */
+void pools_unhold(struct engine *e, uint32_t session);
+void pool_unhold_all(struct engine *e, struct pool *p);
+/* The highest request by which the session has held a pool, or released one; 0: none. */
 uint64_t pools_last_request(const struct engine *e, uint32_t session);
 
 /* Computed by all devices together: its sequences are the primary's, blocks are counted there, and

@@ -179,7 +179,7 @@ void item_fail(struct item *it, attn_status st, const char *format, ...)
 void step_settle(struct engine *e, struct task *t)
 {
     if (t->n_done == t->n_items) {
-        task_let_go(e, t);
+        task_release(e, t);
         step_answer(e, t);
     } else if (t->n_ready > 0 && t->place == TASK_NOWHERE) {
         ready_push_woken(&t->pool->ready, t);
@@ -252,7 +252,7 @@ void task_hold(struct engine *e, struct task *t)
         e->next_deadline_ns = t->req->deadline_ns;
 }
 
-void task_let_go(struct engine *e, struct task *t)
+void task_release(struct engine *e, struct task *t)
 {
     TAILQ_REMOVE(&e->held, t, held);
     struct session *s = session_at(e->env.sessions, t->session);

@@ -14,7 +14,7 @@ void queue_fini(struct engine *e); /* of a half-opened engine, too */
 
 /* A held task has a place among all, keeps its session alive, and its deadline is watched. */
 void task_hold(struct engine *e, struct task *t);
-void task_let_go(struct engine *e, struct task *t);
+void task_release(struct engine *e, struct task *t);
 /* Refuses every task that waits or is ready and whose deadline has passed. */
 void tasks_expire(struct engine *e, uint64_t now_ns);
 /* Refuses all of every task that is not in a batch. */

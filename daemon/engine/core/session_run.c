@@ -82,7 +82,7 @@ static void session_ended(struct engine *e, uint32_t slot, const char *why)
     kv_owner_end(e->env.kv, slot);
     if (e->env.card == 0) /* whose they are */
         tenant_give(session_tenant(e, slot), TENANT_SESSIONS, 1);
-    pools_let_go(e, slot);
+    pools_unhold(e, slot);
     e->is_dirty = true;
     if (e->env.card > 0)
         return;

@@ -183,7 +183,8 @@ struct pool {
 
 /* A session's hold of a pool. */
 struct hold {
-    uint64_t request; /* the session's highest that holds it; else, up to which it has let go */
+    /* the session's highest that holds it; else, up to which it has released them */
+    uint64_t request;
     bool is_held;
 };
 

@@ -441,7 +441,7 @@ static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size
     log_limited("pools dropped", LOG_LEVEL_INFO, log_write,
                 "pool \"%s\" is dropped: %" PRIu64 " MiB", p->spec.wire->name,
                 p->device_bytes >> 20);
-    pool_let_go(e, p);
+    pool_unhold_all(e, p);
     struct tenant *who = tenants_of_id(e->env.tenants, p->tenant);
     tenant_give(who, TENANT_BLOCKS, blocks_charged(e, p));
     tenant_give(who, TENANT_POOLS, is_primary(e));

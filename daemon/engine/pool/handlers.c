@@ -61,7 +61,8 @@ attn_status pool_describe_run(struct engine *e, struct request *req, uint32_t se
     struct pool *p = pool_find(e, session_tenant(e, session), name);
     if (p == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "no pool is named \"%.100s\"", name);
-    /* by one that a predecessor carried out, nothing is held: the session may have let go since */
+    /* by one that a predecessor carried out, nothing is held: the session may have released it
+     * since */
     uint64_t id = req->wire.request_id;
     if (!kv_owner_has_seen(e->env.kv, session, id) && pool_hold(e, p, session, id))
         kv_owner_saw(e->env.kv, session, id);

@@ -25,7 +25,7 @@ static bool keeps_all(const struct pool_spec *s)
     return false;
 }
 
-/* Where windows let go of blocks a sequence may be longer than its pool. */
+/* Where windows release blocks a sequence may be longer than its pool. */
 uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s, uint32_t n_blocks)
 {
     uint32_t bt = s->wire->block_tokens;

@@ -448,7 +448,7 @@ static void control_run(struct engine *e, struct task *t)
     answer_init(&a);
     if (blocks_come(e, t, &st, &a))
         return;
-    task_let_go(e, t);
+    task_release(e, t);
     if (st == ATTN_OK)
         st = run_on_seq(e, req, t->session, &a);
     if (!a.is_later)
@@ -468,7 +468,7 @@ static void control_refuse(struct engine *e, struct task *t, attn_status st, con
 {
     struct request *req = t->req;
     item_leave(e, &t->items[0]);
-    task_let_go(e, t);
+    task_release(e, t);
     engine_refuse(e, req, st, "%s", why);
 }
 
@@ -478,7 +478,7 @@ static void fetch_refuse(struct engine *e, struct task *t, attn_status st, const
 {
     struct request *req = t->req;
     mover_forget(e, t);
-    task_let_go(e, t);
+    task_release(e, t);
     engine_refuse(e, req, st, "%s", why);
 }
 

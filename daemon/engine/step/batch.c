@@ -141,7 +141,7 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
         return NOT_TAKEN;
     }
     if (st == ATTN_ENOBLOCKS && peers_read_pool(e, p->id.index)) {
-        seq_waits_for_room(e, it->seq); /* what a sequence that moves has let go of is still read */
+        seq_waits_for_room(e, it->seq); /* what a sequence that moves has released is still read */
         item_defer(e, it);
         return NOT_TAKEN;
     }

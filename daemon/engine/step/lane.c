@@ -334,10 +334,10 @@ void lane_reply(struct request *req)
     plan_unref(b->plan);
     b->plan = NULL;
     l->n_busy--;
-    lane_let_go(l);
+    lane_release(l);
 }
 
-void lane_let_go(struct lane *l)
+void lane_release(struct lane *l)
 {
     if (l->n_busy == 0 && l->is_closed)
         atomic_store(l->out_news, true);

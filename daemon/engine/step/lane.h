@@ -107,7 +107,7 @@ attn_status lane_plan(struct lane *l, const struct request *req, uint64_t in_byt
                       size_t why_bytes);
 
 /* Something of the lane has left the engine; of a closed one maybe the last. */
-void lane_let_go(struct lane *l);
+void lane_release(struct lane *l);
 /* transport_ops.reply of bells. */
 void lane_reply(struct request *req);
 

@@ -186,7 +186,7 @@ static void tour_ends(struct engine *e, struct engine_message *message)
     engine_end(e, t->req, st, &a);
     free(t);
     run_waiting(e, l);
-    lane_let_go(l);
+    lane_release(l);
 }
 
 attn_status plan_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)

@@ -149,7 +149,7 @@ static void step_refuse(struct engine *e, struct task *t, attn_status st, const 
     if (t->was_launched) {
         step_settle(e, t);
     } else {
-        task_let_go(e, t);
+        task_release(e, t);
         engine_refuse(e, t->req, st, "%s", why);
     }
 }

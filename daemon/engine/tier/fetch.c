@@ -58,12 +58,12 @@ static void drop_damaged(struct engine *e, struct tier_block *host)
     log_error("a block in a tier is not as it was put there: it is dropped");
 }
 
-static void fetch_let_go(struct engine *e, struct mover_found *x)
+static void found_release(struct engine *e, struct mover_found *x)
 {
     if (x->host != NULL)
-        tier_store_let_go(e->tier.blocks, x->host);
+        tier_store_release(e->tier.blocks, x->host);
     if (x->disk != NULL)
-        tier_store_let_go(e->tier.disk_blocks, x->disk);
+        tier_store_release(e->tier.disk_blocks, x->disk);
     *x = (struct mover_found){0};
 }
 
@@ -78,7 +78,7 @@ static void fetch_end(struct engine *e, struct mover_fetch *f)
     struct task *t = f->task;
     bool is_whole = f->n > 0 && f->n_there == f->n;
     for (uint32_t i = 0; i < f->n; i++)
-        fetch_let_go(e, &f->from[i]);
+        found_release(e, &f->from[i]);
     kv_fetch_end(e->env.kv, f->kv, f->n_there);
     LIST_REMOVE(f, link);
     free(f);
@@ -172,7 +172,7 @@ static bool fetch_from_disk(struct engine *e, struct mover_fetch *f)
         x->host = tier_store_place(e->tier.blocks, tier_block_content(x->disk), bytes);
         if (x->host == NULL) { /* the rest is for the next part */
             for (uint32_t j = i; j < f->n; j++)
-                fetch_let_go(e, &f->from[j]);
+                found_release(e, &f->from[j]);
             f->n = i;
             break;
         }

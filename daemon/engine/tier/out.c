@@ -47,7 +47,7 @@ static void out_came(struct engine *e, struct mover_group *g)
         mover_note_kept(e, g->pool, m->block, c.serial);
         e->tier.out_bytes += m->n_bytes;
     }
-    kv_cached_let_go(e->env.kv, o->reading);
+    kv_cached_release(e->env.kv, o->reading);
     o->reading = NULL;
     seqs_have_room(e);
 }
@@ -63,7 +63,7 @@ static void out_begin(struct engine *e, struct pool *p, uint32_t n)
     if (o->reading != NULL && mover_group_begin(e, &o->group, p, n, NULL))
         return;
     if (o->reading != NULL)
-        kv_cached_let_go(e->env.kv, o->reading);
+        kv_cached_release(e->env.kv, o->reading);
     o->reading = NULL;
     for (uint32_t i = 0; i < n; i++)
         tier_store_drop(e->tier.blocks, o->to[i]);
@@ -172,7 +172,7 @@ static void spill_came(struct engine *e, struct mover_group *g)
             mover_disk_failed(e, "write");
             e->tier.disk_at_ns = e->turn_ns + PAUSE_NS;
         }
-        tier_store_let_go(e->tier.blocks, s->from[i]);
+        tier_store_release(e->tier.blocks, s->from[i]);
     }
 }
 

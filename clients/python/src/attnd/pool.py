@@ -522,7 +522,7 @@ class Pool(Closing, NotPicklable):
         interruptible(resize, guard=self._inside())
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Waits for its steps in flight, lets go of the pool and frees the handle.
+        """Waits for its steps in flight, releases the pool and frees the handle.
 
         When no handle of its client is left, the pool, which is the daemon's, makes way for others
         once no sequence lives in it and no other session has it. Where the daemon does not answer,
@@ -530,12 +530,12 @@ class Pool(Closing, NotPicklable):
         """
         self._close(timeout)
 
-    def _close(self, timeout: float | None = None, lets_go: bool = True) -> bool:
+    def _close(self, timeout: float | None = None, releases: bool = True) -> bool:
         """close(); whether the daemon knows of it."""
         is_known = False
         if not (self.client.is_closed or self._guard.is_inherited):
             self._wait_for_steps()
-            is_known = lets_go and self._release(timeout_us(timeout))
+            is_known = releases and self._release(timeout_us(timeout))
         if self._guard.close(lambda: self._lib.attn_pool_close(self._handle)):
             self.client._pools.discard(self)
         return is_known

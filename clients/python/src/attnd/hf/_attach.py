@@ -89,7 +89,7 @@ def attach(
 
     A pool of the same geometry that is large enough is shared. One that is too small is made anew, or,
     while somebody has it, another is made beside it. A pool makes way for others once no worker has
-    it: each lets go of its own when it is closed, whoever's the client is.
+    it: each releases its own when it is closed, whoever's the client is.
 
     Raises UnsupportedError for a model that needs what attnd cannot do, naming it, and what
     Client.create_pool() raises.

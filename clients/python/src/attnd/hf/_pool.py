@@ -213,4 +213,4 @@ class Pools:
         """Lets go of them. A daemon that does not answer is asked once."""
         is_heard = True
         for pool in self.all:
-            is_heard = pool._close(lets_go=is_heard)
+            is_heard = pool._close(releases=is_heard)
