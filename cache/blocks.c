@@ -26,9 +26,9 @@ void kv_block_drop_published(struct kv *kv, struct kv_pool_rec *p, uint32_t bloc
 static void tell_evicted(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
 {
     struct kv_content c;
-    if (kv->elsewhere.evicted != NULL &&
+    if (kv->tier.evicted != NULL &&
         kv_block_content(kv, (kv_pool_id){(uint32_t)(p - kv->pools)}, block, &c))
-        kv->elsewhere.evicted(kv->elsewhere.arg, &c, block);
+        kv->tier.evicted(kv->tier.arg, &c, block);
 }
 
 void kv_block_evict_first(struct kv *kv, struct kv_pool_rec *p)

@@ -75,7 +75,7 @@ struct kv {
     uint32_t n_ahead[KV_AHEAD_SLOTS]; /* put down of each slot */
     uint32_t now_s;
     uint32_t epoch_bits, epoch_maker; /* kv_set_epochs */
-    struct kv_elsewhere elsewhere; /* all NULL: nowhere */
+    struct kv_tier_ops tier; /* all NULL: nowhere */
     LIST_HEAD(, kv_fetch) fetches; /* of this process, as the next */
     LIST_HEAD(, kv_arrival) arrivals;
     LIST_HEAD(, kv_idle_move) idle_moves;

@@ -23,7 +23,7 @@ struct kv_content {
 
 /* The callbacks. They are called while blocks are allocated and prefixes looked up, and may not
  * call the cache. What c points to is valid until they return. A NULL one: nothing is elsewhere. */
-struct kv_elsewhere {
+struct kv_tier_ops {
     void *arg;
     /* The block is evicted when this returns; until then its bytes are there. */
     void (*evicted)(void *arg, const struct kv_content *c, uint32_t block);
@@ -34,20 +34,20 @@ struct kv_elsewhere {
     uint64_t (*serial)(void *arg, const struct kv_content *c);
 };
 /* x is copied; its arg is used until kv is closed. */
-void kv_set_elsewhere(struct kv *kv, const struct kv_elsewhere *x);
+void kv_set_tier_ops(struct kv *kv, const struct kv_tier_ops *x);
 
 /* What a block holds; false: it is not published. out->ids are in the arena, until it is
  * evicted. */
 bool kv_block_content(const struct kv *kv, kv_pool_id pool, uint32_t block, struct kv_content *out);
 
 /* A fetch brings blocks back. kv_fetch_begin takes a block for each of the tokens' next full blocks
- * that are elsewhere, behind those that are published: n_most at most, as many as there is room
+ * that are in a tier, behind those that are published: n_most at most, as many as there is room
  * for. Their bytes are then the caller's to write; nobody else has them meanwhile, and the
  * published blocks before them stay. kv_fetch_end publishes the first n_there of them as cached
  * blocks, unless they do not continue a published prefix any more, and frees the others. A fetch is
  * no truth: a successor knows nothing of it.
  *
- * Returns NULL: nothing is elsewhere, there is no room, or no memory.
+ * Returns NULL: nothing is in a tier, there is no room, or no memory.
  * Owner    f is gone after kv_fetch_end. Until then nothing of its pool may be dropped or
  *          cleared. */
 struct kv_fetch;

@@ -291,9 +291,9 @@ void kv_set_time(struct kv *kv, uint32_t now_s)
     kv->now_s = now_s;
 }
 
-void kv_set_elsewhere(struct kv *kv, const struct kv_elsewhere *x)
+void kv_set_tier_ops(struct kv *kv, const struct kv_tier_ops *x)
 {
-    kv->elsewhere = *x;
+    kv->tier = *x;
 }
 
 void kv_stats_read(const struct kv *kv, struct kv_stats *out)

@@ -172,14 +172,14 @@ static struct kv_content walk_content(const struct kv *kv, const struct walk *w)
     };
 }
 
-/* Of the walk's next block if it is elsewhere: what is chained to it there is then chained to the
+/* Of the walk's next block if it is in a tier: what is chained to it there is then chained to the
  * one that was computed anew, too. 0: it is not. */
-static uint64_t serial_elsewhere(const struct kv *kv, const struct walk *w)
+static uint64_t serial_in_tier(const struct kv *kv, const struct walk *w)
 {
-    if (kv->elsewhere.serial == NULL)
+    if (kv->tier.serial == NULL)
         return 0;
     struct kv_content c = walk_content(kv, w);
-    return kv->elsewhere.serial(kv->elsewhere.arg, &c);
+    return kv->tier.serial(kv->tier.arg, &c);
 }
 
 /* Publishes a block as the walk's next one; serial 0: as a new publication. */
@@ -268,7 +268,7 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
             block = row[w.index] + 1;
             if (kv_is_published(kv, p, block - 1)) /* behind one that was evicted since */
                 kv_unpublish(kv, p, block - 1);
-            publish(kv, p, &w, block - 1, serial_elsewhere(kv, &w));
+            publish(kv, p, &w, block - 1, serial_in_tier(kv, &w));
         }
         kv_retain(kv, seq, w.index, block - 1);
         walk_on(kv, &w, block - 1);
@@ -341,7 +341,7 @@ static struct walk fetch_walk(const struct kv *kv, const struct kv_fetch *f)
                          .past = f->n_blocks};
 }
 
-/* Holds what is there, then takes a block for each that is elsewhere. */
+/* Holds what is there, then takes a block for each that is in a tier. */
 static void fetch_take(struct kv *kv, struct kv_fetch *f, uint32_t n_most)
 {
     struct walk w = fetch_walk(kv, f);
@@ -356,7 +356,7 @@ static void fetch_take(struct kv *kv, struct kv_fetch *f, uint32_t n_most)
             kv_block_ref(kv, p, --block);
             walk_on(kv, &w, block);
         } else if (block == 0 && f->n_held - f->n_before < n_most && kv_n_available(p) > 0 &&
-                   kv->elsewhere.find(kv->elsewhere.arg, &c)) {
+                   kv->tier.find(kv->tier.arg, &c)) {
             block = kv_block_alloc(kv, p);
             if (f->n_held == f->n_before)
                 f->parent = w.serial;
@@ -373,7 +373,7 @@ struct kv_fetch *kv_fetch_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
                                 const struct kv_tokens *t, uint32_t n_most)
 {
     struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
-    if (p == NULL || t->n == 0 || kv->elsewhere.find == NULL)
+    if (p == NULL || t->n == 0 || kv->tier.find == NULL)
         return NULL;
     uint32_t n_blocks = (t->n - 1) >> p->block_shift;
     struct kv_fetch *f = n_blocks == 0 ? NULL : fetch_make(p, t, n_blocks);
@@ -408,7 +408,7 @@ uint32_t kv_fetch_size(const struct kv *kv, kv_pool_id pool, uint32_t tenant,
     while (w.index < w.past && n < n_most) {
         walk_hash(kv, &w);
         uint32_t block = walk_find(kv, &w);
-        uint64_t there = block == 0 ? serial_elsewhere(kv, &w) : 0;
+        uint64_t there = block == 0 ? serial_in_tier(kv, &w) : 0;
         if (block != 0 && n == 0) {
             walk_on(kv, &w, block - 1);
         } else if (there != 0) {

@@ -226,7 +226,7 @@ static void retain_otherwise(struct kv *kv)
     kv_seq_retain(kv, seq_named(kv, 2), r, 1);
 }
 
-static bool is_elsewhere(void *arg, struct kv_content *c)
+static bool is_in_tier(void *arg, struct kv_content *c)
 {
     (void)arg;
     c->serial = next_serial++; /* as the publications of another process */
@@ -236,7 +236,7 @@ static bool is_elsewhere(void *arg, struct kv_content *c)
 static void fetch_in_a(struct kv *kv)
 {
     struct kv_tokens tokens = {.ids = ids, .n = TOKENS};
-    kv_set_elsewhere(kv, &(struct kv_elsewhere){.find = is_elsewhere});
+    kv_set_tier_ops(kv, &(struct kv_tier_ops){.find = is_in_tier});
     struct kv_fetch *f = kv_fetch_begin(kv, pool_named(kv, "a"), 0, &tokens, 4);
     if (f != NULL)
         kv_fetch_end(kv, f, 3); /* of four */

@@ -21,7 +21,7 @@
  *                            and back
  *   engine/pool/create.c       making pools, dropping them; engine/pool/size.c: their geometry
  *   engine/pool/resize.c     more blocks for a pool, or fewer
- *   engine/tier/tier.c       blocks elsewhere; engine/tier/mover.c, mover_*.c: on their way;
+ *   engine/tier/tier.c       blocks in tiers; engine/tier/mover.c, mover_*.c: on their way;
  *                            engine/tier/disk.c
  *   engine/tier/idle.c       blocks of idle sequences, which make way for others and come back
  *   engine/core/session_run.c    hello, leases
@@ -243,7 +243,7 @@ struct mover_fetch { /* to a pool, by way of host memory */
     struct backend_move list[MOVER_FETCH];
 };
 
-/* Blocks elsewhere (engine/tier/tier.h). */
+/* Blocks in tiers (engine/tier/tier.h). */
 struct engine_tier {
     struct tier_store *blocks; /* in host memory; NULL: there are no tiers */
     struct tier_store *disk_blocks; /* NULL: none on disk, as the next */

@@ -273,7 +273,7 @@ static void add_next(struct engine *e, json_t *list, const struct pool *p)
 }
 
 /* Blocks by state, of each pool and of all, and what became of them. */
-/* What is elsewhere, of all cards. */
+/* What is in tiers, of all cards. */
 static void add_tiers(json_t *all)
 {
     add_count(all, "blocks_host", stats_get(blocks_host));

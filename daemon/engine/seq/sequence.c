@@ -482,7 +482,7 @@ static void fetch_refuse(struct engine *e, struct task *t, attn_status st, const
     engine_refuse(e, req, st, "%s", why);
 }
 
-/* An open that waits for blocks from elsewhere; then for its sequence, if there is one by now. */
+/* An open that waits for blocks from a tier; then for its sequence, if there is one by now. */
 static void fetch_wake(struct engine *e, struct item *it)
 {
     it->task->ops = &control_ops;

@@ -1,4 +1,4 @@
-/* fetch.h: blocks on their way back. An open whose tokens are elsewhere becomes a task and
+/* fetch.h: blocks on their way back. An open whose tokens are in a tier becomes a task and
  * waits. What is in the file comes to host memory first, then all of it to blocks that the cache
  * has set aside (kv_fetch_begin), which it publishes when they are there; then the open is run
  * again, finds them, or begins the next part. Where they take the place of blocks that have no copy
@@ -14,7 +14,7 @@
 
 #include "cache/kv_tier.h"
 
-/* Blocks of these tokens that are elsewhere begin to come, or do already for somebody else. true:
+/* Blocks of these tokens that are in a tier begin to come, or do already for somebody else. true:
  * the request waits; it becomes a task, whose wake is called, its item's seq SEQ_NONE, when there
  * are more. Ops' refuse calls mover_forget. */
 bool mover_fetches(struct engine *e, struct pool *p, uint32_t tenant, const struct kv_tokens *t,
@@ -22,7 +22,7 @@ bool mover_fetches(struct engine *e, struct pool *p, uint32_t tenant, const stru
 void mover_forget(struct engine *e, struct task *t);
 /* Blocks of the pool come in, which are nobody's yet: the sequence is woken when they are there. */
 bool mover_is_bringing(struct engine *e, const struct pool *p, uint32_t seq);
-/* What the cache looks for (kv_elsewhere.find). */
+/* What the cache looks for (kv_tier_ops.find). */
 bool mover_find(struct engine *e, struct kv_content *c);
 /* What waited for something to come is run again, once. */
 void mover_run_queue(struct engine *e);

@@ -140,7 +140,7 @@ attn_status tier_init(struct engine *e, char *why, size_t why_bytes)
     if (limit == 0)
         return ATTN_OK;
     const struct tier_memory m = {memory_take, memory_give, host_charge, host_discharge, e};
-    const struct kv_elsewhere here = {e, evicted, find, serial};
+    const struct kv_tier_ops here = {e, evicted, find, serial};
     attn_status st = mover_init(e);
     if (st == ATTN_OK)
         st = tier_store_open(limit, &m, &e->tier.blocks);
@@ -148,15 +148,15 @@ attn_status tier_init(struct engine *e, char *why, size_t why_bytes)
     if (st == ATTN_OK && e->env.cfg->disk_bytes > 0)
         st = open_disk(e, why, why_bytes);
     if (st == ATTN_OK)
-        kv_set_elsewhere(e->env.kv, &here);
+        kv_set_tier_ops(e->env.kv, &here);
     return st;
 }
 
 void tier_fini(struct engine *e)
 {
-    const struct kv_elsewhere nowhere = {0};
+    const struct kv_tier_ops nowhere = {0};
     if (e->tier.blocks != NULL) {
-        kv_set_elsewhere(e->env.kv, &nowhere);
+        kv_set_tier_ops(e->env.kv, &nowhere);
         mover_settle(e, NULL);
     }
     tier_store_close(e->tier.disk_blocks);

@@ -1,7 +1,7 @@
 /* tier.h: blocks that pools have no room for, in host memory (cache.host_memory) and in a
  * file behind it (cache.disk_path).
  *
- * Policy picks: the cache says what goes next, what it looks for and what it evicts (kv_elsewhere);
+ * Policy picks: the cache says what goes next, what it looks for and what it evicts (kv_tier_ops);
  * the stores have the places, and say what goes of those (cache/tier_store.h). The mover
  * (engine/tier/mover.c) moves whole blocks, many together, beside batches: ahead of their eviction
  * out of pools, ahead of theirs out of host memory to the file, and back when a sequence is opened

@@ -1,4 +1,4 @@
-/* test_kv_elsewhere.c: evicted blocks go to a host tier and come back, against a model: random
+/* test_kv_tiers.c: evicted blocks go to a host tier and come back, against a model: random
  * opens, appends, forks, truncations and closes in a pool that is too small for them. Each block's
  * bytes are a hash of all tokens up to its end, so that whatever a sequence begins with can be
  * compared with what it would have computed. Moves fail, bits flip, the tier is full: then the
@@ -116,7 +116,7 @@ static uint64_t serial(void *arg, const struct kv_content *c)
     return tier_store_serial(tier, c);
 }
 
-static const struct kv_elsewhere elsewhere = {NULL, evicted, find, serial};
+static const struct kv_tier_ops tier_ops = {NULL, evicted, find, serial};
 
 static bool fetch_begin(uint32_t i, const struct kv_tokens *t)
 {
@@ -198,7 +198,7 @@ static void begin(uint64_t limit_bytes)
     fetch_waits = false;
     const struct tier_memory m = {.take = take, .give = give};
     assert_int_equal(tier_store_open(limit_bytes, &m, &tier), ATTN_OK);
-    kv_set_elsewhere(kv, &elsewhere);
+    kv_set_tier_ops(kv, &tier_ops);
     memset(seqs, 0, sizeof seqs);
     memset(device, 0xee, sizeof device);
     n_out = n_in = n_failed = n_flipped = n_as_said = 0;
