@@ -83,8 +83,8 @@ static bool is_last_ref(struct kv *kv, const struct kv_pool_rec *p, uint32_t blo
 /* The last sequence that had the block releases it: if it is held, that is a use. */
 static void note_use(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
 {
-    struct kv_arrival *a;
-    LIST_FOREACH(a, &kv->arrivals, link)
+    struct kv_seq_import *a;
+    LIST_FOREACH(a, &kv->imports, link)
         for (uint32_t i = 0; a->is_used != NULL && &kv->pools[a->pool] == p && i < a->n_blocks; i++)
             a->is_used[i] |= a->blocks[i] == block;
 }
@@ -92,7 +92,7 @@ static void note_use(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
 void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
     if (!is_last_ref(kv, p, block)) {
-        if (kv_block(kv, p, block)->n_refs == 1 && !LIST_EMPTY(&kv->arrivals))
+        if (kv_block(kv, p, block)->n_refs == 1 && !LIST_EMPTY(&kv->imports))
             note_use(kv, p, block);
         return;
     }

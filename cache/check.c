@@ -419,7 +419,7 @@ attn_status kv_check(struct kv *kv)
         st = check_sequences(kv, &x);
     if (st == ATTN_OK) {
         kv_fetch_count_refs(kv, x.n_refs);
-        kv_arrival_count_refs(kv, x.n_refs);
+        kv_seq_import_count_refs(kv, x.n_refs);
         kv_idle_count_refs(kv, x.n_refs);
     }
     if (st == ATTN_OK)

@@ -4,7 +4,7 @@
  *
  *   open      makes or maps the arena      check    proves that derived state is what truth says
  *   pools     made, found, dropped         resize   pools grow and shrink
- *   recover   derived state from truth     arrival  sequences that move between caches; holds
+ *   recover   derived state from truth     import  sequences that move between caches; holds
  *   seq       open, fork, truncate, close  ahead    early commits
  *   append    reserve, commit, journal     damage   what truth alone can tell of a record
  *   idle      blocks in host memory
@@ -77,7 +77,7 @@ struct kv {
     uint32_t epoch_bits, epoch_maker; /* kv_set_epochs */
     struct kv_tier_ops tier; /* all NULL: nowhere */
     LIST_HEAD(, kv_fetch) fetches; /* of this process, as the next */
-    LIST_HEAD(, kv_arrival) arrivals;
+    LIST_HEAD(, kv_seq_import) imports;
     LIST_HEAD(, kv_idle_move) idle_moves;
     struct kv_pages pages;
     char error[256];
@@ -294,20 +294,20 @@ uint32_t kv_index_find(const struct kv *kv, uint32_t tenant, uint64_t name); /* 
 void kv_index_put(struct kv *kv, uint32_t seq);
 void kv_index_remove(struct kv *kv, uint32_t seq);
 
-/* arrival.c. Blocks of a sequence that comes, or that are held. */
+/* import.c. Blocks of a sequence that comes, or that are held. */
 #define KV_NO_BLOCK UINT32_MAX
-struct kv_arrival {
-    LIST_ENTRY(kv_arrival) link;
+struct kv_seq_import {
+    LIST_ENTRY(kv_seq_import) link;
     uint32_t pool;
     uint32_t n_blocks, capacity;
     uint32_t *blocks; /* [capacity]; KV_NO_BLOCK: not taken */
     bool *is_used; /* of cached blocks that are held: was one used meanwhile? Else NULL */
 };
 /* As a kill would leave them; adds the references that they have. */
-void kv_arrivals_forget(struct kv *kv);
-void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs);
+void kv_seq_imports_forget(struct kv *kv);
+void kv_seq_import_count_refs(const struct kv *kv, uint32_t *n_refs);
 /* Has one of them blocks of the pool? */
-bool kv_arrival_is_of(const struct kv *kv, uint32_t pool);
+bool kv_seq_import_is_of(const struct kv *kv, uint32_t pool);
 
 /* idle.c. Pages, none of which is taken after a reset. false: no memory. */
 bool kv_pages_init(struct kv *kv);

@@ -16,7 +16,7 @@
 void kv_set_epochs(struct kv *kv, uint32_t n_bits, uint32_t maker);
 
 /* What the other cache is told of a sequence. */
-struct kv_departure {
+struct kv_seq_export {
     uint64_t name, request, owner_id;
     uint32_t tenant, epoch;
     uint32_t made; /* the epoch that `request` made */
@@ -28,31 +28,32 @@ struct kv_departure {
 };
 /* What out points to is in this cache's arena, until the sequence changes.
  * Errors   ATTN_EOVERLOAD appends are outstanding, or blocks are in idle memory */
-attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out);
-/* kv_departure_hold: holds n blocks of the sequence from entry first on, while somebody reads them
+attn_status kv_seq_export_read(struct kv *kv, kv_seq_id seq, struct kv_seq_export *out);
+/* kv_seq_export_hold: holds n blocks of the sequence from entry first on, while somebody reads them
  * beside the launches of this cache: whatever becomes of the sequence, they are not written to.
- * kv_arrival_cancel releases them. NULL: no memory. */
-struct kv_arrival *kv_departure_hold(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_t n);
+ * kv_seq_import_cancel releases them. NULL: no memory. */
+struct kv_seq_import *kv_seq_export_hold(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_t n);
 
 /* A sequence that comes. Its blocks are reserved first, and are no truth until it is whole: a
  * successor knows nothing of them. Their bytes are the caller's to write; nobody else has them
  * meanwhile. Until it ends, nothing of its pool may be dropped or cleared. */
-struct kv_arrival;
+struct kv_seq_import;
 /* NULL: no memory, or no such pool. */
-struct kv_arrival *kv_arrival_begin(struct kv *kv, kv_pool_id pool);
+struct kv_seq_import *kv_seq_import_begin(struct kv *kv, kv_pool_id pool);
 /* Takes blocks for entries [first, first + n), unless it has them.
  * Errors   ATTN_ENOBLOCKS, ATTN_ENOMEM: it has what it had */
-attn_status kv_arrival_reserve(struct kv *kv, struct kv_arrival *a, uint32_t first, uint32_t n);
+attn_status kv_seq_import_reserve(struct kv *kv, struct kv_seq_import *a, uint32_t first,
+                                  uint32_t n);
 /* The block of entry i, which was reserved. */
-uint32_t kv_arrival_block(const struct kv_arrival *a, uint32_t i);
-/* kv_arrival_end: makes the sequence of its blocks, frees those that d does not have, and adds the
- * row's table entries to fx. a is gone.
+uint32_t kv_seq_import_block(const struct kv_seq_import *a, uint32_t i);
+/* kv_seq_import_end: makes the sequence of its blocks, frees those that d does not have, and adds
+ * the row's table entries to fx. a is gone.
  * Errors   a stays as it is: ATTN_EEXIST; ATTN_ENOTFOUND its owner is not in this cache;
  *          ATTN_EOVERLOAD max_sequences are open, or fx is full; ATTN_EINVAL it lacks blocks that d
  *          has */
-attn_status kv_arrival_end(struct kv *kv, struct kv_arrival *a, const struct kv_departure *d,
-                           struct kv_effects *fx, kv_seq_id *out_seq);
-void kv_arrival_cancel(struct kv *kv, struct kv_arrival *a); /* a is gone; NULL is fine */
+attn_status kv_seq_import_end(struct kv *kv, struct kv_seq_import *a, const struct kv_seq_export *d,
+                              struct kv_effects *fx, kv_seq_id *out_seq);
+void kv_seq_import_cancel(struct kv *kv, struct kv_seq_import *a); /* a is gone; NULL is fine */
 
 /* --- imports into an open sequence ------------------------------------------------------------ */
 

@@ -64,9 +64,9 @@ void kv_fetch_end(struct kv *kv, struct kv_fetch *f, uint32_t n_there);
  * they are not evicted, and can still be found. kv_cached_release puts each back where it was in
  * the order of eviction, except those that a sequence had meanwhile, which were just used. Their
  * pool is not dropped before that. NULL: no memory. */
-struct kv_arrival;
-struct kv_arrival *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks,
-                                  uint32_t n);
-void kv_cached_release(struct kv *kv, struct kv_arrival *a);
+struct kv_seq_import;
+struct kv_seq_import *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks,
+                                     uint32_t n);
+void kv_cached_release(struct kv *kv, struct kv_seq_import *a);
 
 #endif

@@ -193,7 +193,7 @@ attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool)
         return kv_fail(kv, ATTN_ENOTFOUND, "pool index %u: no such pool", pool.index);
     if (p->n_seqs > 0)
         return kv_fail(kv, ATTN_EINVAL, "pool %s: %u sequences are open in it", p->name, p->n_seqs);
-    if (kv_arrival_is_of(kv, pool.index) || kv_idle_is_of(kv, pool.index))
+    if (kv_seq_import_is_of(kv, pool.index) || kv_idle_is_of(kv, pool.index))
         return kv_fail(kv, ATTN_EOVERLOAD, "pool %s: blocks of it are on their way", p->name);
     struct kv_stats *stats = &kv->heads->stats;
     kv_count(&stats->cached_dropped, p->n_cached);

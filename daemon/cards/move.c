@@ -4,7 +4,7 @@
  * takes away meanwhile is noted, and copied again. When little is left, and at a moment when
  * nothing of the sequence is in work, it is stopped: requests for it, and all behind them, are held
  * back in the source's inbox. The rest is copied, the target makes the sequence, with the same
- * epoch, and what is known of the requests that made it (kv_arrival_end); nobody sends anything
+ * epoch, and what is known of the requests that made it (kv_seq_import_end); nobody sends anything
  * there yet. Then the source closes its own, and with the route held for writing the table of names
  * changes and all that waits in its inbox is sent again. So what came before the change and what
  * comes after it stay in order, and each request meets the sequence once. A process that dies
@@ -94,7 +94,7 @@ static void abandon(struct engine *e, attn_status st, const char *why)
 /* Nobody reads the source's blocks any more. */
 static void reading_release(struct engine *e)
 {
-    kv_arrival_cancel(e->env.kv, e->leave.reading);
+    kv_seq_import_cancel(e->env.kv, e->leave.reading);
     e->leave.reading = NULL;
     seqs_have_room(e);
 }
@@ -105,7 +105,7 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
                 const struct kv_seq_info *info)
 {
     const struct pool *p = pool_of_kv(e, info->pool);
-    e->leave.reading = kv_departure_hold(e->env.kv, (kv_seq_id){e->leave.seq}, first, n);
+    e->leave.reading = kv_seq_export_hold(e->env.kv, (kv_seq_id){e->leave.seq}, first, n);
     e->leave.reading_of = info->pool.index;
     if (e->leave.reading == NULL) {
         stays(e, m, ATTN_ENOMEM, "no memory");
@@ -168,7 +168,7 @@ static void go_ahead(struct engine *e, struct card_move *m)
     l->wants_stop = true;
     if (seq_is_busy(e, l->seq) || info.n_blocks - l->n_there > MOST_LAST_BLOCKS)
         return;
-    if (kv_seq_depart(e->env.kv, (kv_seq_id){l->seq}, &m->left) != ATTN_OK)
+    if (kv_seq_export_read(e->env.kv, (kv_seq_id){l->seq}, &m->left) != ATTN_OK)
         return;
     l->wants_stop = false;
     l->is_stopped = true;

@@ -73,13 +73,14 @@ static attn_status take_place(struct engine *e, struct card_move *m)
         return ATTN_EDEVICE;
     }
     mover_wait(e, p, m->n);
-    if (m->arrival == NULL)
-        m->arrival = kv_arrival_begin(e->env.kv, p->id);
-    attn_status st = m->arrival == NULL ? ATTN_ENOMEM
-                                        : kv_arrival_reserve(e->env.kv, m->arrival, m->first, m->n);
+    if (m->import == NULL)
+        m->import = kv_seq_import_begin(e->env.kv, p->id);
+    attn_status st = m->import == NULL
+                         ? ATTN_ENOMEM
+                         : kv_seq_import_reserve(e->env.kv, m->import, m->first, m->n);
     if (st != ATTN_OK)
         snprintf(m->why, sizeof m->why, "%s",
-                 m->arrival == NULL ? "no memory" : kv_last_error(e->env.kv));
+                 m->import == NULL ? "no memory" : kv_last_error(e->env.kv));
     return st;
 }
 
@@ -88,12 +89,12 @@ static void land(struct engine *e, struct card_move *m)
     struct pool *p = pool_of_kv(e, (kv_pool_id){m->pool});
     if (p->fx.n_patches + m->left.n_blocks > p->fx.patches_capacity)
         batch_flush_patches(e, p);
-    m->status = kv_arrival_end(e->env.kv, m->arrival, &m->left, &p->fx, &m->landed);
+    m->status = kv_seq_import_end(e->env.kv, m->import, &m->left, &p->fx, &m->landed);
     if (m->status != ATTN_OK) {
         snprintf(m->why, sizeof m->why, "%s", kv_last_error(e->env.kv));
         return;
     }
-    m->arrival = NULL;
+    m->import = NULL;
     m->has_landed = true;
     e->seqs[m->landed.index].is_moving = true;
     e->seqs[m->landed.index].trace = m->trace;
@@ -121,7 +122,7 @@ void card_move_comes(struct engine *e, struct card_move *m)
     for (uint32_t i = 0; i < m->n; i++)
         m->list[i] = (struct backend_move){
             .pool = p->device,
-            .block = kv_arrival_block(m->arrival, m->first + i),
+            .block = kv_seq_import_block(m->import, m->first + i),
             .is_in = true,
             .peer = m->staging == NULL ? m->peer : NULL,
             .peer_block = m->blocks[i],
@@ -135,7 +136,7 @@ void card_move_comes(struct engine *e, struct card_move *m)
 
 void card_move_dropped(struct engine *e, struct card_move *m)
 {
-    kv_arrival_cancel(e->env.kv, m->arrival);
+    kv_seq_import_cancel(e->env.kv, m->import);
     if (m->has_landed) {
         e->seqs[m->landed.index].is_moving = false;
         e->seqs[m->landed.index].trace = (struct trace_entry){0};

@@ -34,10 +34,10 @@ struct card_move {
     uint8_t *staging; /* [staging_bytes]; NULL: the backends are of one module */
     size_t staging_bytes;
     bool is_last;
-    struct kv_departure left; /* of the last: as it is then */
+    struct kv_seq_export left; /* of the last: as it is then */
     struct trace_entry trace;
     /* the target's */
-    struct kv_arrival *arrival;
+    struct kv_seq_import *import;
     kv_seq_id landed;
     bool has_landed;
     attn_status status;

@@ -86,8 +86,8 @@ static void blocks_that_went_make_room_and_must_be_back_before_an_append(void **
     assert_int_equal(kv_idle_pool_away(kv, pool), 5);
     assert_status(kv, ATTN_EOVERLOAD, kv_append_reserve(kv, a, 0, 24, 1, &t.fx));
     assert_status(kv, ATTN_EOVERLOAD, kv_seq_fork(kv, a, 2, 24, KV_NO_OWNER, KV_NO_REQUEST, &fork));
-    struct kv_departure d;
-    assert_status(kv, ATTN_EOVERLOAD, kv_seq_depart(kv, a, &d));
+    struct kv_seq_export d;
+    assert_status(kv, ATTN_EOVERLOAD, kv_seq_export_read(kv, a, &d));
     kv_seq_id b = seq_of(kv, 3, pool, 7); /* in their place */
     assert_int_equal(in(kv, a, 16), 0);
     kv_seq_close(kv, b);

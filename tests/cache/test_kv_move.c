@@ -92,18 +92,18 @@ static attn_status append(struct kv *x, kv_seq_id seq, uint32_t layer, uint32_t 
 /* Moves a sequence whole; its id there. */
 static attn_status move(uint32_t from, uint32_t to, kv_seq_id seq, kv_seq_id *out)
 {
-    struct kv_departure d;
-    assert_int_equal(kv_seq_depart(kv[from], seq, &d), ATTN_OK);
-    struct kv_arrival *a = kv_arrival_begin(kv[to], pool[to]);
+    struct kv_seq_export d;
+    assert_int_equal(kv_seq_export_read(kv[from], seq, &d), ATTN_OK);
+    struct kv_seq_import *a = kv_seq_import_begin(kv[to], pool[to]);
     assert_non_null(a);
-    attn_status st = kv_arrival_reserve(kv[to], a, 0, d.n_blocks / 2);
+    attn_status st = kv_seq_import_reserve(kv[to], a, 0, d.n_blocks / 2);
     check_all();
     if (st == ATTN_OK)
-        st = kv_arrival_reserve(kv[to], a, 0, d.n_blocks + random_below(2));
+        st = kv_seq_import_reserve(kv[to], a, 0, d.n_blocks + random_below(2));
     if (st == ATTN_OK)
-        st = kv_arrival_end(kv[to], a, &d, effects(), out);
+        st = kv_seq_import_end(kv[to], a, &d, effects(), out);
     if (st != ATTN_OK) {
-        kv_arrival_cancel(kv[to], a);
+        kv_seq_import_cancel(kv[to], a);
         return st;
     }
     assert_int_equal(fx.n_patches, d.n_blocks);
@@ -191,7 +191,7 @@ static void blocks_that_are_read_as_they_leave_are_nobody_elses(void **state)
         assert_int_equal(append(kv[0], seq, l, 5 * BLOCK), ATTN_OK);
     kv_seq_info(kv[0], seq, &info);
     memcpy(blocks, info.block_table, sizeof blocks);
-    struct kv_arrival *held = kv_departure_hold(kv[0], seq, 0, 4);
+    struct kv_seq_import *held = kv_seq_export_hold(kv[0], seq, 0, 4);
     assert_non_null(held);
     check_all();
 
@@ -212,7 +212,7 @@ static void blocks_that_are_read_as_they_leave_are_nobody_elses(void **state)
         while (append(kv[0], other, 0, BLOCK) == ATTN_OK)
             assert_false(has_any(other, blocks, 4));
     }
-    kv_arrival_cancel(kv[0], held);
+    kv_seq_import_cancel(kv[0], held);
     check_all();
     assert_int_equal(append(kv[0], other, 0, 4 * BLOCK), ATTN_OK);
     assert_true(has_any(other, blocks, 4));
@@ -235,7 +235,7 @@ static void what_windows_have_released_does_not_move(void **state)
     (void)state;
     enum { WINDOW = 2 * BLOCK, KEPT = 3 };
     struct kv_seq_info before, after;
-    struct kv_departure d;
+    struct kv_seq_export d;
     kv_seq_id seq, there;
     uint32_t epoch;
     begin_with(WINDOW, KEPT);
@@ -246,23 +246,23 @@ static void what_windows_have_released_does_not_move(void **state)
     assert_int_equal(before.hole_past, 4);
 
     /* it comes in two parts, between which more is released */
-    struct kv_arrival *a = kv_arrival_begin(kv[1], pool[1]);
-    assert_int_equal(kv_arrival_reserve(kv[1], a, 0, 1), ATTN_OK);
-    assert_int_equal(kv_arrival_reserve(kv[1], a, 4, 2), ATTN_OK);
+    struct kv_seq_import *a = kv_seq_import_begin(kv[1], pool[1]);
+    assert_int_equal(kv_seq_import_reserve(kv[1], a, 0, 1), ATTN_OK);
+    assert_int_equal(kv_seq_import_reserve(kv[1], a, 4, 2), ATTN_OK);
     check_all();
     decode(kv[0], seq, 2 * BLOCK);
     kv_seq_info(kv[0], seq, &before);
     assert_int_equal(before.hole_past, 6);
-    assert_int_equal(kv_seq_depart(kv[0], seq, &d), ATTN_OK);
-    assert_int_equal(kv_arrival_reserve(kv[1], a, 7, 2), ATTN_OK);
-    assert_int_equal(kv_arrival_end(kv[1], a, &d, effects(), &there), ATTN_EINVAL);
+    assert_int_equal(kv_seq_export_read(kv[0], seq, &d), ATTN_OK);
+    assert_int_equal(kv_seq_import_reserve(kv[1], a, 7, 2), ATTN_OK);
+    assert_int_equal(kv_seq_import_end(kv[1], a, &d, effects(), &there), ATTN_EINVAL);
     assert_non_null(strstr(kv_last_error(kv[1]), "of 9 blocks 1 did not come"));
-    assert_int_equal(kv_arrival_reserve(kv[1], a, 6, 1), ATTN_OK);
+    assert_int_equal(kv_seq_import_reserve(kv[1], a, 6, 1), ATTN_OK);
     uint32_t blocks[9];
     for (uint32_t i = 6; i < 9; i++)
-        blocks[i] = kv_arrival_block(a, i);
-    blocks[0] = kv_arrival_block(a, 0);
-    assert_int_equal(kv_arrival_end(kv[1], a, &d, effects(), &there), ATTN_OK);
+        blocks[i] = kv_seq_import_block(a, i);
+    blocks[0] = kv_seq_import_block(a, 0);
+    assert_int_equal(kv_seq_import_end(kv[1], a, &d, effects(), &there), ATTN_OK);
     check_all();
 
     kv_seq_info(kv[1], there, &after);
@@ -321,8 +321,8 @@ static void what_has_no_place_stays_where_it_is(void **state)
     assert_int_equal(kv_seq_open(kv[2], 0, 1, pool[2], OWNER, 1, &big), ATTN_OK);
     assert_int_equal(move(0, 2, seq, &there), ATTN_EEXIST);
     /* a successor knows nothing of blocks that were set aside */
-    struct kv_arrival *a = kv_arrival_begin(kv[2], pool[2]);
-    assert_int_equal(kv_arrival_reserve(kv[2], a, 0, 7), ATTN_OK);
+    struct kv_seq_import *a = kv_seq_import_begin(kv[2], pool[2]);
+    assert_int_equal(kv_seq_import_reserve(kv[2], a, 0, 7), ATTN_OK);
     check_all();
     int fd = dup(kv_fd(kv[2]));
     kv_close(kv[2]);

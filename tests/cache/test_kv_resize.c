@@ -127,9 +127,9 @@ static void appends_that_are_outstanding_are_waited_for(void **state)
     assert_status(f->kv, ATTN_OK, kv_append_reserve(f->kv, seq, 0, 0, 4, fx_of(f)));
     assert_refused(f, ATTN_EOVERLOAD, 8, "appends are outstanding");
     kv_append_commit(f->kv, seq, 0, 0, 4);
-    struct kv_arrival *held = kv_departure_hold(f->kv, seq, 0, 1);
+    struct kv_seq_import *held = kv_seq_export_hold(f->kv, seq, 0, 1);
     assert_refused(f, ATTN_EOVERLOAD, 8, "blocks of it are on their way");
-    kv_arrival_cancel(f->kv, held);
+    kv_seq_import_cancel(f->kv, held);
     struct kv_shrink s = shrink(f, 8);
     kv_shrink_fini(&s);
 }

@@ -123,7 +123,7 @@ static void check_order(void)
 }
 
 /* Blocks that somebody reads: of those that go next. */
-static struct kv_arrival *held;
+static struct kv_seq_import *held;
 static uint32_t held_blocks[MOST_HELD], n_held;
 static uint64_t held_serials[MOST_HELD];
 

@@ -223,7 +223,7 @@ struct mover_out { /* of a pool to host memory */
     struct backend_move list[MOVER_GROUP];
     struct tier_block *to[MOVER_GROUP];
     uint64_t serial[MOVER_GROUP];
-    struct kv_arrival *reading; /* held, while their bytes are read */
+    struct kv_seq_import *reading; /* held, while their bytes are read */
 };
 struct mover_spill { /* of host memory to the file */
     struct mover_group group;
@@ -286,7 +286,7 @@ struct engine_leave {
     uint32_t seq; /* whose sequence that is; SEQ_NONE: it was closed */
     uint32_t n_there; /* its first blocks whose bytes are at the target */
     uint32_t n_valid; /* its first blocks that have not changed since they were copied */
-    struct kv_arrival *reading; /* held, while their bytes are read; NULL: none */
+    struct kv_seq_import *reading; /* held, while their bytes are read; NULL: none */
     uint32_t reading_of; /* pool */
     bool wants_stop; /* little is left: the rest goes when nothing is in work */
     bool is_stopped; /* what comes for the sequence is held back, and all behind it */

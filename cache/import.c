@@ -1,4 +1,4 @@
-/* arrival.c: a sequence moves from one cache to another: what is recorded of it where it leaves,
+/* import.c: a sequence moves from one cache to another: what is recorded of it where it leaves,
  * and how it is made where it comes.
  *
  * There it keeps name, owner, epoch and the request that made the epoch, so that whoever repeats a
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out)
+attn_status kv_seq_export_read(struct kv *kv, kv_seq_id seq, struct kv_seq_export *out)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
     if (s == NULL)
@@ -28,7 +28,7 @@ attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out
         return kv_away(kv, seq.index);
     const struct kv_given_rec *g = &kv->given[seq.index];
     uint32_t owner = kv_owner_of(s);
-    *out = (struct kv_departure){
+    *out = (struct kv_seq_export){
         .name = s->name,
         .request = s->request,
         .owner_id = owner == KV_NO_OWNER ? 0 : kv->owners[owner].id,
@@ -46,17 +46,18 @@ attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out
     return ATTN_OK;
 }
 
-struct kv_arrival *kv_arrival_begin(struct kv *kv, kv_pool_id pool)
+struct kv_seq_import *kv_seq_import_begin(struct kv *kv, kv_pool_id pool)
 {
-    struct kv_arrival *a = kv_pool_live(kv, pool.index) == NULL ? NULL : calloc(1, sizeof *a);
+    struct kv_seq_import *a = kv_pool_live(kv, pool.index) == NULL ? NULL : calloc(1, sizeof *a);
     if (a == NULL)
         return NULL;
     a->pool = pool.index;
-    LIST_INSERT_HEAD(&kv->arrivals, a, link);
+    LIST_INSERT_HEAD(&kv->imports, a, link);
     return a;
 }
 
-attn_status kv_arrival_reserve(struct kv *kv, struct kv_arrival *a, uint32_t first, uint32_t n)
+attn_status kv_seq_import_reserve(struct kv *kv, struct kv_seq_import *a, uint32_t first,
+                                  uint32_t n)
 {
     struct kv_pool_rec *p = &kv->pools[a->pool];
     uint64_t n_blocks = (uint64_t)first + n;
@@ -83,19 +84,19 @@ attn_status kv_arrival_reserve(struct kv *kv, struct kv_arrival *a, uint32_t fir
     return ATTN_OK;
 }
 
-static void entry_drop(struct kv *kv, struct kv_arrival *a, uint32_t i)
+static void entry_drop(struct kv *kv, struct kv_seq_import *a, uint32_t i)
 {
     if (a->blocks[i] != KV_NO_BLOCK)
         kv_block_unref(kv, &kv->pools[a->pool], a->blocks[i]);
     a->blocks[i] = KV_NO_BLOCK;
 }
 
-uint32_t kv_arrival_block(const struct kv_arrival *a, uint32_t i)
+uint32_t kv_seq_import_block(const struct kv_seq_import *a, uint32_t i)
 {
     return a->blocks[i];
 }
 
-static void arrival_free(struct kv_arrival *a)
+static void import_free(struct kv_seq_import *a)
 {
     LIST_REMOVE(a, link);
     free(a->blocks);
@@ -103,45 +104,46 @@ static void arrival_free(struct kv_arrival *a)
     free(a);
 }
 
-void kv_arrival_cancel(struct kv *kv, struct kv_arrival *a)
+void kv_seq_import_cancel(struct kv *kv, struct kv_seq_import *a)
 {
     if (a == NULL)
         return;
     while (a->n_blocks > 0)
         entry_drop(kv, a, --a->n_blocks);
-    arrival_free(a);
+    import_free(a);
 }
 
-void kv_arrivals_forget(struct kv *kv)
+void kv_seq_imports_forget(struct kv *kv)
 {
-    while (!LIST_EMPTY(&kv->arrivals))
-        arrival_free(LIST_FIRST(&kv->arrivals));
+    while (!LIST_EMPTY(&kv->imports))
+        import_free(LIST_FIRST(&kv->imports));
 }
 
-void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs)
+void kv_seq_import_count_refs(const struct kv *kv, uint32_t *n_refs)
 {
-    const struct kv_arrival *a;
-    LIST_FOREACH(a, &kv->arrivals, link)
+    const struct kv_seq_import *a;
+    LIST_FOREACH(a, &kv->imports, link)
         for (uint32_t i = 0; i < a->n_blocks; i++)
             if (a->blocks[i] != KV_NO_BLOCK)
                 n_refs[kv->pools[a->pool].first_block + a->blocks[i]]++;
 }
 
-bool kv_arrival_is_of(const struct kv *kv, uint32_t pool)
+bool kv_seq_import_is_of(const struct kv *kv, uint32_t pool)
 {
-    const struct kv_arrival *a;
-    LIST_FOREACH(a, &kv->arrivals, link)
+    const struct kv_seq_import *a;
+    LIST_FOREACH(a, &kv->imports, link)
         if (a->pool == pool && a->n_blocks > 0)
             return true;
     return false;
 }
 
-static struct kv_arrival *hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks, uint32_t n)
+static struct kv_seq_import *hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks,
+                                  uint32_t n)
 {
-    struct kv_arrival *a = kv_arrival_begin(kv, pool);
+    struct kv_seq_import *a = kv_seq_import_begin(kv, pool);
     uint32_t *held = a == NULL ? NULL : malloc((n > 0 ? n : 1) * sizeof *held);
     if (held == NULL) {
-        kv_arrival_cancel(kv, a);
+        kv_seq_import_cancel(kv, a);
         return NULL;
     }
     memcpy(held, blocks, n * sizeof *held);
@@ -152,10 +154,10 @@ static struct kv_arrival *hold(struct kv *kv, kv_pool_id pool, const uint32_t *b
     return a;
 }
 
-struct kv_arrival *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks,
-                                  uint32_t n)
+struct kv_seq_import *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks,
+                                     uint32_t n)
 {
-    struct kv_arrival *a = hold(kv, pool, blocks, n);
+    struct kv_seq_import *a = hold(kv, pool, blocks, n);
     if (a == NULL)
         return NULL;
     a->is_used = calloc(n > 0 ? n : 1, sizeof *a->is_used);
@@ -165,7 +167,7 @@ struct kv_arrival *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t
     return NULL;
 }
 
-void kv_cached_release(struct kv *kv, struct kv_arrival *a)
+void kv_cached_release(struct kv *kv, struct kv_seq_import *a)
 {
     struct kv_pool_rec *p = &kv->pools[a->pool];
     bool *is_used = a->is_used;
@@ -177,27 +179,27 @@ void kv_cached_release(struct kv *kv, struct kv_arrival *a)
         if (is_used == NULL || !is_used[a->n_blocks])
             kv_block_unref_unused(kv, p, a->blocks[a->n_blocks]);
     free(is_used);
-    arrival_free(a);
+    import_free(a);
 }
 
-struct kv_arrival *kv_departure_hold(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_t n)
+struct kv_seq_import *kv_seq_export_hold(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_t n)
 {
     struct kv_seq_rec *s = &kv->seqs[seq.index];
     const uint32_t *row = kv_row(kv, seq.index) + first;
-    struct kv_arrival *a = hold(kv, (kv_pool_id){s->pool}, row, n);
+    struct kv_seq_import *a = hold(kv, (kv_pool_id){s->pool}, row, n);
     if (a != NULL && s->n_maybe_shared < first + n)
         s->n_maybe_shared = first + n;
     return a;
 }
 
 /* Does the sequence have no block there? */
-static bool in_hole(const struct kv_pool_rec *p, const struct kv_departure *d, uint32_t i)
+static bool in_hole(const struct kv_pool_rec *p, const struct kv_seq_export *d, uint32_t i)
 {
     return i < d->hole && i >= kv_blocks_of(p, p->kept_tokens);
 }
 
-static uint32_t n_missing(const struct kv *kv, const struct kv_arrival *a,
-                          const struct kv_departure *d)
+static uint32_t n_missing(const struct kv *kv, const struct kv_seq_import *a,
+                          const struct kv_seq_export *d)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < d->n_blocks; i++)
@@ -206,8 +208,8 @@ static uint32_t n_missing(const struct kv *kv, const struct kv_arrival *a,
     return n;
 }
 
-static attn_status end_check(struct kv *kv, const struct kv_arrival *a,
-                             const struct kv_departure *d, const struct kv_effects *fx)
+static attn_status end_check(struct kv *kv, const struct kv_seq_import *a,
+                             const struct kv_seq_export *d, const struct kv_effects *fx)
 {
     unsigned long long name = d->name;
     uint64_t owner_id = d->owner >= kv->config.max_owners ? 0 : kv->owners[d->owner].id;
@@ -229,8 +231,8 @@ static attn_status end_check(struct kv *kv, const struct kv_arrival *a,
     return ATTN_OK;
 }
 
-attn_status kv_arrival_end(struct kv *kv, struct kv_arrival *a, const struct kv_departure *d,
-                           struct kv_effects *fx, kv_seq_id *out_seq)
+attn_status kv_seq_import_end(struct kv *kv, struct kv_seq_import *a, const struct kv_seq_export *d,
+                              struct kv_effects *fx, kv_seq_id *out_seq)
 {
     attn_status st = end_check(kv, a, d, fx);
     if (st != ATTN_OK)
@@ -262,7 +264,7 @@ attn_status kv_arrival_end(struct kv *kv, struct kv_arrival *a, const struct kv_
     for (uint32_t i = a->n_blocks; i-- > 0;)
         if (i >= d->n_blocks || in_hole(p, d, i))
             entry_drop(kv, a, i);
-    arrival_free(a);
+    import_free(a);
     if (d->tokens.n > 0)
         kv_prefix_publish(kv, seq);
     *out_seq = (kv_seq_id){seq};
