@@ -44,9 +44,9 @@
     X(SEEN, struct kv_seen_rec, c->max_owners)                                                     \
     X(EPOCHS, struct kv_epochs, 1)                                                                 \
     X(JOURNAL, struct kv_journal_rec, kv_journal_capacity(c))                                      \
-    X(AHEAD_BATCHES, struct kv_ahead_slot, KV_AHEAD_SLOTS)                                         \
-    X(AHEAD, struct kv_ahead_rec, KV_AHEAD_SLOTS *kv_ahead_capacity(c))                            \
-    X(AHEAD_WORDS, struct kv_ahead_words, 1)                                                       \
+    X(EARLY_BATCHES, struct kv_early_slot, KV_EARLY_SLOTS)                                         \
+    X(EARLY, struct kv_early_rec, KV_EARLY_SLOTS *kv_early_capacity(c))                            \
+    X(EARLY_WORDS, struct kv_early_words, 1)                                                       \
     X(TABLES, uint32_t, (uint64_t)c->max_sequences * c->max_seq_blocks)
 #define KV_DERIVED_MAP(X)                                                                          \
     X(BLOCKS, struct kv_block_rec, c->max_blocks)                                                  \
@@ -200,20 +200,20 @@ struct kv_journal_rec {
     uint32_t next; /* derived, plus one: of the same sequence, or free */
 };
 
-/* A batch in flight whose appends are answered before they are committed (ahead.c). */
-struct kv_ahead_slot {
+/* A batch in flight whose appends are answered before they are committed (early_commit.c). */
+struct kv_early_slot {
     uint32_t serial; /* of the batch; counts for ever */
     uint32_t n; /* of its records; written last. 0: none */
 };
 
-struct kv_ahead_rec {
+struct kv_early_rec {
     uint32_t seq, epoch, layer, pos, end; /* tokens [pos, end) */
 };
 
 /* A page of its own, written by a device: the serial of the latest batch of each slot that it has
  * told of. */
-struct kv_ahead_words {
-    uint32_t word[KV_AHEAD_WORDS_BYTES / sizeof(uint32_t)];
+struct kv_early_words {
+    uint32_t word[KV_EARLY_WORDS_BYTES / sizeof(uint32_t)];
 };
 
 struct kv_block_rec {
@@ -250,7 +250,7 @@ static inline uint32_t kv_journal_capacity(const struct kv_config *c)
 }
 
 /* Of a batch; where there are more, the host answers. */
-static inline uint32_t kv_ahead_capacity(const struct kv_config *c)
+static inline uint32_t kv_early_capacity(const struct kv_config *c)
 {
     return c->max_sequences < 1024 ? c->max_sequences : 1024;
 }

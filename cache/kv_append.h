@@ -43,24 +43,24 @@ attn_status kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint3
  * the process die in between, its successor must find them committed. So each is recorded between
  * its reserve and the launch of its batch, and the device writes the slot's word before it tells
  * anybody: where the word is there, recovery commits what is recorded. A batch in flight has a slot
- * below KV_AHEAD_SLOTS. */
-#define KV_AHEAD_SLOTS 2
-#define KV_AHEAD_WORDS_BYTES 4096
+ * below KV_EARLY_SLOTS. */
+#define KV_EARLY_SLOTS 2
+#define KV_EARLY_WORDS_BYTES 4096
 /* The most appends of one slot. */
-uint32_t kv_ahead_max(const struct kv *kv);
+uint32_t kv_early_max(const struct kv *kv);
 /* The words that devices write, one for each slot. They are whole pages of the arena, so that they
  * can be registered with a device. */
-uint32_t *kv_ahead_words(const struct kv *kv, size_t *out_bytes);
+uint32_t *kv_early_words(const struct kv *kv, size_t *out_bytes);
 /* Records one append of the slot's next batch. */
-void kv_ahead_add(struct kv *kv, uint32_t slot, kv_seq_id seq, uint32_t layer, uint32_t pos,
+void kv_early_add(struct kv *kv, uint32_t slot, kv_seq_id seq, uint32_t layer, uint32_t pos,
                   uint32_t n_tokens);
 /* All are recorded. Returns the value that the device is to write to the slot's word. */
-uint32_t kv_ahead_begin(struct kv *kv, uint32_t slot);
+uint32_t kv_early_begin(struct kv *kv, uint32_t slot);
 /* Has the device written it? Then they are to be committed, whatever else became of the device. */
-bool kv_ahead_is_answered(const struct kv *kv, uint32_t slot);
+bool kv_early_is_answered(const struct kv *kv, uint32_t slot);
 /* All are committed; or none was answered, and all will be cancelled. A slot that was not begun is
  * fine. */
-void kv_ahead_end(struct kv *kv, uint32_t slot);
+void kv_early_end(struct kv *kv, uint32_t slot);
 
 /* --- windows ----------------------------------------------------------------------------------
  *

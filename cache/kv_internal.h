@@ -62,9 +62,9 @@ struct kv {
     struct kv_seen_rec *seen; /* [max_owners] */
     struct kv_epochs *epochs;
     struct kv_journal_rec *journal;
-    struct kv_ahead_slot *ahead_slots; /* [KV_AHEAD_SLOTS] */
-    struct kv_ahead_rec *ahead; /* [KV_AHEAD_SLOTS][kv_ahead_max] */
-    struct kv_ahead_words *ahead_words;
+    struct kv_early_slot *early_slots; /* [KV_EARLY_SLOTS] */
+    struct kv_early_rec *early; /* [KV_EARLY_SLOTS][kv_early_max] */
+    struct kv_early_words *early_words;
     uint32_t *tables; /* [max_sequences][max_seq_blocks] */
     struct kv_block_rec *blocks; /* [max_blocks] */
     struct kv_seq_links *links;
@@ -72,7 +72,7 @@ struct kv {
     uint32_t *prefixes; /* [prefix_mask + 1] first block of a slot, plus one */
     uint32_t *owned; /* [max_owners] first sequence, plus one */
     struct kv_heads *heads;
-    uint32_t n_ahead[KV_AHEAD_SLOTS]; /* put down of each slot */
+    uint32_t n_early[KV_EARLY_SLOTS]; /* put down of each slot */
     uint32_t now_s;
     uint32_t epoch_bits, epoch_maker; /* kv_set_epochs */
     struct kv_tier_ops tier; /* all NULL: nowhere */
@@ -383,8 +383,8 @@ void kv_journal_drop(struct kv *kv, struct kv_seq_rec *s);
 /* Lets go of the blocks past the first n_blocks. */
 void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks);
 
-/* ahead.c. Commits what was answered; owners, pools and published blocks are recovered. */
-void kv_ahead_recover(struct kv *kv);
+/* early_commit.c. Commits what was answered; owners, pools and published blocks are recovered. */
+void kv_early_recover(struct kv *kv);
 
 /* damage.c. What truth alone can tell of a record. NULL: nothing wrong. */
 const char *kv_pool_damage(const struct kv *kv, uint32_t pool);

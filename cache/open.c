@@ -176,9 +176,9 @@ static void bind_sections(struct kv *kv)
     kv->seen = (void *)(kv->base + offset[KV_SEEN]);
     kv->epochs = (void *)(kv->base + offset[KV_EPOCHS]);
     kv->journal = (void *)(kv->base + offset[KV_JOURNAL]);
-    kv->ahead_slots = (void *)(kv->base + offset[KV_AHEAD_BATCHES]);
-    kv->ahead = (void *)(kv->base + offset[KV_AHEAD]);
-    kv->ahead_words = (void *)(kv->base + offset[KV_AHEAD_WORDS]);
+    kv->early_slots = (void *)(kv->base + offset[KV_EARLY_BATCHES]);
+    kv->early = (void *)(kv->base + offset[KV_EARLY]);
+    kv->early_words = (void *)(kv->base + offset[KV_EARLY_WORDS]);
     kv->tables = (void *)(kv->base + offset[KV_TABLES]);
     kv->blocks = (void *)(kv->base + offset[KV_BLOCKS]);
     kv->links = (void *)(kv->base + offset[KV_LINKS]);

@@ -323,7 +323,7 @@ attn_status kv_recover(struct kv *kv, uint32_t *out_dropped)
     recover_owners(kv);
     recover_pools(kv);
     recover_published(kv, &n_dropped);
-    kv_ahead_recover(kv);
+    kv_early_recover(kv);
     recover_records(kv, &n_dropped);
     recover_journal(kv, &n_dropped);
     recover_sharing(kv, &n_dropped);

@@ -29,10 +29,10 @@
 #include "daemon/engine/operator/operator.h"
 #include "daemon/engine/pool/create.h"
 #include "daemon/engine/serve.h"
-#include "daemon/engine/step/ahead.h"
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/step/batch_end.h"
 #include "daemon/engine/step/canary_watch.h"
+#include "daemon/engine/step/early_commit.h"
 #include "daemon/engine/step/step.h"
 #include "daemon/engine/tenants.h"
 #include "daemon/engine/tier/idle.h"
@@ -298,7 +298,7 @@ static void engine_free(struct engine *e)
     tenants_close(atomic_load(&e->new_tenants));
     tier_fini(e);
     idle_fini(e);
-    ahead_fini(e);
+    early_fini(e);
     batches_fini(e);
     pools_fini(e);
     queue_fini(e);
@@ -372,7 +372,7 @@ attn_status engine_open(const struct engine_env *env, struct engine **out_engine
         st = idle_init(e, why, why_bytes);
     if (st != ATTN_OK)
         goto fail;
-    ahead_init(e);
+    early_init(e);
     st = engine_sleep_init(e);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "no descriptors for the engine: %s", strerror(errno));

@@ -153,9 +153,9 @@ static void launch(struct kv *kv, uint32_t pos)
     kv_seq_id seq = seq_named(kv, 3);
     for (uint32_t l = 0; l < (pos == 10 ? 1 : 2); l++) { /* one that copies is alone */
         kv_append_reserve(kv, seq, l, pos, 2, &t.fx);
-        kv_ahead_add(kv, 1, seq, l, pos, 2);
+        kv_early_add(kv, 1, seq, l, pos, 2);
     }
-    answered_value = kv_ahead_begin(kv, 1);
+    answered_value = kv_early_begin(kv, 1);
 }
 
 static void launch_at_10(struct kv *kv)
@@ -171,13 +171,13 @@ static void launch_at_8(struct kv *kv)
 static void device_signals(struct kv *kv)
 {
     size_t bytes;
-    kv_publish32(&kv_ahead_words(kv, &bytes)[1], answered_value);
+    kv_publish32(&kv_early_words(kv, &bytes)[1], answered_value);
 }
 
 static void commit_at_10(struct kv *kv)
 {
     kv_append_commit(kv, seq_named(kv, 3), 0, 10, 2);
-    kv_ahead_end(kv, 1);
+    kv_early_end(kv, 1);
 }
 
 static void commit_at_8(struct kv *kv)
@@ -188,7 +188,7 @@ static void commit_at_8(struct kv *kv)
 
 static void cancel_at_8(struct kv *kv)
 {
-    kv_ahead_end(kv, 1);
+    kv_early_end(kv, 1);
     for (uint32_t l = 0; l < 2; l++)
         kv_append_cancel(kv, seq_named(kv, 3), l, 8, 2, &t.fx);
 }
@@ -199,9 +199,9 @@ static void truncate_fork(struct kv *kv)
     kv_seq_truncate(kv, seq_named(kv, 3), 8, KV_NO_REQUEST, &epoch);
 }
 
-static void end_ahead(struct kv *kv)
+static void end_early(struct kv *kv)
 {
-    kv_ahead_end(kv, 1);
+    kv_early_end(kv, 1);
 }
 
 static void close_fork(struct kv *kv)
@@ -265,7 +265,7 @@ static const struct step {
     {"the device answers for both", device_signals, false, CHANGES},
     {"commit both", commit_at_8, false, STAYS},
     {"truncate what was answered", truncate_fork, false, CHANGES},
-    {"the batch ends", end_ahead, false, STAYS},
+    {"the batch ends", end_early, false, STAYS},
     {"close the fork", close_fork, false, ANYTHING},
     {"open in b", open_in_b, false, ANYTHING},
     {"append in b", append_in_b, true, ANYTHING},

@@ -158,7 +158,7 @@ static void a_batch_begins_when_its_word_is_written(void **state)
     check_wait(4, 5, 5);
 }
 
-static void a_word_may_be_ahead_and_may_wrap(void **state)
+static void an_early_word_may_wrap(void **state)
 {
     (void)state;
     check_wait(0xfffffffe, 1, 7);
@@ -369,7 +369,7 @@ int main(int argc, char **argv)
         return code;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_batch_begins_when_its_word_is_written),
-        cmocka_unit_test(a_word_may_be_ahead_and_may_wrap),
+        cmocka_unit_test(an_early_word_may_wrap),
         cmocka_unit_test(a_signal_comes_after_the_outputs),
         cmocka_unit_test(who_sees_the_signal_sees_the_outputs),
         cmocka_unit_test(all_signals_of_a_batch_are_written),

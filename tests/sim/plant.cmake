@@ -73,8 +73,8 @@ plant(25 daemon/engine/seq/export.c "        zero_behind(&p->config, part->layer
 # a repeated import is refused
 plant(26 daemon/engine/seq/export.c "return is_done(out_part, m, info) ? ATTN_OK" "return sim_bug != 26 && is_done(out_part, m, info) ? ATTN_OK")
 # a successor forgets what the device has answered and nobody committed
-plant(27 cache/ahead.c "n <= kv_ahead_max(kv) && word == a->serial"
-  "n <= kv_ahead_max(kv) && word == a->serial && sim_bug != 27")
+plant(27 cache/early_commit.c "n <= kv_early_max(kv) && word == a->serial"
+  "n <= kv_early_max(kv) && word == a->serial && sim_bug != 27")
 # blocks that go to host memory are not held meanwhile
 plant(28 daemon/engine/tier/out.c "kv_cached_hold(e->env.kv, p->id, blocks, n);"
   "kv_cached_hold(e->env.kv, p->id, blocks, sim_bug == 28 ? 0 : n);")

@@ -362,7 +362,8 @@ struct engine {
     uint32_t patches_capacity, copies_capacity; /* of a batch */
     uint32_t patches_margin; /* room beyond, for kv_append_cancel */
     struct batch batches[BACKEND_MAX_IN_FLIGHT];
-    bool has_ahead; /* the device can write the cache's words (engine/step/ahead.h) */
+    /* the device can write the cache's words (engine/step/early_commit.h) */
+    bool has_early_commits;
     uint32_t max_in_flight, n_in_flight;
     uint32_t n_on_device; /* batches that poll will give back, shards of the primary's, too */
     struct split *split; /* batches of split pools; NULL where the engine is alone */

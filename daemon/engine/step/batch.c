@@ -24,9 +24,9 @@
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/ready.h"
 #include "daemon/engine/core/sleep.h"
-#include "daemon/engine/step/ahead.h"
 #include "daemon/engine/step/batch_end.h"
 #include "daemon/engine/step/canary_watch.h"
+#include "daemon/engine/step/early_commit.h"
 #include "daemon/engine/tier/fetch.h"
 #include "daemon/engine/tier/group.h"
 #include "daemon/engine/tier/idle.h"
@@ -334,7 +334,7 @@ static void batch_submit(struct engine *e, struct batch *b)
         .n_copies = fx->n_copies,
         .user = b,
     };
-    ahead_begin(e, b);
+    early_begin(e, b);
     b->submitted_ns = clock_now_ns();
     for (uint32_t i = 0; i < b->n_items; i++)
         if (b->items[i]->task->req->batched_ns == 0)

@@ -16,8 +16,8 @@
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/sleep.h"
 #include "daemon/engine/core/status.h"
-#include "daemon/engine/step/ahead.h"
 #include "daemon/engine/step/canary_watch.h"
+#include "daemon/engine/step/early_commit.h"
 
 struct tenant *batch_payer(const struct engine *e, const struct pool *p)
 {
@@ -30,10 +30,10 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
     if (atomic_load_explicit(&e->is_draining, memory_order_relaxed))
         tokens_came(e, clock_now_ns());
     bool is_lost = st == ATTN_EDEVICE && !pool_spans(e, b->pool);
-    if (ahead_is_answered(e, b))
+    if (early_is_answered(e, b))
         st = ATTN_OK;
     if (st != ATTN_OK)
-        ahead_end(e, b);
+        early_end(e, b);
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct item *it = b->items[i];
         struct task *t = it->task;
@@ -52,7 +52,7 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
             item_fail(it, st, "%s", why);
         step_settle(e, t);
     }
-    ahead_end(e, b);
+    early_end(e, b);
     e->is_dirty = true;
     if (e->idle.by_use != NULL)
         seqs_have_room(e); /* what was in work may go now */

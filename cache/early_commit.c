@@ -1,4 +1,4 @@
-/* ahead.c: appends whose answer does not wait for their commit.
+/* early_commit.c: early commits, appends whose answer does not wait for their commit.
  *
  * A device can tell a worker by itself that its step is done (a lane's bell), and the worker goes
  * on with the output before this process has looked. If the process dies then, what was answered
@@ -17,29 +17,29 @@
  */
 #include "cache/kv_internal.h"
 
-uint32_t kv_ahead_max(const struct kv *kv)
+uint32_t kv_early_max(const struct kv *kv)
 {
-    return kv_ahead_capacity(&kv->config);
+    return kv_early_capacity(&kv->config);
 }
 
-static struct kv_ahead_rec *records_of(const struct kv *kv, uint32_t slot)
+static struct kv_early_rec *records_of(const struct kv *kv, uint32_t slot)
 {
-    return kv->ahead + (size_t)slot * kv_ahead_max(kv);
+    return kv->early + (size_t)slot * kv_early_max(kv);
 }
 
-uint32_t *kv_ahead_words(const struct kv *kv, size_t *out_bytes)
+uint32_t *kv_early_words(const struct kv *kv, size_t *out_bytes)
 {
-    *out_bytes = KV_AHEAD_WORDS_BYTES;
-    return kv->ahead_words->word;
+    *out_bytes = KV_EARLY_WORDS_BYTES;
+    return kv->early_words->word;
 }
 
-void kv_ahead_add(struct kv *kv, uint32_t slot, kv_seq_id seq, uint32_t layer, uint32_t pos,
+void kv_early_add(struct kv *kv, uint32_t slot, kv_seq_id seq, uint32_t layer, uint32_t pos,
                   uint32_t n_tokens)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
-    if (s == NULL || kv->n_ahead[slot] == kv_ahead_max(kv))
+    if (s == NULL || kv->n_early[slot] == kv_early_max(kv))
         return;
-    records_of(kv, slot)[kv->n_ahead[slot]++] = (struct kv_ahead_rec){
+    records_of(kv, slot)[kv->n_early[slot]++] = (struct kv_early_rec){
         .seq = seq.index,
         .epoch = kv_epoch_of(s),
         .layer = layer,
@@ -48,33 +48,33 @@ void kv_ahead_add(struct kv *kv, uint32_t slot, kv_seq_id seq, uint32_t layer, u
     };
 }
 
-uint32_t kv_ahead_begin(struct kv *kv, uint32_t slot)
+uint32_t kv_early_begin(struct kv *kv, uint32_t slot)
 {
-    struct kv_ahead_slot *a = &kv->ahead_slots[slot];
+    struct kv_early_slot *a = &kv->early_slots[slot];
     kv_publish32(&a->serial, a->serial + 1);
-    kv_publish32(&a->n, kv->n_ahead[slot]);
+    kv_publish32(&a->n, kv->n_early[slot]);
     return a->serial;
 }
 
-void kv_ahead_end(struct kv *kv, uint32_t slot)
+void kv_early_end(struct kv *kv, uint32_t slot)
 {
-    if (kv->n_ahead[slot] == 0)
+    if (kv->n_early[slot] == 0)
         return;
-    kv->n_ahead[slot] = 0;
-    kv_publish32(&kv->ahead_slots[slot].n, 0);
+    kv->n_early[slot] = 0;
+    kv_publish32(&kv->early_slots[slot].n, 0);
 }
 
-bool kv_ahead_is_answered(const struct kv *kv, uint32_t slot)
+bool kv_early_is_answered(const struct kv *kv, uint32_t slot)
 {
-    const struct kv_ahead_slot *a = &kv->ahead_slots[slot];
-    uint32_t word = __atomic_load_n(&kv->ahead_words->word[slot], __ATOMIC_ACQUIRE);
-    return a->n > 0 && a->n <= kv_ahead_max(kv) && word == a->serial;
+    const struct kv_early_slot *a = &kv->early_slots[slot];
+    uint32_t word = __atomic_load_n(&kv->early_words->word[slot], __ATOMIC_ACQUIRE);
+    return a->n > 0 && a->n <= kv_early_max(kv) && word == a->serial;
 }
 
 /* --- recovery --------------------------------------------------------------------------------- */
 
 /* Would its commit move a length? Of this life of its sequence, whose table has the blocks. */
-static bool is_to_commit(const struct kv *kv, const struct kv_ahead_rec *r)
+static bool is_to_commit(const struct kv *kv, const struct kv_early_rec *r)
 {
     const struct kv_seq_rec *s = r->seq < kv->config.max_sequences ? kv_seq_live(kv, r->seq) : NULL;
     if (s == NULL || kv_seq_damage(kv, r->seq) != NULL || kv_epoch_of(s) != r->epoch ||
@@ -94,9 +94,9 @@ static bool is_to_commit(const struct kv *kv, const struct kv_ahead_rec *r)
 /* Is an append of this sequence to be committed? */
 static bool has_any(const struct kv *kv, uint32_t seq)
 {
-    for (uint32_t slot = 0; slot < KV_AHEAD_SLOTS; slot++)
-        for (uint32_t i = 0; kv_ahead_is_answered(kv, slot) && i < kv->ahead_slots[slot].n; i++) {
-            const struct kv_ahead_rec *r = &records_of(kv, slot)[i];
+    for (uint32_t slot = 0; slot < KV_EARLY_SLOTS; slot++)
+        for (uint32_t i = 0; kv_early_is_answered(kv, slot) && i < kv->early_slots[slot].n; i++) {
+            const struct kv_early_rec *r = &records_of(kv, slot)[i];
             if (r->seq == seq && is_to_commit(kv, r))
                 return true;
         }
@@ -104,20 +104,20 @@ static bool has_any(const struct kv *kv, uint32_t seq)
 }
 
 /* As a commit does it: the copies stand, then the length moves. */
-void kv_ahead_recover(struct kv *kv)
+void kv_early_recover(struct kv *kv)
 {
     for (uint32_t i = 0; i < kv->journal_capacity; i++) {
         struct kv_journal_rec *e = &kv->journal[i];
         if (e->state == KV_LIVE && has_any(kv, e->seq))
             kv_publish32(&e->state, 0);
     }
-    for (uint32_t slot = 0; slot < KV_AHEAD_SLOTS; slot++) {
-        for (uint32_t i = 0; kv_ahead_is_answered(kv, slot) && i < kv->ahead_slots[slot].n; i++) {
-            const struct kv_ahead_rec *r = &records_of(kv, slot)[i];
+    for (uint32_t slot = 0; slot < KV_EARLY_SLOTS; slot++) {
+        for (uint32_t i = 0; kv_early_is_answered(kv, slot) && i < kv->early_slots[slot].n; i++) {
+            const struct kv_early_rec *r = &records_of(kv, slot)[i];
             if (is_to_commit(kv, r))
                 kv_publish32(&kv_lens(kv, r->seq)[r->layer], r->end);
         }
-        kv_publish32(&kv->ahead_slots[slot].n, 0);
-        kv->n_ahead[slot] = 0;
+        kv_publish32(&kv->early_slots[slot].n, 0);
+        kv->n_early[slot] = 0;
     }
 }

@@ -1,24 +1,24 @@
-/* ahead.h: what the device tells workers by itself: the words of bells that are whole in a
+/* early_commit.h: what the device tells workers by itself: the words of bells that are whole in a
  * batch. Where a successor would take up the cache, the device first tells the cache, by a word of
  * its own, so that appends which were answered so are there though nobody has committed them
- * (cache/ahead.c). Engine thread.
+ * (cache/early_commit.c). Engine thread.
  */
-#ifndef ATTND_DAEMON_ENGINE_STEP_AHEAD_H
-#define ATTND_DAEMON_ENGINE_STEP_AHEAD_H
+#ifndef ATTND_DAEMON_ENGINE_STEP_EARLY_COMMIT_H
+#define ATTND_DAEMON_ENGINE_STEP_EARLY_COMMIT_H
 
 #include "daemon/engine/core/state.h"
 
 /* Lets the device write the cache's words. Where it can't, and the cache is kept, the host answers
  * bells, after the commit: slower, which the log says. */
-void ahead_init(struct engine *e);
-void ahead_fini(struct engine *e);
+void early_init(struct engine *e);
+void early_fini(struct engine *e);
 
 /* The signals of a batch that is about to be launched; its appends are reserved. */
-void ahead_begin(struct engine *e, struct batch *b);
+void early_begin(struct engine *e, struct batch *b);
 /* Whether the device has told workers that appends of the batch are there. Then all of it is done,
  * though the device may have been lost since. */
-bool ahead_is_answered(const struct engine *e, const struct batch *b);
+bool early_is_answered(const struct engine *e, const struct batch *b);
 /* Its appends are committed, or are about to be cancelled. */
-void ahead_end(struct engine *e, const struct batch *b);
+void early_end(struct engine *e, const struct batch *b);
 
 #endif
