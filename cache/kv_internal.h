@@ -367,7 +367,7 @@ bool kv_hole_is_damaged(const struct kv *kv, uint32_t seq);
  * way. */
 void kv_hole_recover(struct kv *kv, uint32_t seq, uint32_t longest);
 
-/* fence.c. */
+/* dedup.c. */
 void kv_request_see(struct kv *kv, uint32_t owner, uint64_t request);
 /* The epoch of a sequence that is made now, and the one that follows a sequence's; 0: there are no
  * more. */

@@ -3,11 +3,11 @@
 include(${CMAKE_CURRENT_LIST_DIR}/../plant.cmake)
 set(PLANT_HEAD "extern int sim_bug;\n")
 
-# the fence forgets what it has carried out: a late open or adopt is carried out again
-plant(1 cache/fence.c "    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST)\n        return false;"
+# dedup forgets what was carried out: a late open or adopt is carried out again
+plant(1 cache/dedup.c "    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST)\n        return false;"
   "    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST || sim_bug == 1)\n        return false;")
 # a repeated open, fork, adopt or truncation is not known again
-plant(2 cache/fence.c "return s != NULL && request != KV_NO_REQUEST &&"
+plant(2 cache/dedup.c "return s != NULL && request != KV_NO_REQUEST &&"
   "return sim_bug != 2 && s != NULL && request != KV_NO_REQUEST &&")
 # a truncation does not raise the epoch, but says so
 plant(3 cache/seq.c "        kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));

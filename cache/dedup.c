@@ -1,4 +1,4 @@
-/* fence.c: owners, and what a late duplicate of a request meets, so that it changes nothing.
+/* dedup.c: owners, and what a late duplicate of a request meets, so that it changes nothing.
  *
  * Requests that name an epoch are fenced by it: truncation and adoption raise the epoch of a
  * sequence, a new sequence begins above every epoch that has ended. Of several caches that move
