@@ -170,7 +170,7 @@ static attn_status reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_
     if (st != ATTN_OK)
         return st;
 
-    kv_seq_settle(kv, seq, fx);
+    kv_seq_materialize(kv, seq, fx);
     uint32_t *row = kv_own_row(kv, seq.index);
     take_back(kv, seq.index, p, pos, past);
     for (uint32_t i = pos >> p->block_shift; n_copies > 0; i++) {

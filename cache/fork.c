@@ -2,14 +2,14 @@
  *
  * Such a fork has neither a table nor ids of its own: it reads its source's, up to its own length,
  * so that it costs the same for a prefix of any length. It has no references either: the source's
- * hold the blocks. It gets all three (settles) when it is written to or computed with, and the
- * caller gets the table's effects then. A fork of a fork reads the same table: nobody reads through
- * two.
+ * hold the blocks. It gets all three (is materialized) when it is written to or computed with, and
+ * the caller gets the table's effects then. A fork of a fork reads the same table: nobody reads
+ * through two.
  *
- * Before a source changes or drops what others read, the longest of them settles, and the others
- * read that one's table from then on. So that is the one moment when a long table is copied, once
- * for all of them. One of no tokens has its own table, so there is always one that has more than
- * none.
+ * Before a source changes or drops what others read, the longest of them is materialized, and the
+ * others read that one's table from then on. So that is the one moment when a long table is copied,
+ * once for all of them. One of no tokens has its own table, so there is always one that has more
+ * than none.
  *
  * Truth is row_of, one word: the table and the ids are there before it becomes 0 or names another.
  *
@@ -72,7 +72,7 @@ void kv_fork_own_ids(struct kv *kv, uint32_t seq)
     kv_publish32(&g->has_own_ids, 1);
 }
 
-void kv_fork_settle(struct kv *kv, uint32_t seq)
+void kv_fork_materialize(struct kv *kv, uint32_t seq)
 {
     struct kv_seq_rec *s = &kv->seqs[seq];
     if (!s->is_lazy)
@@ -102,7 +102,7 @@ void kv_forks_part(struct kv *kv, uint32_t seq, uint32_t len)
         return;
     }
     bool are_ids_its_own = kv->given[heir].has_own_ids;
-    kv_fork_settle(kv, heir);
+    kv_fork_materialize(kv, heir);
     for (uint32_t i; (i = kv->links[seq].fork) != 0;) {
         if (are_ids_its_own || kv->given[i - 1].n_ids > kv->given[heir].n_ids)
             kv_fork_own_ids(kv, i - 1);
@@ -112,7 +112,7 @@ void kv_forks_part(struct kv *kv, uint32_t seq, uint32_t len)
     }
 }
 
-attn_status kv_seq_settle(struct kv *kv, kv_seq_id seq, struct kv_effects *fx)
+attn_status kv_seq_materialize(struct kv *kv, kv_seq_id seq, struct kv_effects *fx)
 {
     struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
     if (s == NULL || (!s->is_lazy && !s->is_dirty))
@@ -120,7 +120,7 @@ attn_status kv_seq_settle(struct kv *kv, kv_seq_id seq, struct kv_effects *fx)
     if (s->n_blocks > fx->patches_capacity - fx->n_patches)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches",
                        (unsigned long long)s->name, s->n_blocks);
-    kv_fork_settle(kv, seq.index);
+    kv_fork_materialize(kv, seq.index);
     const uint32_t *row = kv_own_row(kv, seq.index);
     for (uint32_t i = 0; i < s->n_blocks; i++)
         if (!kv_in_hole(kv, &kv->pools[s->pool], seq.index, i))

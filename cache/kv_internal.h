@@ -351,7 +351,7 @@ void kv_fork_link(struct kv *kv, uint32_t seq);
 /* It reads it no more: it is closed. */
 void kv_fork_unlink(struct kv *kv, uint32_t seq);
 /* Gives the fork a table, ids and references of its own. */
-void kv_fork_settle(struct kv *kv, uint32_t seq);
+void kv_fork_materialize(struct kv *kv, uint32_t seq);
 void kv_fork_own_ids(struct kv *kv, uint32_t seq);
 /* The sequence's tokens from len on are about to change or to go: nobody reads its table any more
  * who has more. */

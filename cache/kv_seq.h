@@ -72,7 +72,7 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
                              struct kv_effects *fx, kv_seq_id *out_seq);
 /* kv_seq_fork: a new sequence that shares the blocks of src's first len tokens; its layers all have
  * len. Costs the same for any len: without windows the fork reads its source's table row until it
- * is written to, is settled, or the source changes where both have tokens.
+ * is written to, is materialized, or the source changes where both have tokens.
  * Errors   as kv_seq_open_with; ATTN_EINVAL a layer of src has fewer tokens, or a query at len
  *          would see a hole; ATTN_EOVERLOAD also: src has a copy pending, or blocks in idle
  *          memory */
@@ -102,10 +102,10 @@ attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t 
  * them. Outstanding appends are cancelled. One that is not open is fine. */
 void kv_seq_close(struct kv *kv, kv_seq_id seq);
 
-/* kv_seq_settle: before a device reads the sequence's row: gives it a table of its own, and adds
- * all its entries to fx unless effects have had them. kv_append_reserve does the same.
+/* kv_seq_materialize: before a device reads the sequence's row: gives it a table of its own, and
+ * adds all its entries to fx unless effects have had them. kv_append_reserve does the same.
  * Errors   ATTN_EOVERLOAD fx is full */
-attn_status kv_seq_settle(struct kv *kv, kv_seq_id seq, struct kv_effects *fx);
+attn_status kv_seq_materialize(struct kv *kv, kv_seq_id seq, struct kv_effects *fx);
 
 /* Errors   ATTN_ENOTFOUND */
 attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id *out_seq);

@@ -263,7 +263,7 @@ static void recover_references(struct kv *kv, bool of_lazy, uint32_t *n_dropped)
         if (of_lazy)
             kv_fork_link(kv, seq);
         if (of_lazy && s->longest == 0) /* by a truncation that was under way */
-            kv_fork_settle(kv, seq);
+            kv_fork_materialize(kv, seq);
         p->n_seqs++;
         kv_count(&h->stats.sequences, 1);
         if (h->seq_n_fresh <= seq)

@@ -395,7 +395,7 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t
             kv_publish32(&kv->holes[seq.index], 0);
         kv_publish32(&s->redo_len, 0);
         if (len == 0)
-            kv_fork_settle(kv, seq.index);
+            kv_fork_materialize(kv, seq.index);
     } else {
         kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
     }

@@ -263,7 +263,7 @@ static attn_status engine_finish(struct engine *e)
     watchers_answer(e, true);
     tasks_refuse(e, engine_stop_status(e), "the daemon is stopping");
     attn_status st = wait_for_batches(e);
-    if (!mover_settle(e, NULL))
+    if (!mover_drain(e, NULL))
         st = ATTN_ETIMEDOUT;
     seqs_wake(e);
     tasks_refuse(e, engine_stop_status(e), "the daemon is stopping");

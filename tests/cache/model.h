@@ -149,7 +149,7 @@ struct kv *model_kv_open(void);
 attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t,
                            uint32_t mirror[M_SEQUENCES][M_ROW]);
 /* The mirror has its row then. */
-void model_kv_settle(struct kv *kv, kv_seq_id seq, uint32_t mirror[M_SEQUENCES][M_ROW]);
+void model_kv_materialize(struct kv *kv, kv_seq_id seq, uint32_t mirror[M_SEQUENCES][M_ROW]);
 /* What a batch does after a reserve that succeeded: m as after model_apply. */
 void model_device_run(struct device *d, struct kv *kv, const struct model *m, const struct op *op,
                       const struct test_fx *t);

@@ -173,11 +173,11 @@ attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t
     return st;
 }
 
-void model_kv_settle(struct kv *kv, kv_seq_id seq, uint32_t mirror[M_SEQUENCES][M_ROW])
+void model_kv_materialize(struct kv *kv, kv_seq_id seq, uint32_t mirror[M_SEQUENCES][M_ROW])
 {
     struct test_fx t;
     test_fx_reset(&t);
-    assert_status(kv, ATTN_OK, kv_seq_settle(kv, seq, &t.fx));
+    assert_status(kv, ATTN_OK, kv_seq_materialize(kv, seq, &t.fx));
     mirror_patches(mirror, &t.fx);
 }
 

@@ -144,8 +144,8 @@ static void fork_shares_blocks_until_first_append(void **state)
 
     struct kv_effects *fx = fx_of(f);
     fx->patches_capacity = 1;
-    assert_status(f->kv, ATTN_EOVERLOAD, kv_seq_settle(f->kv, child, fx));
-    assert_status(f->kv, ATTN_OK, kv_seq_settle(f->kv, child, fx_of(f)));
+    assert_status(f->kv, ATTN_EOVERLOAD, kv_seq_materialize(f->kv, child, fx));
+    assert_status(f->kv, ATTN_OK, kv_seq_materialize(f->kv, child, fx_of(f)));
     b = info_of(f, child);
     assert_true(b.is_notified);
     assert_int_equal(f->t.fx.n_patches, 2);
@@ -157,7 +157,7 @@ static void fork_shares_blocks_until_first_append(void **state)
     }
     assert_int_equal(stats_of(f).blocks_shared, 2);
     assert_int_equal(stats_of(f).blocks_used, 3);
-    assert_status(f->kv, ATTN_OK, kv_seq_settle(f->kv, child, fx_of(f)));
+    assert_status(f->kv, ATTN_OK, kv_seq_materialize(f->kv, child, fx_of(f)));
     assert_int_equal(f->t.fx.n_patches, 0);
 
     uint32_t shared = b.block_table[1];
@@ -185,7 +185,7 @@ static void a_cancelled_copy_brings_the_shared_block_back(void **state)
 {
     struct fixture *f = *state;
     kv_seq_id src, child = fork_at(f, &src, 9);
-    assert_status(f->kv, ATTN_OK, kv_seq_settle(f->kv, child, fx_of(f)));
+    assert_status(f->kv, ATTN_OK, kv_seq_materialize(f->kv, child, fx_of(f)));
     struct kv_seq_info b = info_of(f, child);
     uint32_t before[3];
     memcpy(before, b.block_table, sizeof before);

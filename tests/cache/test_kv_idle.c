@@ -116,7 +116,7 @@ static void what_others_read_stays(void **state)
     kv_seq_close(kv, f);
     assert_status(kv, ATTN_OK, kv_seq_fork(kv, a, 2, 8, KV_NO_OWNER, KV_NO_REQUEST, &f));
     test_fx_reset(&t);
-    assert_status(kv, ATTN_OK, kv_seq_settle(kv, f, &t.fx));
+    assert_status(kv, ATTN_OK, kv_seq_materialize(kv, f, &t.fx));
     assert_int_equal(kv_idle_movable(kv, a), 2); /* those that the fork has not */
     assert_int_equal(kv_idle_movable(kv, f), 0);
     assert_int_equal(out(kv, a, 16), 2);

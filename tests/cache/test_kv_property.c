@@ -68,7 +68,7 @@ static void run_seed(uint64_t seed)
             if (!info.is_notified && (i + slot) % 7 != 0)
                 continue;
             if (!info.is_notified) {
-                model_kv_settle(kv, id, mirror);
+                model_kv_materialize(kv, id, mirror);
                 kv_seq_info(kv, id, &info);
             }
             if (op.kind == OP_RECOVER)

@@ -92,7 +92,7 @@ static void a_table_names_the_blocks_that_its_own_became(void **state)
     append_all(f, first, 0, 20);
     append_all(f, second, 0, 22);
     assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, second, NAME + 2, 18, OWNER, 90, &fork));
-    assert_status(f->kv, ATTN_OK, kv_seq_settle(f->kv, fork, fx_of(f)));
+    assert_status(f->kv, ATTN_OK, kv_seq_materialize(f->kv, fork, fx_of(f)));
     kv_seq_close(f->kv, first);
     uint32_t was[6];
     memcpy(was, info_of(f, second).block_table, sizeof was);

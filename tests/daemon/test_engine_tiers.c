@@ -401,7 +401,7 @@ static void a_tenant_has_its_quotas_of_host_memory_and_of_the_file_and_no_more(v
     assert_int_equal(most[1], DISK_QUOTA);
     assert_true(stats.disk_in_bytes > 0);
     assert_true(n_faults > 5);
-    mover_settle(r.engine, NULL);
+    mover_drain(r.engine, NULL);
     tier_forget_pool(r.engine, r.engine->pools[0].id);
     assert_int_equal(who->used[TENANT_HOST_BYTES], 0);
     assert_int_equal(who->used[TENANT_DISK_BYTES], 0);

@@ -15,7 +15,7 @@ _Noreturn static void is_wrong(const struct ask *a, const Attnd__Reply *r, const
 
 /* --- what a request holds --------------------------------------------------------------------- */
 
-void ask_settle(struct ask *a)
+void ask_release(struct ask *a)
 {
     a->is_answered = true;
     if (a->seq != NULL && a->seq->control == a)
@@ -37,7 +37,7 @@ static void give_up(struct ask *a)
     if (a->kind == ASK_PLAN) {
         plan_end(a, true); /* no bell was rung */
         a->is_void = true;
-        ask_settle(a);
+        ask_release(a);
         return;
     }
     if (a->kind == ASK_IMPORT) {
@@ -52,7 +52,7 @@ static void give_up(struct ask *a)
         s->is_unsure = true;
     }
     a->is_void = true;
-    ask_settle(a);
+    ask_release(a);
 }
 
 /* --- rows ------------------------------------------------------------------------------------- */
@@ -291,7 +291,7 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
     case ASK_STALE:
         is_wrong(a, r, "it had to be refused");
     }
-    ask_settle(a);
+    ask_release(a);
     if (a->kind == ASK_FORK)
         use_shared(a);
     if (a->kind == ASK_TRUNCATE && sim_chance(500)) /* what has it kept? */
@@ -333,7 +333,7 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
     sim_counts.refusals++;
     if (a->kind == ASK_RESIZE &&
         (is_passing(st) || st == ATTN_ENOTSUP || strstr(r->message, "no pool is named") != NULL)) {
-        ask_settle(a); /* too few for what is there, split, or the process began empty */
+        ask_release(a); /* too few for what is there, split, or the process began empty */
         return;
     }
     if (is_passing(st)) {
@@ -355,7 +355,7 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
         strstr(r->message, "sessions are called so") != NULL) {
         if (a->n_sent == 1 && !may_be_over(a->victim) && a->victim->session != 0)
             is_wrong(a, r, "the session must be known");
-        ask_settle(a);
+        ask_release(a);
         return;
     }
     if (st == ATTN_ENOTFOUND && strstr(r->message, "session") != NULL) {
@@ -369,12 +369,12 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
         (a->n_sent > 1 || a->seq->is_gone || may_be_over(a->seq->owner))) {
         a->seq->is_gone = true;
         sim_counts.closes++;
-        ask_settle(a);
+        ask_release(a);
         return;
     }
     if (a->kind == ASK_EXPORT && st == ATTN_ENOTFOUND &&
         (a->seq->is_gone || may_be_over(a->seq->owner))) {
-        ask_settle(a);
+        ask_release(a);
         return;
     }
     if (st == ATTN_ENOTFOUND && (p->is_killed || names_doomed(a))) {
@@ -385,7 +385,7 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
         if (a->kind == ASK_GAP)
             give_up(a); /* a late copy may find that there is no gap any more */
         else
-            ask_settle(a);
+            ask_release(a);
         return;
     }
     is_wrong(a, r, "it had to be carried out");

@@ -180,7 +180,7 @@ bool seq_is_quiet(const struct seq *s); /* nothing of it is on its way */
 /* answer.c */
 void answer_take(struct peer *p, uint8_t *message, size_t n);
 /* What belongs to the request is free for others. */
-void ask_settle(struct ask *a);
+void ask_release(struct ask *a);
 
 /* peer.c */
 void peer_send(struct ask *a);

@@ -184,7 +184,7 @@ void peer_lose_session(struct peer *p)
     for (uint64_t i = 0; i < p->n_asks; i++) {
         p->asks[i]->is_void = true;
         if (!p->asks[i]->is_answered)
-            ask_settle(p->asks[i]);
+            ask_release(p->asks[i]);
     }
     for (uint32_t i = 0; i < MAX_SEQS; i++) {
         if (p->seqs[i] != NULL)
@@ -233,7 +233,7 @@ static void die(struct peer *p)
         return;
     for (uint64_t i = 0; i < p->n_asks; i++)
         if (!p->asks[i]->is_answered && p->asks[i]->kind == ASK_EXPORT)
-            ask_settle(p->asks[i]);
+            ask_release(p->asks[i]);
     sim_say("peer %u dies", p->number);
     p->is_dead = true;
     lane_leave(p);

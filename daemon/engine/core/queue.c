@@ -176,7 +176,7 @@ void item_fail(struct item *it, attn_status st, const char *format, ...)
     item_done(it);
 }
 
-void step_settle(struct engine *e, struct task *t)
+void step_advance(struct engine *e, struct task *t)
 {
     if (t->n_done == t->n_items) {
         task_release(e, t);

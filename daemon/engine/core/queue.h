@@ -42,7 +42,7 @@ void item_done(struct item *it);
 void item_fail(struct item *it, attn_status st, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* After items of a step changed: answers it if all are done, else queues it if some are ready. */
-void step_settle(struct engine *e, struct task *t);
+void step_advance(struct engine *e, struct task *t);
 
 bool seq_is_busy(const struct engine *e, uint32_t seq);
 /* The sequence is gone: what waited for it looks its name up again. */

@@ -53,7 +53,7 @@ static void wait_a_little(struct engine *e)
 }
 
 /* Nothing of the pool is in work any more. */
-static attn_status settle(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+static attn_status pool_drain(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
     while (batch_of(e, p) != NULL && engine_health(e) == ATTN_OK)
         wait_a_little(e);
@@ -211,7 +211,7 @@ static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_bloc
     uint32_t had = p->config.n_blocks, row_blocks = row_blocks_with(e, p, n_blocks), n_moved = 0;
     if (n_blocks == had)
         return ATTN_OK;
-    attn_status st = settle(e, p, why, why_bytes);
+    attn_status st = pool_drain(e, p, why, why_bytes);
     if (st == ATTN_OK)
         st = n_blocks < had ? shrink(e, p, n_blocks, &n_moved, why, why_bytes)
                             : grow(e, p, n_blocks, row_blocks, why, why_bytes);

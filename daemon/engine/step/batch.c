@@ -221,7 +221,7 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
         /* it is reserved */
     } else if (kv_seq_sees(e->env.kv, (kv_seq_id){it->seq}, it->pos) != ATTN_OK) {
         return cannot_take(e, it, ATTN_EINVAL);
-    } else if (kv_seq_settle(e->env.kv, (kv_seq_id){it->seq}, &b->pool->fx) != ATTN_OK) {
+    } else if (kv_seq_materialize(e->env.kv, (kv_seq_id){it->seq}, &b->pool->fx) != ATTN_OK) {
         return BATCH_IS_FULL; /* an empty one has room for any row */
     }
     item_unready(it);
@@ -282,7 +282,7 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
         if (t->n_ready > 0)
             return r == BATCH_IS_FULL;
         ready_remove(&b->pool->ready, t);
-        step_settle(e, t);
+        step_advance(e, t);
     }
     return false;
 }

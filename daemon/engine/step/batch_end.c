@@ -50,7 +50,7 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
             item_done(it);
         else
             item_fail(it, st, "%s", why);
-        step_settle(e, t);
+        step_advance(e, t);
     }
     early_end(e, b);
     e->is_dirty = true;
@@ -61,7 +61,7 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
 }
 
 /* The tenant pays what the batch has taken in place of what it was charged. */
-static void batch_settle(struct engine *e, struct batch *b, uint64_t took_ns)
+static void batch_charge_actual(struct engine *e, struct batch *b, uint64_t took_ns)
 {
     struct tenant *who = batch_payer(e, b->pool);
     if (who == NULL)
@@ -102,7 +102,7 @@ static void batch_measure(struct engine *e, struct batch *b, uint64_t now_ns)
         uint64_t ns = pace_request_ns(last_ns, now_ns - since_ns, b->n_tasks);
         atomic_store_explicit(&e->task_ns, ns, memory_order_relaxed);
     }
-    batch_settle(e, b, now_ns - since_ns);
+    batch_charge_actual(e, b, now_ns - since_ns);
     e->finished_ns = now_ns;
 }
 
@@ -183,6 +183,6 @@ void batches_watch(struct engine *e, uint64_t now_ns)
 
 void batch_refused(struct engine *e, struct batch *b, attn_status st, const char *why)
 {
-    batch_settle(e, b, 0);
+    batch_charge_actual(e, b, 0);
     batch_done(e, b, st, why);
 }

@@ -127,7 +127,7 @@ static void step_wake(struct engine *e, struct item *it)
     } else {
         item_check(e, it);
     }
-    step_settle(e, it->task);
+    step_advance(e, it->task);
 }
 
 /* Nothing of it was launched: the step is refused as a whole; else its other items fail. */
@@ -147,7 +147,7 @@ static void step_refuse(struct engine *e, struct task *t, attn_status st, const 
     }
     ready_remove(&t->pool->ready, t);
     if (t->was_launched) {
-        step_settle(e, t);
+        step_advance(e, t);
     } else {
         task_release(e, t);
         engine_refuse(e, t->req, st, "%s", why);
@@ -272,7 +272,7 @@ static void step_enter(struct engine *e, struct task *t)
             item_admit(e, &t->items[i]);
     if (t->n_ready > 0)
         ready_push_fresh(&t->pool->ready, t);
-    step_settle(e, t);
+    step_advance(e, t);
 }
 
 /* Whether the tenant's turn will come in time; where nobody has tenants the inbox has seen to

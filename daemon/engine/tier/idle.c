@@ -319,7 +319,7 @@ attn_status idle_layers_read(struct engine *e, const struct pool *p, kv_seq_id s
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-bool idle_is_settled(const struct engine *e, const struct pool *p)
+bool idle_is_drained(const struct engine *e, const struct pool *p)
 {
     const struct engine_idle *x = &e->idle;
     return (x->out_move == NULL || (p != NULL && x->out.pool != p)) &&

@@ -46,7 +46,7 @@ bool idle_has(const struct engine *e, uint32_t seq);
 attn_status idle_layers_read(struct engine *e, const struct pool *p, kv_seq_id seq, uint32_t index,
                              struct pool_layers layers, uint8_t *out, char *why, size_t why_bytes);
 /* Nothing of the pool is on its way; NULL: of any. */
-bool idle_is_settled(const struct engine *e, const struct pool *p);
+bool idle_is_drained(const struct engine *e, const struct pool *p);
 void idle_publish(struct engine *e);
 
 #endif

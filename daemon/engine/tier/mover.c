@@ -37,7 +37,7 @@ void mover_wait(struct engine *e, const struct pool *p, uint64_t n)
             sched_yield();
 }
 
-static bool is_settled(const struct engine *e, const struct pool *p)
+static bool is_drained(const struct engine *e, const struct pool *p)
 {
     const struct engine_tier *t = &e->tier;
     const struct mover_fetch *f;
@@ -49,12 +49,12 @@ static bool is_settled(const struct engine *e, const struct pool *p)
     return !t->out.group.is_under_way || (p != NULL && t->out.group.pool != p);
 }
 
-bool mover_settle(struct engine *e, const struct pool *p)
+bool mover_drain(struct engine *e, const struct pool *p)
 {
     uint64_t begun_ns = clock_now_ns();
     if (e->tier.blocks == NULL && e->idle.by_use == NULL)
         return true;
-    while (!is_settled(e, p) || !idle_is_settled(e, p)) {
+    while (!is_drained(e, p) || !idle_is_drained(e, p)) {
         if (mover_take_back(e))
             continue;
         if (clock_now_ns() - begun_ns > SETTLE_NS)

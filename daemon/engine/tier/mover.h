@@ -14,6 +14,6 @@ bool mover_turn(struct engine *e);
 void mover_wait(struct engine *e, const struct pool *p, uint64_t n);
 /* Nothing of the pool is on its way any more when this returns; NULL: of any. false: something does
  * not come back. */
-bool mover_settle(struct engine *e, const struct pool *p);
+bool mover_drain(struct engine *e, const struct pool *p);
 
 #endif

@@ -157,7 +157,7 @@ void tier_fini(struct engine *e)
     const struct kv_tier_ops nowhere = {0};
     if (e->tier.blocks != NULL) {
         kv_set_tier_ops(e->env.kv, &nowhere);
-        mover_settle(e, NULL);
+        mover_drain(e, NULL);
     }
     tier_store_close(e->tier.disk_blocks);
     tier_disk_close(e->tier.disk);
@@ -168,7 +168,7 @@ void tier_fini(struct engine *e)
 void tier_leave_pool(struct engine *e, kv_pool_id pool)
 {
     const struct pool *p = pool_of_kv(e, pool);
-    if (p != NULL && !mover_settle(e, p))
+    if (p != NULL && !mover_drain(e, p))
         log_error("blocks of a pool that is dropped are still on their way");
 }
 
