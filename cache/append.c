@@ -83,7 +83,7 @@ static void take_back(struct kv *kv, uint32_t seq, const struct kv_pool_rec *p, 
 bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t n_tokens)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
-    return s != NULL && kv->links[seq.index].n_away == 0 &&
+    return s != NULL && kv->links[seq.index].n_paged_out == 0 &&
            count_shared(kv, seq.index, &kv->pools[s->pool], pos, (uint64_t)pos + n_tokens) > 0;
 }
 
@@ -157,8 +157,8 @@ static attn_status reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_
     attn_status st = range_check(kv, seq.index, layer, pos, n_tokens, is_copied);
     if (st != ATTN_OK)
         return st;
-    if (kv->links[seq.index].n_away > 0)
-        return kv_away(kv, seq.index);
+    if (kv->links[seq.index].n_paged_out > 0)
+        return kv_paged_out(kv, seq.index);
     struct kv_pool_rec *p = &kv->pools[s->pool];
     uint64_t end = (uint64_t)pos + n_tokens;
     uint32_t first = pos >> p->block_shift, past = kv_blocks_of(p, (uint32_t)end);

@@ -104,7 +104,7 @@ struct kv_pool_rec {
     uint32_t newest[KV_N_PRIORITIES][KV_N_LISTS];
     uint64_t listed[KV_N_PRIORITIES]; /* a bit for each list that is not empty */
     uint32_t n_seqs; /* open in it */
-    uint32_t n_away; /* blocks of theirs in idle memory */
+    uint32_t n_paged_out; /* blocks of theirs in idle memory */
 };
 
 /* One cache line: all that an append needs of the record. */
@@ -228,7 +228,7 @@ struct kv_seq_links {
     uint32_t fork; /* plus one: the first of those that read its table */
     uint32_t fork_prev, fork_next; /* plus one: of those that read the same */
     uint32_t n_fork_tokens; /* none of those that read its table has more */
-    uint32_t n_away; /* entries of its table whose blocks are in idle memory */
+    uint32_t n_paged_out; /* entries of its table whose blocks are in idle memory */
 };
 
 struct kv_index_slot {

@@ -10,7 +10,7 @@ struct scratch {
     uint32_t *n_refs; /* [max_blocks] by table entries and journal entries */
     uint32_t *user; /* [max_blocks] a sequence whose table has it, plus one */
     uint32_t *n_seqs; /* [max_pools] */
-    uint32_t *n_away; /* [max_pools] */
+    uint32_t *n_paged_out; /* [max_pools] */
     struct kv_pages pages;
     uint64_t n_sequences, n_lazy, n_owned, n_used, n_shared, n_cached, n_pinned, n_published,
         n_tiered;
@@ -31,7 +31,7 @@ static attn_status check_place(struct kv *kv, uint32_t seq, uint32_t index, stru
         x->pages.map[i / 64] |= UINT64_C(1) << i % 64;
     }
     x->pages.n_used += p->idle_pages;
-    x->n_away[kv->seqs[seq].pool]++;
+    x->n_paged_out[kv->seqs[seq].pool]++;
     return ATTN_OK;
 }
 
@@ -42,13 +42,13 @@ static attn_status check_table(struct kv *kv, uint32_t seq, struct scratch *x)
     const uint32_t *row = kv_row(kv, seq);
     if (s->is_lazy) /* its source's table is checked there */
         return ATTN_OK;
-    uint32_t n_away = 0;
+    uint32_t n_paged_out = 0;
     for (uint32_t i = 0; i < s->n_blocks; i++) {
         if (kv_is_place(row[i]) && !kv_in_hole(kv, p, seq, i)) {
             attn_status st = check_place(kv, seq, i, x);
             if (st != ATTN_OK)
                 return st;
-            n_away++;
+            n_paged_out++;
             continue;
         }
         if (row[i] >= p->n_blocks)
@@ -71,9 +71,9 @@ static attn_status check_table(struct kv *kv, uint32_t seq, struct scratch *x)
             kv_row(kv, first)[i] != row[i] || kv_in_hole(kv, p, first, i))
             return DIFFER("sequence indices %u and %u may not share block %u", first, seq, row[i]);
     }
-    if (n_away != kv->links[seq].n_away)
-        return DIFFER("sequence index %u: %u blocks are away, %u counted", seq, n_away,
-                      kv->links[seq].n_away);
+    if (n_paged_out != kv->links[seq].n_paged_out)
+        return DIFFER("sequence index %u: %u blocks are away, %u counted", seq, n_paged_out,
+                      kv->links[seq].n_paged_out);
     return ATTN_OK;
 }
 
@@ -335,10 +335,10 @@ static attn_status check_pool(struct kv *kv, uint32_t pool, struct scratch *x)
     if (p->n_blocks != kv_pool_size(p))
         return DIFFER("pool %s: has %u blocks, counts %u", p->name, kv_pool_size(p), p->n_blocks);
     uint32_t n_used = 0, n_listed = 0;
-    if (p->n_away != x->n_away[pool])
-        return DIFFER("pool %s: %u blocks are away, %u counted", p->name, x->n_away[pool],
-                      p->n_away);
-    x->n_tiered += p->n_away;
+    if (p->n_paged_out != x->n_paged_out[pool])
+        return DIFFER("pool %s: %u blocks are away, %u counted", p->name, x->n_paged_out[pool],
+                      p->n_paged_out);
+    x->n_tiered += p->n_paged_out;
     if (p->n_seqs != x->n_seqs[pool])
         return DIFFER("pool %s: %u sequences open, %u counted", p->name, x->n_seqs[pool],
                       p->n_seqs);
@@ -408,11 +408,11 @@ attn_status kv_check(struct kv *kv)
         .n_refs = calloc(kv->config.max_blocks, sizeof *x.n_refs),
         .user = calloc(kv->config.max_blocks, sizeof *x.user),
         .n_seqs = calloc(kv->config.max_pools, sizeof *x.n_seqs),
-        .n_away = calloc(kv->config.max_pools, sizeof *x.n_away),
+        .n_paged_out = calloc(kv->config.max_pools, sizeof *x.n_paged_out),
         .pages = {.map = calloc((size_t)kv->pages.n / 64 + 1, sizeof *x.pages.map)},
     };
     attn_status st;
-    if (x.n_refs == NULL || x.user == NULL || x.n_seqs == NULL || x.n_away == NULL ||
+    if (x.n_refs == NULL || x.user == NULL || x.n_seqs == NULL || x.n_paged_out == NULL ||
         x.pages.map == NULL)
         st = kv_fail(kv, ATTN_ENOMEM, "check: no memory for %u blocks", kv->config.max_blocks);
     else
@@ -433,7 +433,7 @@ attn_status kv_check(struct kv *kv)
     free(x.n_refs);
     free(x.user);
     free(x.n_seqs);
-    free(x.n_away);
+    free(x.n_paged_out);
     free(x.pages.map);
     return st;
 }

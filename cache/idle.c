@@ -155,16 +155,16 @@ bool kv_idle_count_pages(const struct kv *kv, struct kv_pages *scratch)
            (kv->pages.n == 0 || memcmp(scratch->map, kv->pages.map, map_bytes(&kv->pages)) == 0);
 }
 
-static void count_away(struct kv *kv, uint32_t seq, int n)
+static void count_paged_out(struct kv *kv, uint32_t seq, int n)
 {
-    kv->links[seq].n_away += (uint32_t)n;
-    kv->pools[kv->seqs[seq].pool].n_away += (uint32_t)n;
+    kv->links[seq].n_paged_out += (uint32_t)n;
+    kv->pools[kv->seqs[seq].pool].n_paged_out += (uint32_t)n;
     kv_count(&kv->heads->stats.blocks_tiered, n);
 }
 
-void kv_idle_found_away(struct kv *kv, uint32_t seq)
+void kv_idle_found_paged_out(struct kv *kv, uint32_t seq)
 {
-    count_away(kv, seq, 1);
+    count_paged_out(kv, seq, 1);
 }
 
 void kv_idle_drop(struct kv *kv, uint32_t seq, uint32_t index)
@@ -172,7 +172,7 @@ void kv_idle_drop(struct kv *kv, uint32_t seq, uint32_t index)
     struct kv_pool_rec *p = &kv->pools[kv->seqs[seq].pool];
     struct kv_idle_move *m = move_of(kv, seq);
     uint32_t page = kv_own_row(kv, seq)[index] & ~KV_PLACE;
-    count_away(kv, seq, -1);
+    count_paged_out(kv, seq, -1);
     for (uint32_t i = 0; m != NULL && i < m->n; i++)
         if (m->is_in && m->entries[i].index == index && !m->entries[i].is_gone) {
             m->entries[i].is_gone = true; /* its pages are read: they go with it */
@@ -222,15 +222,15 @@ uint32_t kv_idle_movable(const struct kv *kv, kv_seq_id seq)
     return n;
 }
 
-uint32_t kv_idle_n_away(const struct kv *kv, kv_seq_id seq)
+uint32_t kv_idle_n_paged_out(const struct kv *kv, kv_seq_id seq)
 {
-    return kv_seq_live(kv, seq.index) == NULL ? 0 : kv->links[seq.index].n_away;
+    return kv_seq_live(kv, seq.index) == NULL ? 0 : kv->links[seq.index].n_paged_out;
 }
 
-uint32_t kv_idle_pool_away(const struct kv *kv, kv_pool_id pool)
+uint32_t kv_idle_pool_paged_out(const struct kv *kv, kv_pool_id pool)
 {
     const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
-    return p == NULL ? 0 : p->n_away;
+    return p == NULL ? 0 : p->n_paged_out;
 }
 
 bool kv_idle_is_even(const struct kv *kv, kv_seq_id seq)
@@ -312,7 +312,7 @@ uint32_t kv_idle_out_end(struct kv *kv, struct kv_idle_move *m)
                 kv_unpublish(kv, p, x->block);
             kv_publish32(&kv_own_row(kv, m->seq)[x->index], KV_PLACE | x->page);
             kv_block_unref(kv, p, x->block); /* the table's */
-            count_away(kv, m->seq, 1);
+            count_paged_out(kv, m->seq, 1);
             n++;
         } else {
             release_pages(&kv->pages, x->page, p->idle_pages);
@@ -328,12 +328,12 @@ uint32_t kv_idle_out_end(struct kv *kv, struct kv_idle_move *m)
 
 struct kv_idle_move *kv_idle_in_begin(struct kv *kv, kv_seq_id seq, uint32_t n_most)
 {
-    uint32_t n_away = kv_idle_n_away(kv, seq);
-    if (n_away == 0 || move_of(kv, seq.index) != NULL)
+    uint32_t n_paged_out = kv_idle_n_paged_out(kv, seq);
+    if (n_paged_out == 0 || move_of(kv, seq.index) != NULL)
         return NULL;
     const struct kv_seq_rec *s = &kv->seqs[seq.index];
     struct kv_pool_rec *p = &kv->pools[s->pool];
-    n_most = n_most < n_away ? n_most : n_away;
+    n_most = n_most < n_paged_out ? n_most : n_paged_out;
     struct kv_idle_move *m = move_new(s->pool, seq.index, true, n_most);
     if (m == NULL)
         return NULL;
@@ -358,7 +358,7 @@ uint32_t kv_idle_in_end(struct kv *kv, struct kv_idle_move *m, struct kv_effects
             kv_block_unref(kv, p, x->block);
         } else {
             kv_publish32(&kv_own_row(kv, m->seq)[x->index], x->block);
-            count_away(kv, m->seq, -1);
+            count_paged_out(kv, m->seq, -1);
             fx->patches[fx->n_patches++] =
                 (struct kv_patch){.row = m->seq, .index = x->index, .block = x->block};
             n++;

@@ -24,8 +24,8 @@ attn_status kv_seq_export_read(struct kv *kv, kv_seq_id seq, struct kv_seq_expor
     if (s->n_outstanding > 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding",
                        (unsigned long long)s->name, s->n_outstanding);
-    if (kv->links[seq.index].n_away > 0)
-        return kv_away(kv, seq.index);
+    if (kv->links[seq.index].n_paged_out > 0)
+        return kv_paged_out(kv, seq.index);
     const struct kv_given_rec *g = &kv->given[seq.index];
     uint32_t owner = kv_owner_of(s);
     *out = (struct kv_seq_export){

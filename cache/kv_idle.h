@@ -52,9 +52,9 @@ struct kv_idle_move {
 /* Blocks of the sequence that could go now; 0: none, or it has to stay. */
 uint32_t kv_idle_movable(const struct kv *kv, kv_seq_id seq);
 /* Entries of the sequence's table whose blocks have gone. */
-uint32_t kv_idle_n_away(const struct kv *kv, kv_seq_id seq);
+uint32_t kv_idle_n_paged_out(const struct kv *kv, kv_seq_id seq);
 /* The same of all sequences of a pool. */
-uint32_t kv_idle_pool_away(const struct kv *kv, kv_pool_id pool);
+uint32_t kv_idle_pool_paged_out(const struct kv *kv, kv_pool_id pool);
 /* Do all layers have as many tokens? Else the sequence is in the middle of one. */
 bool kv_idle_is_even(const struct kv *kv, kv_seq_id seq);
 

@@ -317,7 +317,7 @@ void kv_pages_reset(struct kv *kv);
 bool kv_place_is_possible(const struct kv *kv, const struct kv_pool_rec *p, uint32_t entry);
 bool kv_place_claim(struct kv *kv, const struct kv_pool_rec *p, uint32_t entry);
 /* Recovery has come upon such an entry of the sequence. */
-void kv_idle_found_away(struct kv *kv, uint32_t seq);
+void kv_idle_found_paged_out(struct kv *kv, uint32_t seq);
 /* The sequence releases such an entry; it is closed. */
 void kv_idle_drop(struct kv *kv, uint32_t seq, uint32_t index);
 void kv_idle_closed(struct kv *kv, uint32_t seq);
@@ -328,7 +328,7 @@ void kv_idle_count_refs(const struct kv *kv, uint32_t *n_refs);
 bool kv_idle_count_pages(const struct kv *kv, struct kv_pages *scratch);
 /* Blocks of the sequence are in idle memory and must be back first: ATTN_EOVERLOAD, with the
  * sentence. */
-attn_status kv_away(struct kv *kv, uint32_t seq);
+attn_status kv_paged_out(struct kv *kv, uint32_t seq);
 bool kv_idle_is_of(const struct kv *kv, uint32_t pool); /* there is one of the pool */
 
 /* seq.c. A record, all but its state: it is not found until it is published. record_next says

@@ -50,7 +50,7 @@ struct kv_seq_info {
     const uint32_t *block_table; /* [n_blocks] pool-local ids; the row in the arena, valid until the
                                     sequence is closed. Entries change at a reserve that copies, and
                                     as blocks go to idle memory (kv_is_place) and come back */
-    uint32_t n_away; /* entries whose blocks are in idle memory */
+    uint32_t n_paged_out; /* entries whose blocks are in idle memory */
     /* false: a fork that was neither written to nor settled. No effects have had its row, and
      * block_table may be its source's, valid until either changes */
     bool is_notified;

@@ -246,7 +246,7 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
     struct kv_pool_rec *p = &kv->pools[s->pool];
     struct kv_given_rec *g = &kv->given[seq];
     uint32_t past = n_publishable(kv, seq);
-    if (past <= g->n_looked_at || kv->links[seq].n_away > 0)
+    if (past <= g->n_looked_at || kv->links[seq].n_paged_out > 0)
         return;
     if (g->parent != 0 && (!kv_is_published(kv, p, g->parent - 1) ||
                            kv_published(kv, p, g->parent - 1)->serial != g->parent_serial))

@@ -22,10 +22,10 @@ const char *kv_last_error(const struct kv *kv)
     return kv->error;
 }
 
-attn_status kv_away(struct kv *kv, uint32_t seq)
+attn_status kv_paged_out(struct kv *kv, uint32_t seq)
 {
     return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u of its blocks are in idle memory",
-                   (unsigned long long)kv->seqs[seq].name, kv->links[seq].n_away);
+                   (unsigned long long)kv->seqs[seq].name, kv->links[seq].n_paged_out);
 }
 
 struct kv_seq_rec *kv_seq_live(const struct kv *kv, uint32_t seq)

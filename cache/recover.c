@@ -73,7 +73,7 @@ static void recover_pools(struct kv *kv)
         }
         p->n_blocks = kv_pool_size(p);
         p->block_shift = (uint32_t)__builtin_ctz(p->block_tokens);
-        p->free_head = p->n_fresh = p->n_seqs = p->n_away = 0;
+        p->free_head = p->n_fresh = p->n_seqs = p->n_paged_out = 0;
         p->n_cached = p->n_pinned = 0;
         memset(p->oldest, 0, sizeof p->oldest);
         memset(p->newest, 0, sizeof p->newest);
@@ -250,7 +250,7 @@ static void recover_references(struct kv *kv, bool of_lazy, uint32_t *n_dropped)
                 continue;
             if (kv_is_place(row[i])) {
                 kv_place_claim(kv, p, row[i]);
-                kv_idle_found_away(kv, seq);
+                kv_idle_found_paged_out(kv, seq);
                 continue;
             }
             if (++kv_block(kv, p, row[i])->n_refs == 2)

@@ -267,7 +267,7 @@ void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out)
         .hole_past = hole,
         .is_notified = !s->is_lazy && !s->is_dirty,
         .block_table = kv_row(kv, seq.index),
-        .n_away = kv->links[seq.index].n_away,
+        .n_paged_out = kv->links[seq.index].n_paged_out,
         .layer_len = kv_lens(kv, seq.index),
         .n_cached = kv->given[seq.index].n_cached,
         .n_ids = kv->given[seq.index].n_ids,
@@ -305,8 +305,8 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
         return ATTN_EINVAL;
     if (s->journal_head != 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: a copy is pending", src_name);
-    if (kv->links[src.index].n_away > 0)
-        return kv_away(kv, src.index);
+    if (kv->links[src.index].n_paged_out > 0)
+        return kv_paged_out(kv, src.index);
     uint32_t n_blocks = kv_blocks_of(p, len);
     bool has_table = p->window_tokens != 0 || n_blocks == 0; /* windows release what it reads */
     bool has_own_ids = s->is_lazy && kv->given[src.index].has_own_ids;

@@ -88,8 +88,8 @@ static attn_status free_to_check(struct kv *kv, uint32_t seq, uint32_t first, ui
     if (s->n_outstanding > 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding", name,
                        s->n_outstanding);
-    if (kv->links[seq].n_away > 0)
-        return kv_away(kv, seq);
+    if (kv->links[seq].n_paged_out > 0)
+        return kv_paged_out(kv, seq);
     if (ends_inside(kv, seq, first, past))
         return kv_fail(kv, ATTN_EINVAL,
                        "sequence %llu: blocks are freed from %u to %u: a layer ends between them",
@@ -147,7 +147,7 @@ attn_status kv_seq_sees(struct kv *kv, kv_seq_id seq, uint32_t pos)
 void kv_seq_free_unseen(struct kv *kv, kv_seq_id seq)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
-    if (s == NULL || s->n_outstanding > 0 || kv->links[seq.index].n_away > 0)
+    if (s == NULL || s->n_outstanding > 0 || kv->links[seq.index].n_paged_out > 0)
         return;
     struct kv_pool_rec *p = &kv->pools[s->pool];
     if (p->window_tokens == 0)

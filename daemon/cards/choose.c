@@ -37,7 +37,7 @@ static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_ac
         kv_seq_info(e->env.kv, id, &info);
         bool is_active = e->seqs[id.index].step_stamp >= e->leave.looked_stamp;
         uint32_t n = blocks_of(&info);
-        if (info.pool.index != pool || n <= best || n > most || info.n_away > 0 ||
+        if (info.pool.index != pool || n <= best || n > most || info.n_paged_out > 0 ||
             2 * (uint64_t)info.n_cached > info.layer_len[0] || (must_be_active && !is_active))
             continue;
         best = n;

@@ -144,7 +144,7 @@ static void go_ahead(struct engine *e, struct card_move *m)
     struct engine_leave *l = &e->leave;
     struct kv_seq_info info;
     kv_seq_info(e->env.kv, (kv_seq_id){l->seq}, &info);
-    if (info.n_away > 0) {
+    if (info.n_paged_out > 0) {
         stays(e, m, ATTN_EOVERLOAD, "blocks of it are in idle memory");
         return;
     }

@@ -15,14 +15,14 @@ bool model_holds_entry(const struct model_seq *s, uint32_t i)
 
 bool model_has_block(const struct model_seq *s, uint32_t i)
 {
-    return model_holds_entry(s, i) && !s->is_away[i];
+    return model_holds_entry(s, i) && !s->is_paged_out[i];
 }
 
-uint32_t model_n_away(const struct model_seq *s)
+uint32_t model_n_paged_out(const struct model_seq *s)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < M_ROW; i++)
-        n += model_holds_entry(s, i) && s->is_away[i];
+        n += model_holds_entry(s, i) && s->is_paged_out[i];
     return n;
 }
 
@@ -160,7 +160,7 @@ void model_publish(struct model *m, uint32_t slot)
     uint32_t n = s->n_ids;
     for (uint32_t l = 0; l < M_LAYERS; l++)
         n = s->len[l] < n ? s->len[l] : n;
-    if (model_n_away(s) > 0)
+    if (model_n_paged_out(s) > 0)
         return;
     if (n / M_BLOCK_TOKENS > s->n_looked_at && !model_holds_entry(s, s->n_looked_at))
         return;

@@ -39,7 +39,7 @@ struct model_seq {
     uint64_t request; /* that made the epoch */
     uint32_t n_blocks;
     uint64_t block[M_ROW];
-    bool is_away[M_ROW]; /* in idle memory, in place of a block */
+    bool is_paged_out[M_ROW]; /* in idle memory, in place of a block */
     uint32_t hole; /* entries below name no block, past the kept ones */
     uint32_t len[M_LAYERS], latest[M_LAYERS];
     uint32_t token[M_LAYERS][M_TOKENS];

@@ -100,13 +100,13 @@ static attn_status birth(const struct model *m, const struct op *op, uint32_t sl
 static void entry_goes(struct model *m, uint32_t slot, uint32_t i)
 {
     struct model_seq *s = &m->seq[slot];
-    bool was_held = model_has_block(s, i), was_away = s->is_away[i];
+    bool was_held = model_has_block(s, i), was_paged_out = s->is_paged_out[i];
     struct model_move *v = &m->move;
     s->n_blocks = i;
-    s->is_away[i] = false;
+    s->is_paged_out[i] = false;
     if (was_held)
         model_release(m, s->block[i]);
-    for (uint32_t k = 0; was_away && v->is_under_way && k < v->n; k++)
+    for (uint32_t k = 0; was_paged_out && v->is_under_way && k < v->n; k++)
         v->is_gone[k] |= v->is_in && v->slot == slot && !v->is_closed && v->index[k] == i;
 }
 
@@ -171,7 +171,7 @@ static attn_status apply_fork(struct model *m, const struct op *op)
             return ATTN_EINVAL;
     if (would_see_hole(s, op->n))
         return ATTN_EINVAL;
-    if (n_copies_outstanding(m, op->slot) > 0 || model_n_away(s) > 0)
+    if (n_copies_outstanding(m, op->slot) > 0 || model_n_paged_out(s) > 0)
         return ATTN_EOVERLOAD;
     *to = *s;
     to->owner = op->owner;
@@ -264,7 +264,7 @@ static attn_status apply_reserve(struct model *m, const struct op *op)
     if (op->pos > s->len[op->layer] || op->n == 0 || op->pos + op->n > M_TOKENS ||
         (op->is_copied && op->pos >= s->hole * M_BLOCK_TOKENS ? 0 : first_seen(op->pos) < s->hole))
         return ATTN_EINVAL;
-    if (model_n_away(s) > 0)
+    if (model_n_paged_out(s) > 0)
         return ATTN_EOVERLOAD;
     uint32_t past = blocks_of(op->pos + op->n), n_copies = 0;
     uint32_t n_new = past > s->n_blocks ? past - s->n_blocks : 0;
@@ -338,7 +338,7 @@ static attn_status apply_unseen(struct model *m, const struct op *op)
 {
     struct model_seq *s = &m->seq[op->slot];
     uint32_t past = M_ROW, first = s->hole > M_KEPT_BLOCKS ? s->hole : M_KEPT_BLOCKS;
-    if (!model_is_quiet(m, op->slot) || model_n_away(s) > 0)
+    if (!model_is_quiet(m, op->slot) || model_n_paged_out(s) > 0)
         return ATTN_OK;
     for (uint32_t l = 0; l < M_LAYERS; l++)
         past = first_seen(s->latest[l]) < past ? first_seen(s->latest[l]) : past;
@@ -356,7 +356,7 @@ static attn_status apply_free_to(struct model *m, const struct op *op)
     uint32_t first = M_KEPT_BLOCKS, past = op->n;
     if (M_WINDOW == 0 || op->pos != first || past <= first || past > M_ROW)
         return ATTN_EINVAL;
-    if (!model_is_quiet(m, op->slot) || model_n_away(s) > 0)
+    if (!model_is_quiet(m, op->slot) || model_n_paged_out(s) > 0)
         return ATTN_EOVERLOAD;
     for (uint32_t l = 0; l < M_LAYERS; l++)
         if (s->len[l] < past * M_BLOCK_TOKENS && s->len[l] != first * M_BLOCK_TOKENS)

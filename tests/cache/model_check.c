@@ -219,7 +219,7 @@ static const char *learn_begin(struct model *m, const struct op *op)
     *v = (struct model_move){.is_in = moving->is_in, .slot = op->slot};
     for (uint32_t i = 0; i < moving->n; i++) {
         uint32_t k = moving->entries[i].index;
-        if (!model_holds_entry(s, k) || s->is_away[k] != v->is_in ||
+        if (!model_holds_entry(s, k) || s->is_paged_out[k] != v->is_in ||
             (!v->is_in && (model_references(m, s->block[k]) != 1 || !model_is_quiet(m, op->slot))))
             return "an entry moves that may not";
         v->index[i] = k;
@@ -241,19 +241,19 @@ static const char *learn_end(struct model *m, struct kv *kv)
     for (uint32_t i = 0; i < v->n; i++) {
         uint32_t k = v->index[i];
         bool is_there = k < info.n_blocks && model_holds_entry(s, k) && !v->is_gone[i];
-        bool is_away = is_there && kv_is_place(info.block_table[k]);
-        if (v->is_in && is_there && s->is_away[k] && !is_away) {
-            s->is_away[k] = false;
+        bool is_paged_out = is_there && kv_is_place(info.block_table[k]);
+        if (v->is_in && is_there && s->is_paged_out[k] && !is_paged_out) {
+            s->is_paged_out[k] = false;
             s->block[k] = v->block[i];
             m->n_in++;
-        } else if (!v->is_in && is_away && !s->is_away[k]) {
+        } else if (!v->is_in && is_paged_out && !s->is_paged_out[k]) {
             if (!is_as_it_was(m, i))
                 return "an entry went that may not";
             struct model_published *e = model_published_block(m, s->block[k]);
             model_look_from(m, s, k);
             if (e != NULL)
                 *e = (struct model_published){0};
-            s->is_away[k] = true;
+            s->is_paged_out[k] = true;
             m->n_out++;
         }
         uint64_t block = v->block[i];
@@ -367,7 +367,7 @@ const char *model_difference(struct kv *kv, const struct model *m, const struct 
     kv_stats_read(kv, &stats);
     uint32_t n_tiered = 0;
     for (uint32_t slot = 0; slot < M_SLOTS; slot++)
-        n_tiered += model_n_away(&m->seq[slot]);
+        n_tiered += model_n_paged_out(&m->seq[slot]);
     if (stats.blocks_tiered != n_tiered)
         return DIFFER("stats: %u blocks tiered, not %u", (unsigned)stats.blocks_tiered, n_tiered);
     if (stats.blocks_used != model_n_used(m) || stats.sequences != model_n_open(m))

@@ -110,7 +110,7 @@ static bool draw_of_sequence(const struct model *m, struct op *op, uint64_t *ran
         if (m->move.is_under_way)
             return false;
         op->n = 1 + random_below(random, M_ROW);
-        return op->kind == OP_MOVE_OUT || model_n_away(s) > 0;
+        return op->kind == OP_MOVE_OUT || model_n_paged_out(s) > 0;
     default:
         op->n = random_below(random, s->len[op->layer] + 2);
         for (uint32_t l = 0; op->kind == OP_FORK && l < M_LAYERS; l++)

@@ -22,7 +22,7 @@ static inline uint32_t model_value(uint32_t seed, uint32_t layer, uint32_t pos)
 /* Entry i names something; and that a block, not idle memory. */
 bool model_holds_entry(const struct model_seq *s, uint32_t i);
 bool model_has_block(const struct model_seq *s, uint32_t i);
-uint32_t model_n_away(const struct model_seq *s);
+uint32_t model_n_paged_out(const struct model_seq *s);
 
 /* Nothing is outstanding of the sequence; of any. */
 bool model_is_quiet(const struct model *m, uint32_t slot);

@@ -81,9 +81,9 @@ static void blocks_that_went_make_room_and_must_be_back_before_an_append(void **
     assert_int_equal(kv_idle_movable(kv, a), 6);
     assert_int_equal(out(kv, a, 5), 5);
     kv_seq_info(kv, a, &info);
-    assert_int_equal(info.n_away, 5);
+    assert_int_equal(info.n_paged_out, 5);
     assert_false(kv_is_place(info.block_table[0])); /* the first one stays longest */
-    assert_int_equal(kv_idle_pool_away(kv, pool), 5);
+    assert_int_equal(kv_idle_pool_paged_out(kv, pool), 5);
     assert_status(kv, ATTN_EOVERLOAD, kv_append_reserve(kv, a, 0, 24, 1, &t.fx));
     assert_status(kv, ATTN_EOVERLOAD, kv_seq_fork(kv, a, 2, 24, KV_NO_OWNER, KV_NO_REQUEST, &fork));
     struct kv_seq_export d;
@@ -165,7 +165,7 @@ static void pools_with_blocks_of_many_sizes_share_the_pages(void **state)
     kv_close(kv);
 }
 
-static void a_pool_with_fewer_blocks_keeps_what_is_away(void **state)
+static void a_pool_with_fewer_blocks_keeps_what_is_paged_out(void **state)
 {
     (void)state;
     struct kv *kv = test_kv_open(&config, -1);
@@ -182,7 +182,7 @@ static void a_pool_with_fewer_blocks_keeps_what_is_away(void **state)
     kv_pool_shrink_end(kv, &s);
     kv_shrink_fini(&s);
     assert_status(kv, ATTN_OK, kv_check(kv));
-    assert_int_equal(kv_idle_n_away(kv, a), 6);
+    assert_int_equal(kv_idle_n_paged_out(kv, a), 6);
     assert_int_equal(in(kv, a, 16), 0);
     assert_int_equal(out(kv, b, 16), 8);
     assert_int_equal(in(kv, a, 16), 6);
@@ -265,7 +265,7 @@ int main(void)
         cmocka_unit_test(what_others_read_stays),
         cmocka_unit_test(pools_with_blocks_of_many_sizes_share_the_pages),
         cmocka_unit_test(a_successor_without_the_memory_drops_whose_blocks_are_there),
-        cmocka_unit_test(a_pool_with_fewer_blocks_keeps_what_is_away),
+        cmocka_unit_test(a_pool_with_fewer_blocks_keeps_what_is_paged_out),
         cmocka_unit_test(two_that_claim_a_page_do_not_both_stay),
     };
     return cmocka_run_group_tests_name("kv_idle", tests, NULL, NULL);

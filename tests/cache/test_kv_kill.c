@@ -161,12 +161,12 @@ static const struct op script[] = {
     {.kind = OP_RESIZE, .n = 14},
 #endif
 #if M_PAGES > 0
-    /* blocks go, some of them in two parts, come back, and are released while they are away and
-     * on their way */
+    /* blocks go, some of them in two parts, come back, and are released while they are paged out
+     * and on their way */
     {.kind = OP_MOVE_OUT, .slot = 4, .n = 4},
     {.kind = OP_MOVE_END, .slot = 4, .will_commit = true},
     {.kind = OP_CLOSE, .slot = 0},
-    {.kind = OP_RESIZE, .n = 6}, /* what is not away moves */
+    {.kind = OP_RESIZE, .n = 6}, /* what is not paged out moves */
     {.kind = OP_RESIZE, .n = 14},
     {.kind = OP_MOVE_OUT, .slot = 4, .n = 6},
     {.kind = OP_MOVE_END, .slot = 4, .will_commit = true},

@@ -37,10 +37,10 @@ static struct kv_stats counts(void)
 }
 
 /* Blocks of the sequence that are in idle memory; UINT32_MAX: it is not open. */
-static uint32_t n_away(uint64_t name)
+static uint32_t n_paged_out(uint64_t name)
 {
     kv_seq_id id;
-    return kv_seq_find(r.kv, 0, name, &id) == ATTN_OK ? kv_idle_n_away(r.kv, id) : UINT32_MAX;
+    return kv_seq_find(r.kv, 0, name, &id) == ATTN_OK ? kv_idle_n_paged_out(r.kv, id) : UINT32_MAX;
 }
 
 /* All layers of a sequence from token pos on. */
@@ -75,14 +75,14 @@ static void the_one_used_longest_ago_goes_and_comes_back(void **state)
         begin(name, 16);
     assert_int_equal(grow(1, 16 * T - 1, 1), ATTN_OK); /* again: 2 is the oldest now */
     begin(5, 4);
-    assert_int_equal(n_away(1), 0);
-    assert_int_equal(n_away(2), 8); /* a few more than needed */
-    assert_int_equal(n_away(3) + n_away(4) + n_away(5), 0);
+    assert_int_equal(n_paged_out(1), 0);
+    assert_int_equal(n_paged_out(2), 8); /* a few more than needed */
+    assert_int_equal(n_paged_out(3) + n_paged_out(4) + n_paged_out(5), 0);
     begin(6, 16);
-    assert_int_equal(n_away(2), 16);
-    assert_int_equal(n_away(3), 0 + counts().blocks_tiered - 16);
+    assert_int_equal(n_paged_out(2), 16);
+    assert_int_equal(n_paged_out(3), 0 + counts().blocks_tiered - 16);
     assert_int_equal(grow(2, 16 * T, 1), ATTN_OK); /* whose batch was told its new table */
-    assert_int_equal(n_away(2), 0);
+    assert_int_equal(n_paged_out(2), 0);
     assert_int_equal(rig_len(&r, 2, 0), 16 * T + 1);
     assert_true(stats.idle_out_bytes > 0 && stats.idle_in_bytes > 0 && stats.idle_waits > 0);
     assert_int_equal(stats.blocks_tiered, counts().blocks_tiered);
@@ -97,7 +97,7 @@ static void an_item_waits_for_its_blocks_and_its_batch_goes_without_it(void **st
     begin(1, 32);
     begin(2, 32);
     begin(3, 16);
-    assert_int_equal(n_away(1), 16);
+    assert_int_equal(n_paged_out(1), 16);
     r.backend.holds_moves = true;
     uint64_t waits = rig_send_item(&r, 1, 0, 32 * T, 1),
              goes = rig_send_item(&r, 3, 0, 16 * T - 1, 1);
@@ -113,7 +113,7 @@ static void an_item_waits_for_its_blocks_and_its_batch_goes_without_it(void **st
     }
     assert_in_range(n_rounds, 2, 4); /* out of 2, into 1 */
     assert_int_equal(rig_answer(&r, waits)->status, ATTN_OK);
-    assert_int_equal(n_away(3), 0);
+    assert_int_equal(n_paged_out(3), 0);
     rig_close(&r);
 }
 
@@ -125,10 +125,10 @@ static void out_of_blocks_is_for_when_nothing_may_go(void **state)
     assert_int_equal(rig_open_seq(&r, 2), ATTN_OK);
     for (uint32_t i = 0; i < N_BLOCKS; i++)
         assert_int_equal(grow(2, i * T, T), ATTN_OK);
-    assert_int_equal(n_away(1), 40);
+    assert_int_equal(n_paged_out(1), 40);
     assert_int_equal(rig_item(&r, 2, 0, N_BLOCKS * T, 1), ATTN_ENOBLOCKS); /* it is alone */
     assert_int_equal(grow(1, 40 * T, 1), ATTN_OK); /* then the other one goes */
-    assert_int_equal(n_away(1), 0);
+    assert_int_equal(n_paged_out(1), 0);
     /* what others share stays */
     assert_int_equal(rig_fork(&r, 1, 3, 40 * T), ATTN_OK);
     assert_int_equal(grow(3, 40 * T, T), ATTN_OK);
@@ -167,13 +167,13 @@ static void requests_of_a_sequence_that_has_gone(void **state)
     rig_open(&r, with_idle);
     begin(1, 16);
     begin(2, 64); /* so that all of 1 goes */
-    assert_int_equal(n_away(1), 16);
+    assert_int_equal(n_paged_out(1), 16);
     assert_int_equal(rig_truncate(&r, 1, 10 * T + 3), ATTN_OK); /* needs no block */
-    assert_int_equal(n_away(1), 11);
+    assert_int_equal(n_paged_out(1), 11);
     adopted = rig_send_adopt(&r, 1);
     rig_run(&r);
     assert_int_equal(rig_answer(&r, adopted)->status, ATTN_OK);
-    assert_int_equal(n_away(1), 11);
+    assert_int_equal(n_paged_out(1), 11);
     r.backend.holds_moves = true;
     uint64_t fork = rig_send_fork(&r, 1, 3), item = rig_send_item(&r, 1, 0, 10 * T + 3, 1);
     rig_run(&r);
@@ -186,11 +186,11 @@ static void requests_of_a_sequence_that_has_gone(void **state)
     r.backend.holds_moves = false;
     assert_int_equal(rig_answer(&r, fork)->status, ATTN_OK);
     assert_int_equal(rig_answer(&r, item)->status, ATTN_OK);
-    assert_int_equal(n_away(1), 0);
+    assert_int_equal(n_paged_out(1), 0);
     assert_int_equal(rig_len(&r, 3, 0), 10 * T + 3);
     assert_int_equal(end(3), ATTN_OK);
     assert_int_equal(grow(2, 64 * T - 1, 1), ATTN_OK);
-    assert_true(n_away(1) > 0);
+    assert_true(n_paged_out(1) > 0);
     assert_int_equal(end(1), ATTN_OK);
     assert_int_equal(counts().blocks_tiered, 0);
     rig_close(&r);
@@ -217,11 +217,11 @@ static void what_is_closed_on_its_way_is_nobodys(void **state)
     r.backend.holds_moves = false;
     assert_int_equal(end(1), ATTN_OK);
     begin(4, 60);
-    assert_true(n_away(2) > 0);
+    assert_true(n_paged_out(2) > 0);
     r.backend.holds_moves = true;
     uint64_t gone = rig_send_item(&r, 2, 0, 32 * T, 1);
     rig_run(&r);
-    for (uint32_t i = 0; i < 4 && n_away(2) == 32; i++) { /* until it comes */
+    for (uint32_t i = 0; i < 4 && n_paged_out(2) == 32; i++) { /* until it comes */
         rig_moves_come(&r);
         rig_run(&r);
     }
@@ -233,7 +233,7 @@ static void what_is_closed_on_its_way_is_nobodys(void **state)
     r.backend.holds_moves = false;
     rig_moves_come(&r);
     rig_run(&r);
-    assert_int_equal(n_away(2), UINT32_MAX);
+    assert_int_equal(n_paged_out(2), UINT32_MAX);
     rig_close(&r);
 }
 
@@ -285,7 +285,7 @@ static void a_damaged_block_costs_its_sequence_and_nothing_else(void **state)
         begin(name, 16);
         begin(name + 1, 16);
         begin(name + 2, 48);
-        assert_int_equal(n_away(name), 16);
+        assert_int_equal(n_paged_out(name), 16);
         assert_int_equal(kv_seq_find(r.kv, 0, name, &id), ATTN_OK);
         kv_seq_info(r.kv, id, &info);
         uint8_t *place = place_of(info.block_table[7]);
@@ -300,7 +300,7 @@ static void a_damaged_block_costs_its_sequence_and_nothing_else(void **state)
                    PAGES);
         assert_int_equal(rig_item(&r, name, 0, 16 * T, 1), ATTN_ENOTFOUND);
         assert_int_equal(stats.idle_damaged, n_damaged + 1);
-        assert_int_equal(n_away(name), UINT32_MAX);
+        assert_int_equal(n_paged_out(name), UINT32_MAX);
         assert_int_equal(grow(name + 1, 16 * T, 1), ATTN_OK);
         for (uint32_t i = 1; i < 3; i++)
             assert_int_equal(end(name + i), ATTN_OK);
@@ -323,14 +323,14 @@ static void a_successor_serves_them_if_it_is_given_the_memory(void **state)
         begin(1, 32);
         begin(2, 32);
         begin(3, 16);
-        assert_int_equal(n_away(1), 16);
+        assert_int_equal(n_paged_out(1), 16);
         struct engine_kept kept = rig_succeed(&r, is_given ? NULL : without_memory);
         assert_int_equal(kept.n_dropped, is_given ? 0 : 1);
         assert_int_equal(kept.n_sequences, is_given ? 3 : 2);
-        assert_int_equal(n_away(1), is_given ? 16 : UINT32_MAX);
+        assert_int_equal(n_paged_out(1), is_given ? 16 : UINT32_MAX);
         if (is_given) {
             assert_int_equal(grow(1, 32 * T, 1), ATTN_OK);
-            assert_true(n_away(2) > 0); /* in the order of their rows */
+            assert_true(n_paged_out(2) > 0); /* in the order of their rows */
         }
         assert_int_equal(grow(3, 16 * T, T), ATTN_OK);
         counts();
@@ -355,7 +355,7 @@ static void moves_that_fail_lose_nothing(void **state)
         rig_run(&r);
     }
     assert_int_equal(rig_answer(&r, item)->status, ATTN_OK);
-    assert_int_equal(n_away(1), 8);
+    assert_int_equal(n_paged_out(1), 8);
     r.backend.fail_write = ATTN_ENOMEM;
     item = rig_send_item(&r, 1, 0, 32 * T, 1);
     rig_run(&r);
@@ -528,15 +528,15 @@ static void sequences_of_known_tokens_go_too(void **state)
         assert_int_equal(end(3), ATTN_OK);
         assert_int_equal(counts().blocks_cached, 8);
         assert_int_equal(begin_with(4, 4, 16), 0);
-        assert_int_equal(n_away(1) + n_away(2), 0); /* what was cached has gone */
+        assert_int_equal(n_paged_out(1) + n_paged_out(2), 0); /* what was cached has gone */
         assert_int_equal(counts().blocks_published, 64);
         assert_int_equal(begin_with(5, 5, 24), 0);
-        assert_int_equal(n_away(1), 24);
+        assert_int_equal(n_paged_out(1), 24);
         assert_int_equal(begin_with(6, 1, 24), 0); /* the same prompt: it is not there */
         assert_int_equal(end(6), ATTN_OK);
         assert_int_equal(end(5), ATTN_OK);
         assert_int_equal(grow(1, 24 * T, 1), ATTN_OK);
-        assert_int_equal(n_away(1), 0);
+        assert_int_equal(n_paged_out(1), 0);
         assert_int_equal(begin_with(7, 1, 24), 23 * T); /* from this one's, or the closed one's */
         assert_int_equal(counts().out_of_blocks, 0);
         rig_close(&r);
@@ -560,7 +560,7 @@ static void when_memory_is_short_items_fail_and_nothing_is_lost(void **state)
         begin(1, 32);
         begin(2, 32);
         begin(3, 16);
-        assert_int_equal(n_away(1), 16);
+        assert_int_equal(n_paged_out(1), 16);
         calls_left = call;
         uint64_t request = rig_send_item(&r, 1, 0, 32 * T, 1);
         rig_run(&r);

@@ -85,8 +85,8 @@ plant(29 daemon/cards/move.c "(kv_seq_id){e->leave.seq}, first, n);"
 plant(30 daemon/engine/tier/idle.c "mover_is_moved(e, &x->out_list[i])"
   "(mover_is_moved(e, &x->out_list[i]) || sim_bug == 30)")
 # an item does not wait for its sequence's blocks
-plant(31 daemon/engine/tier/idle.c "    if (info.n_away == 0)\n        return IDLE_HERE;"
-  "    if (info.n_away == 0 || (sim_bug == 31 && x->in_move != NULL))\n        return IDLE_HERE;")
+plant(31 daemon/engine/tier/idle.c "    if (info.n_paged_out == 0)\n        return IDLE_HERE;"
+  "    if (info.n_paged_out == 0 || (sim_bug == 31 && x->in_move != NULL))\n        return IDLE_HERE;")
 # blocks of a pool that shrinks are not copied
 plant(34 daemon/engine/pool/resize.c "at < s->n_copies; at += n)" "at < s->n_copies && sim_bug != 34; at += n)")
 # nor is the device told of tables that name others then

@@ -14,7 +14,7 @@ static struct pool_count count_here(const struct engine *e, const struct pool *p
     return (struct pool_count){.blocks = ks.n_blocks,
                                .free = n_free,
                                .cached = kv_pool_cached(e->env.kv, p->id),
-                               .tiered = kv_idle_pool_away(e->env.kv, p->id),
+                               .tiered = kv_idle_pool_paged_out(e->env.kv, p->id),
                                .sequences = kv_pool_sequences(e->env.kv, p->id),
                                .bytes = p->device_bytes};
 }

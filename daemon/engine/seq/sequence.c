@@ -423,7 +423,7 @@ static bool blocks_come(struct engine *e, struct task *t, attn_status *st, struc
     if (e->idle.by_use == NULL || it->seq == SEQ_NONE || !needs_blocks(t->req))
         return false;
     kv_seq_info(e->env.kv, (kv_seq_id){it->seq}, &info);
-    make_patch_room(e, pool_of_kv(e, info.pool), info.n_away);
+    make_patch_room(e, pool_of_kv(e, info.pool), info.n_paged_out);
     const struct idle_ask ask = {.seq = it->seq, .stamp = t->stamp};
     switch (idle_brings(e, &ask, a->why, sizeof a->why)) {
     case IDLE_HERE:

@@ -201,7 +201,7 @@ static const uint32_t *table_of(struct engine *e, const struct canary_watch *w,
         return NULL;
     kv_seq_info(e->env.kv, seq, &info);
     *out_pool = pool_of_kv(e, info.pool);
-    if (info.epoch != w->epoch || info.n_away > 0 || *out_pool == NULL ||
+    if (info.epoch != w->epoch || info.n_paged_out > 0 || *out_pool == NULL ||
         info.n_blocks < w->item.n_blocks || kv_seq_sees(e->env.kv, seq, w->item.pos) != ATTN_OK)
         return NULL;
     return info.block_table;

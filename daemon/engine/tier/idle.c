@@ -97,7 +97,7 @@ static uint32_t choose(struct engine *e, const struct pool *p, const struct idle
             next = TAILQ_NEXT(s, by_use);
             kv_seq_info(e->env.kv, (kv_seq_id){seq}, &info);
             if (info.layer_len == NULL || info.pool.index != p->id.index ||
-                info.n_away == info.n_blocks)
+                info.n_paged_out == info.n_blocks)
                 seq_unlist(e, s); /* until it is used again */
             else if (may_go(e, seq, a, pass) && kv_idle_movable(e->env.kv, (kv_seq_id){seq}) > 0)
                 return seq;
@@ -113,8 +113,9 @@ static uint64_t n_allowed(struct engine *e, const struct pool *of)
     if (most == 0)
         return UINT64_MAX;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
-        used +=
-            p->tenant != of->tenant ? 0 : kv_idle_pool_away(e->env.kv, p->id) * pool_block_bytes(p);
+        used += p->tenant != of->tenant
+                    ? 0
+                    : kv_idle_pool_paged_out(e->env.kv, p->id) * pool_block_bytes(p);
     return used >= most ? 0 : (most - used) / pool_block_bytes(of);
 }
 
@@ -278,25 +279,25 @@ enum idle_is idle_brings(struct engine *e, const struct idle_ask *a, char *why, 
         return IDLE_COMES;
     }
     kv_seq_info(e->env.kv, (kv_seq_id){a->seq}, &info);
-    if (info.n_away == 0)
+    if (info.n_paged_out == 0)
         return IDLE_HERE;
     struct pool *p = pool_of_kv(e, info.pool);
     uint32_t n = mover_group_size(pool_block_bytes(p), MOVER_FETCH);
-    n = n < info.n_away ? n : info.n_away;
+    n = n < info.n_paged_out ? n : info.n_paged_out;
     if (x->in_move != NULL || mover_makes_room(e, p, n) || idle_makes_room(e, p, a, n))
         return IDLE_COMES;
     enum idle_is is = n_free(e, p) < n ? IDLE_NEVER : in_begin(e, p, a->seq, n);
     if (is == IDLE_NEVER)
         snprintf(why, why_bytes,
                  "%" PRIu32 " of its blocks are in idle memory, pool %s has %" PRIu32 " free",
-                 info.n_away, p->spec.wire->name, n_free(e, p));
+                 info.n_paged_out, p->spec.wire->name, n_free(e, p));
     return is;
 }
 
 bool idle_has(const struct engine *e, uint32_t seq)
 {
     const struct kv_idle_move *m = e->idle.out_move;
-    return (m != NULL && m->seq == seq) || kv_idle_n_away(e->env.kv, (kv_seq_id){seq}) > 0;
+    return (m != NULL && m->seq == seq) || kv_idle_n_paged_out(e->env.kv, (kv_seq_id){seq}) > 0;
 }
 
 attn_status idle_layers_read(struct engine *e, const struct pool *p, kv_seq_id seq, uint32_t index,
