@@ -418,7 +418,7 @@ attn_status kv_check(struct kv *kv)
     else
         st = check_sequences(kv, &x);
     if (st == ATTN_OK) {
-        kv_fetch_count_refs(kv, x.n_refs);
+        kv_promote_count_refs(kv, x.n_refs);
         kv_seq_import_count_refs(kv, x.n_refs);
         kv_idle_count_refs(kv, x.n_refs);
     }

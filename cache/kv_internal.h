@@ -8,7 +8,8 @@
  *   seq       open, fork, truncate, close  ahead    early commits
  *   append    reserve, commit, journal     damage   what truth alone can tell of a record
  *   idle      blocks in host memory
- *   prefix    what is published; fetches   fork     forks without a table    window  freed blocks
+ *   prefix    what is published; promotions   fork     forks without a table    window  freed
+ *             blocks
  *   blocks    taken, referred to, freed    retention  how long published blocks stay
  *   lru       which block is evicted       published  records and index      fence  repeats, epochs
  *   records   in use, seals, failures      index    (tenant, name) -> sequence
@@ -76,7 +77,7 @@ struct kv {
     uint32_t now_s;
     uint32_t epoch_bits, epoch_maker; /* kv_set_epochs */
     struct kv_tier_ops tier; /* all NULL: nowhere */
-    LIST_HEAD(, kv_fetch) fetches; /* of this process, as the next */
+    LIST_HEAD(, kv_promote) promotions; /* of this process, as the next */
     LIST_HEAD(, kv_seq_import) imports;
     LIST_HEAD(, kv_idle_move) idle_moves;
     struct kv_pages pages;
@@ -273,12 +274,12 @@ uint32_t kv_published_seal(const struct kv *kv, const struct kv_pool_rec *p, uin
 /* Writes the leading published blocks of these tokens to row. */
 struct kv_prefix kv_prefix_match(struct kv *kv, const struct kv_pool_rec *p, uint32_t tenant,
                                  const struct kv_tokens *t, uint32_t *row);
-/* Frees all fetches; their blocks stay as a kill would leave them. */
-void kv_fetches_forget(struct kv *kv);
-/* Adds the references that fetches have. */
-void kv_fetch_count_refs(const struct kv *kv, uint32_t *n_refs);
-/* Is there a fetch into the pool? */
-bool kv_fetch_is_of(const struct kv *kv, uint32_t pool);
+/* Frees all promotions; their blocks stay as a kill would leave them. */
+void kv_promotions_forget(struct kv *kv);
+/* Adds the references that promotions have. */
+void kv_promote_count_refs(const struct kv *kv, uint32_t *n_refs);
+/* Is there a promotion into the pool? */
+bool kv_promote_is_of(const struct kv *kv, uint32_t pool);
 /* Publishes the blocks that are full in every layer, whose ids are known and to which no append is
  * outstanding. */
 void kv_prefix_publish(struct kv *kv, uint32_t seq);

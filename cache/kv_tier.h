@@ -27,8 +27,8 @@ struct kv_tier_ops {
     void *arg;
     /* The block is evicted when this returns; until then its bytes are there. */
     void (*evicted)(void *arg, const struct kv_content *c, uint32_t block);
-    /* Asked by kv_fetch_begin: is there a block of this content, whatever its serial? If so its
-     * serial is written to c, and the block stays there until the fetch has ended. */
+    /* Asked by kv_promote_begin: is there a block of this content, whatever its serial? If so its
+     * serial is written to c, and the block stays there until the promotion has ended. */
     bool (*find)(void *arg, struct kv_content *c);
     /* The serial that a block of this content has there; 0: there is none. */
     uint64_t (*serial)(void *arg, const struct kv_content *c);
@@ -40,25 +40,25 @@ void kv_set_tier_ops(struct kv *kv, const struct kv_tier_ops *x);
  * evicted. */
 bool kv_block_content(const struct kv *kv, kv_pool_id pool, uint32_t block, struct kv_content *out);
 
-/* A fetch brings blocks back. kv_fetch_begin takes a block for each of the tokens' next full blocks
- * that are in a tier, behind those that are published: n_most at most, as many as there is room
- * for. Their bytes are then the caller's to write; nobody else has them meanwhile, and the
- * published blocks before them stay. kv_fetch_end publishes the first n_there of them as cached
- * blocks, unless they do not continue a published prefix any more, and frees the others. A fetch is
- * no truth: a successor knows nothing of it.
+/* A promotion brings blocks back. kv_promote_begin takes a block for each of the tokens' next full
+ * blocks that are in a tier, behind those that are published: n_most at most, as many as there is
+ * room for. Their bytes are then the caller's to write; nobody else has them meanwhile, and the
+ * published blocks before them stay. kv_promote_end publishes the first n_there of them as cached
+ * blocks, unless they do not continue a published prefix any more, and frees the others. A
+ * promotion is no truth: a successor knows nothing of it.
  *
  * Returns NULL: nothing is in a tier, there is no room, or no memory.
- * Owner    f is gone after kv_fetch_end. Until then nothing of its pool may be dropped or
+ * Owner    f is gone after kv_promote_end. Until then nothing of its pool may be dropped or
  *          cleared. */
-struct kv_fetch;
-struct kv_fetch *kv_fetch_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
-                                const struct kv_tokens *t, uint32_t n_most);
-/* The number of blocks that kv_fetch_begin would take if as many are free. */
-uint32_t kv_fetch_size(const struct kv *kv, kv_pool_id pool, uint32_t tenant,
-                       const struct kv_tokens *t, uint32_t n_most);
+struct kv_promote;
+struct kv_promote *kv_promote_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
+                                    const struct kv_tokens *t, uint32_t n_most);
+/* The number of blocks that kv_promote_begin would take if as many are free. */
+uint32_t kv_promote_size(const struct kv *kv, kv_pool_id pool, uint32_t tenant,
+                         const struct kv_tokens *t, uint32_t n_most);
 /* The i-th block taken, in the order in which find returned true. */
-uint32_t kv_fetch_block(const struct kv_fetch *f, uint32_t i);
-void kv_fetch_end(struct kv *kv, struct kv_fetch *f, uint32_t n_there);
+uint32_t kv_promote_block(const struct kv_promote *f, uint32_t i);
+void kv_promote_end(struct kv *kv, struct kv_promote *f, uint32_t n_there);
 
 /* kv_cached_hold: holds n published blocks that no sequence refers to, while somebody reads them:
  * they are not evicted, and can still be found. kv_cached_release puts each back where it was in

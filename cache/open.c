@@ -264,7 +264,7 @@ void kv_close(struct kv *kv)
 {
     if (kv == NULL)
         return;
-    kv_fetches_forget(kv);
+    kv_promotions_forget(kv);
     kv_seq_imports_forget(kv);
     kv_idle_moves_forget(kv);
     free(kv->pages.map);

@@ -280,10 +280,10 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
         kv->seqs[seq].n_maybe_shared = w.index;
 }
 
-/* --- fetches ---------------------------------------------------------------------------------- */
+/* --- promotions ------------------------------------------------------------------------------- */
 
-struct kv_fetch {
-    LIST_ENTRY(kv_fetch) link; /* of all */
+struct kv_promote {
+    LIST_ENTRY(kv_promote) link; /* of all */
     uint32_t pool, tenant;
     uint64_t adapter;
     uint32_t n_blocks, n_held; /* whose ids are known; of these it has a reference to the first */
@@ -294,11 +294,11 @@ struct kv_fetch {
     uint32_t *ids; /* of n_blocks */
 };
 
-static struct kv_fetch *fetch_make(const struct kv_pool_rec *p, const struct kv_tokens *t,
-                                   uint32_t n_blocks)
+static struct kv_promote *promote_make(const struct kv_pool_rec *p, const struct kv_tokens *t,
+                                       uint32_t n_blocks)
 {
     size_t ids_bytes = (size_t)n_blocks * p->block_tokens * sizeof t->ids[0];
-    struct kv_fetch *f = calloc(1, sizeof *f);
+    struct kv_promote *f = calloc(1, sizeof *f);
     if (f == NULL)
         return NULL;
     f->serials = calloc(n_blocks, sizeof *f->serials);
@@ -311,7 +311,7 @@ static struct kv_fetch *fetch_make(const struct kv_pool_rec *p, const struct kv_
     return f;
 }
 
-static void fetch_free(struct kv *kv, struct kv_fetch *f)
+static void promote_free(struct kv *kv, struct kv_promote *f)
 {
     while (f->n_held > 0)
         kv_block_unref(kv, &kv->pools[f->pool], f->blocks[--f->n_held]);
@@ -323,16 +323,16 @@ static void fetch_free(struct kv *kv, struct kv_fetch *f)
     free(f);
 }
 
-bool kv_fetch_is_of(const struct kv *kv, uint32_t pool)
+bool kv_promote_is_of(const struct kv *kv, uint32_t pool)
 {
-    const struct kv_fetch *f;
-    LIST_FOREACH(f, &kv->fetches, link)
+    const struct kv_promote *f;
+    LIST_FOREACH(f, &kv->promotions, link)
         if (f->pool == pool)
             return true;
     return false;
 }
 
-static struct walk fetch_walk(const struct kv *kv, const struct kv_fetch *f)
+static struct walk promote_walk(const struct kv *kv, const struct kv_promote *f)
 {
     return (struct walk){.p = &kv->pools[f->pool],
                          .tenant = f->tenant,
@@ -342,9 +342,9 @@ static struct walk fetch_walk(const struct kv *kv, const struct kv_fetch *f)
 }
 
 /* Holds what is there, then takes a block for each that is in a tier. */
-static void fetch_take(struct kv *kv, struct kv_fetch *f, uint32_t n_most)
+static void promote_take(struct kv *kv, struct kv_promote *f, uint32_t n_most)
 {
-    struct walk w = fetch_walk(kv, f);
+    struct walk w = promote_walk(kv, f);
     struct kv_pool_rec *p = &kv->pools[f->pool];
     walk_begin(kv, &w, 0);
     for (; f->n_held < f->n_blocks; f->n_held++) {
@@ -369,31 +369,31 @@ static void fetch_take(struct kv *kv, struct kv_fetch *f, uint32_t n_most)
     }
 }
 
-struct kv_fetch *kv_fetch_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
-                                const struct kv_tokens *t, uint32_t n_most)
+struct kv_promote *kv_promote_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
+                                    const struct kv_tokens *t, uint32_t n_most)
 {
     struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
     if (p == NULL || t->n == 0 || kv->tier.find == NULL)
         return NULL;
     uint32_t n_blocks = (t->n - 1) >> p->block_shift;
-    struct kv_fetch *f = n_blocks == 0 ? NULL : fetch_make(p, t, n_blocks);
+    struct kv_promote *f = n_blocks == 0 ? NULL : promote_make(p, t, n_blocks);
     if (f == NULL)
         return NULL;
     f->pool = pool.index;
     f->tenant = tenant;
     f->adapter = t->adapter;
     if (f->n_blocks > 0) {
-        LIST_INSERT_HEAD(&kv->fetches, f, link);
-        fetch_take(kv, f, n_most);
+        LIST_INSERT_HEAD(&kv->promotions, f, link);
+        promote_take(kv, f, n_most);
     }
     if (f->n_held > f->n_before)
         return f;
-    fetch_free(kv, f);
+    promote_free(kv, f);
     return NULL;
 }
 
-uint32_t kv_fetch_size(const struct kv *kv, kv_pool_id pool, uint32_t tenant,
-                       const struct kv_tokens *t, uint32_t n_most)
+uint32_t kv_promote_size(const struct kv *kv, kv_pool_id pool, uint32_t tenant,
+                         const struct kv_tokens *t, uint32_t n_most)
 {
     const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
     if (p == NULL || t->n == 0)
@@ -422,15 +422,15 @@ uint32_t kv_fetch_size(const struct kv *kv, kv_pool_id pool, uint32_t tenant,
     return n;
 }
 
-uint32_t kv_fetch_block(const struct kv_fetch *f, uint32_t i)
+uint32_t kv_promote_block(const struct kv_promote *f, uint32_t i)
 {
     return f->blocks[f->n_before + i];
 }
 
 /* Somebody may have computed the same meanwhile, or taken back a publication that is before. */
-void kv_fetch_end(struct kv *kv, struct kv_fetch *f, uint32_t n_there)
+void kv_promote_end(struct kv *kv, struct kv_promote *f, uint32_t n_there)
 {
-    struct walk w = fetch_walk(kv, f);
+    struct walk w = promote_walk(kv, f);
     struct kv_pool_rec *p = &kv->pools[f->pool];
     walk_begin(kv, &w, 0);
     while (w.index < f->n_before + n_there) {
@@ -447,22 +447,22 @@ void kv_fetch_end(struct kv *kv, struct kv_fetch *f, uint32_t n_there)
         }
         walk_on(kv, &w, block - 1);
     }
-    fetch_free(kv, f);
+    promote_free(kv, f);
 }
 
-void kv_fetches_forget(struct kv *kv)
+void kv_promotions_forget(struct kv *kv)
 {
-    while (!LIST_EMPTY(&kv->fetches)) {
-        struct kv_fetch *f = LIST_FIRST(&kv->fetches);
+    while (!LIST_EMPTY(&kv->promotions)) {
+        struct kv_promote *f = LIST_FIRST(&kv->promotions);
         f->n_held = 0;
-        fetch_free(kv, f);
+        promote_free(kv, f);
     }
 }
 
-void kv_fetch_count_refs(const struct kv *kv, uint32_t *n_refs)
+void kv_promote_count_refs(const struct kv *kv, uint32_t *n_refs)
 {
-    const struct kv_fetch *f;
-    LIST_FOREACH(f, &kv->fetches, link)
+    const struct kv_promote *f;
+    LIST_FOREACH(f, &kv->promotions, link)
         for (uint32_t i = 0; i < f->n_held; i++)
             n_refs[kv->pools[f->pool].first_block + f->blocks[i]]++;
 }

@@ -71,7 +71,7 @@ static attn_status shrink_check(struct kv *kv, kv_pool_id pool, uint32_t n_block
     if (n_blocks < 1 || n_blocks >= p->n_blocks)
         return kv_fail(kv, ATTN_EINVAL, "pool %s: n_blocks is %u, it has %u", p->name, n_blocks,
                        p->n_blocks);
-    if (kv_seq_import_is_of(kv, pool.index) || kv_fetch_is_of(kv, pool.index) ||
+    if (kv_seq_import_is_of(kv, pool.index) || kv_promote_is_of(kv, pool.index) ||
         kv_idle_is_of(kv, pool.index))
         return kv_fail(kv, ATTN_EOVERLOAD, "pool %s: blocks of it are on their way", p->name);
     if (kv_n_available(p) < p->n_blocks - n_blocks)

@@ -58,7 +58,7 @@ struct request {
     struct step_shard *shard; /* NULL: it is not one card's shard of a step */
     struct engine *primary; /* whose thread gives the reply to polled->reply */
     const struct transport_ops *polled; /* NULL: the reply goes its way by itself */
-    bool is_fetched; /* an open: it goes on with what is there (engine/tier/mover.c) */
+    bool is_promoted; /* an open: it goes on with what is there (engine/tier/mover.c) */
     uint64_t received_ns; /* CLOCK_MONOTONIC */
     uint64_t deadline_ns; /* answered by then */
     uint64_t batched_ns; /* left the queue; 0: not yet */

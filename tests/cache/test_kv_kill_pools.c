@@ -233,13 +233,13 @@ static bool is_in_tier(void *arg, struct kv_content *c)
     return true;
 }
 
-static void fetch_in_a(struct kv *kv)
+static void promote_in_a(struct kv *kv)
 {
     struct kv_tokens tokens = {.ids = ids, .n = TOKENS};
     kv_set_tier_ops(kv, &(struct kv_tier_ops){.find = is_in_tier});
-    struct kv_fetch *f = kv_fetch_begin(kv, pool_named(kv, "a"), 0, &tokens, 4);
+    struct kv_promote *f = kv_promote_begin(kv, pool_named(kv, "a"), 0, &tokens, 4);
     if (f != NULL)
-        kv_fetch_end(kv, f, 3); /* of four */
+        kv_promote_end(kv, f, 3); /* of four */
 }
 
 /* Of some of them the parts are acknowledged one by one: sequences may be seen between. */
@@ -283,7 +283,7 @@ static const struct step {
     {"another begins", begin_another, false, ANYTHING},
     {"drop c", drop_c, false, ANYTHING},
     {"make a again", make_a, false, ANYTHING},
-    {"blocks come back", fetch_in_a, false, ANYTHING},
+    {"blocks come back", promote_in_a, false, ANYTHING},
     {"open in a with them", open_in_a, false, ANYTHING},
     {"the other one ends", end_owner, false, ANYTHING},
     {"close again", close_in_a, false, ANYTHING},

@@ -30,7 +30,7 @@ static struct tier_store *tier;
 static kv_pool_id pool;
 static uint8_t device[N_BLOCKS][BLOCK_BYTES];
 static uint32_t fail_one_in, flip_one_in; /* 0: never */
-static bool fetch_waits; /* an open may go on without its blocks */
+static bool promote_waits; /* an open may go on without its blocks */
 static uint64_t n_out, n_in, n_failed, n_flipped, seed;
 
 static uint32_t below(uint32_t n)
@@ -88,13 +88,13 @@ static void evicted(void *arg, const struct kv_content *c, uint32_t block)
     n_out++;
 }
 
-/* Fetches under way; their bytes come when they end. */
-enum { MAX_FETCHES = 3, MAX_FOUND = MAX_TOKENS / BLOCK_TOKENS };
+/* Promotions under way; their bytes come when they end. */
+enum { MAX_PROMOTIONS = 3, MAX_FOUND = MAX_TOKENS / BLOCK_TOKENS };
 static struct {
-    struct kv_fetch *f; /* NULL: none */
+    struct kv_promote *f; /* NULL: none */
     uint32_t n; /* blocks that it takes */
     struct tier_block *from[MAX_FOUND];
-} fetches[MAX_FETCHES];
+} promotions[MAX_PROMOTIONS];
 static struct tier_block *found[MAX_FOUND];
 static uint32_t n_found, n_as_said;
 
@@ -118,36 +118,36 @@ static uint64_t serial(void *arg, const struct kv_content *c)
 
 static const struct kv_tier_ops tier_ops = {NULL, evicted, find, serial};
 
-static bool fetch_begin(uint32_t i, const struct kv_tokens *t)
+static bool promote_begin(uint32_t i, const struct kv_tokens *t)
 {
     n_found = 0;
     struct kv_pool_spec spec;
-    uint32_t n_free, most = 1 + below(MAX_FOUND), size = kv_fetch_size(kv, pool, 0, t, most);
+    uint32_t n_free, most = 1 + below(MAX_FOUND), size = kv_promote_size(kv, pool, 0, t, most);
     kv_pool_info(kv, pool, &spec, &n_free);
     n_free -= kv_pool_cached(kv, pool);
-    fetches[i].f = kv_fetch_begin(kv, pool, 0, t, most);
+    promotions[i].f = kv_promote_begin(kv, pool, 0, t, most);
     if (size <= n_free) { /* nothing made way */
         assert_int_equal(n_found, size);
         n_as_said += size > 0;
     }
-    if (fetches[i].f == NULL) {
+    if (promotions[i].f == NULL) {
         assert_int_equal(n_found, 0);
         return false;
     }
-    fetches[i].n = n_found;
-    memcpy(fetches[i].from, found, sizeof found);
+    promotions[i].n = n_found;
+    memcpy(promotions[i].from, found, sizeof found);
     for (uint32_t k = 0; k < n_found; k++)
-        memset(device[kv_fetch_block(fetches[i].f, k)], 0xee, BLOCK_BYTES);
+        memset(device[kv_promote_block(promotions[i].f, k)], 0xee, BLOCK_BYTES);
     return true;
 }
 
 /* Some of the bytes come, some fail, some are not what they were. */
-static void fetch_end(uint32_t i)
+static void promote_end(uint32_t i)
 {
-    uint32_t n = fetches[i].n, n_there = 0;
+    uint32_t n = promotions[i].n, n_there = 0;
     for (uint32_t k = 0; k < n; k++) {
-        struct tier_block *b = fetches[i].from[k];
-        uint8_t *to = device[kv_fetch_block(fetches[i].f, k)];
+        struct tier_block *b = promotions[i].from[k];
+        uint8_t *to = device[kv_promote_block(promotions[i].f, k)];
         memcpy(to, host_bytes(b), BLOCK_BYTES);
         bool is_flipped = chance(flip_one_in);
         if (is_flipped)
@@ -160,8 +160,8 @@ static void fetch_end(uint32_t i)
         tier_store_release(tier, b);
     }
     n_in += n_there;
-    kv_fetch_end(kv, fetches[i].f, n_there);
-    fetches[i].f = NULL;
+    kv_promote_end(kv, promotions[i].f, n_there);
+    promotions[i].f = NULL;
 }
 
 /* The model of a sequence. */
@@ -195,7 +195,7 @@ static void begin(uint64_t limit_bytes)
     kv = test_kv_open(&c, -1);
     assert_int_equal(kv_pool_create(kv, &s, &pool), ATTN_OK);
     fail_one_in = flip_one_in = 0;
-    fetch_waits = false;
+    promote_waits = false;
     const struct tier_memory m = {.take = take, .give = give};
     assert_int_equal(tier_store_open(limit_bytes, &m, &tier), ATTN_OK);
     kv_set_tier_ops(kv, &tier_ops);
@@ -208,9 +208,9 @@ static void begin(uint64_t limit_bytes)
 
 static void end(void)
 {
-    for (uint32_t i = 0; i < MAX_FETCHES; i++)
-        if (fetches[i].f != NULL)
-            fetch_end(i);
+    for (uint32_t i = 0; i < MAX_PROMOTIONS; i++)
+        if (promotions[i].f != NULL)
+            promote_end(i);
     tier_store_close(tier);
     kv_close(kv);
 }
@@ -292,16 +292,16 @@ static uint32_t open_prompt(uint32_t s, uint32_t prompt, uint32_t n)
     uint32_t ids[MAX_TOKENS];
     prompt_ids(ids, prompt);
     const struct kv_tokens t = {.ids = ids, .n = n};
-    for (uint32_t i = 0; i < MAX_FETCHES; i++)
-        if (fetches[i].f != NULL && below(2) == 0)
-            fetch_end(i);
-    if (fetches[0].f == NULL)
-        while (fetch_begin(0, &t)) { /* until nothing comes any more */
+    for (uint32_t i = 0; i < MAX_PROMOTIONS; i++)
+        if (promotions[i].f != NULL && below(2) == 0)
+            promote_end(i);
+    if (promotions[0].f == NULL)
+        while (promote_begin(0, &t)) { /* until nothing comes any more */
             uint64_t n_before = n_in;
-            if (fetch_waits && below(3) == 0)
+            if (promote_waits && below(3) == 0)
                 break;
             check_all();
-            fetch_end(0);
+            promote_end(0);
             if (n_in == n_before)
                 break;
         }
@@ -357,27 +357,27 @@ static void some_round(void)
 }
 
 /* Blocks of some prompt begin to come, or have come. */
-static void some_fetch(void)
+static void some_promotion(void)
 {
-    uint32_t i = below(MAX_FETCHES), ids[MAX_TOKENS];
-    if (fetches[i].f != NULL) {
-        fetch_end(i);
+    uint32_t i = below(MAX_PROMOTIONS), ids[MAX_TOKENS];
+    if (promotions[i].f != NULL) {
+        promote_end(i);
         return;
     }
     prompt_ids(ids, below(N_PROMPTS));
-    fetch_begin(i, &(struct kv_tokens){.ids = ids, .n = MAX_TOKENS - below(16)});
+    promote_begin(i, &(struct kv_tokens){.ids = ids, .n = MAX_TOKENS - below(16)});
 }
 
 static void random_mix(uint64_t limit_bytes, uint32_t fails, uint32_t flips)
 {
     struct tier_store_stats h;
     begin(limit_bytes);
-    fetch_waits = true;
+    promote_waits = true;
     fail_one_in = fails;
     flip_one_in = flips;
     for (uint32_t i = 0; i < N_ROUNDS; i++) {
         if (below(3) == 0)
-            some_fetch();
+            some_promotion();
         some_round();
     }
     tier_store_stats_read(tier, &h);
@@ -457,7 +457,7 @@ static void what_is_computed_anew_has_the_same_serial(void **state)
 
 /* The process dies with blocks on their way: they were nobody's, so all there is stays, and they
  * are free again. */
-static void a_successor_knows_nothing_of_a_fetch(void **state)
+static void a_successor_knows_nothing_of_a_promotion(void **state)
 {
     (void)state;
     for (uint32_t round = 0; round < 50; round++) {
@@ -465,21 +465,21 @@ static void a_successor_knows_nothing_of_a_fetch(void **state)
         uint32_t n_coming = 0;
         begin(200 * BLOCK_BYTES);
         seed = 100 + round;
-        fetch_waits = true;
+        promote_waits = true;
         for (uint32_t i = 0; i < 100 || n_coming == 0; i++) {
-            some_fetch();
+            some_promotion();
             some_round();
             n_coming = 0;
-            for (uint32_t k = 0; k < MAX_FETCHES; k++)
-                n_coming += fetches[k].f != NULL ? fetches[k].n : 0;
+            for (uint32_t k = 0; k < MAX_PROMOTIONS; k++)
+                n_coming += promotions[k].f != NULL ? promotions[k].n : 0;
         }
         kv_stats_read(kv, &before);
         int fd = dup(kv_fd(kv));
-        for (uint32_t k = 0; k < MAX_FETCHES; k++)
-            if (fetches[k].f != NULL) {
-                uint32_t n = fetches[k].n;
+        for (uint32_t k = 0; k < MAX_PROMOTIONS; k++)
+            if (promotions[k].f != NULL) {
+                uint32_t n = promotions[k].n;
                 for (uint32_t i = 0; i < n; i++) /* half written */
-                    memset(device[kv_fetch_block(fetches[k].f, i)], 0x5a, BLOCK_BYTES);
+                    memset(device[kv_promote_block(promotions[k].f, i)], 0x5a, BLOCK_BYTES);
             }
         struct kv_config c = config();
         struct kv *successor = test_kv_open(&c, fd);
@@ -494,10 +494,10 @@ static void a_successor_knows_nothing_of_a_fetch(void **state)
         check_all(); /* every sequence holds what its tokens make */
         kv_close(successor);
         kv = dead;
-        for (uint32_t k = 0; k < MAX_FETCHES; k++) {
-            for (uint32_t i = 0; fetches[k].f != NULL && i < fetches[k].n; i++)
-                tier_store_release(tier, fetches[k].from[i]);
-            fetches[k].f = NULL; /* kv_close forgets it */
+        for (uint32_t k = 0; k < MAX_PROMOTIONS; k++) {
+            for (uint32_t i = 0; promotions[k].f != NULL && i < promotions[k].n; i++)
+                tier_store_release(tier, promotions[k].from[i]);
+            promotions[k].f = NULL; /* kv_close forgets it */
         }
         end();
         close(fd);
@@ -512,7 +512,7 @@ int main(void)
         cmocka_unit_test(moves_and_memory_that_fail),
         cmocka_unit_test(bits_that_flip),
         cmocka_unit_test(a_prompt_comes_back_whole),
-        cmocka_unit_test(a_successor_knows_nothing_of_a_fetch),
+        cmocka_unit_test(a_successor_knows_nothing_of_a_promotion),
         cmocka_unit_test(what_is_computed_anew_has_the_same_serial),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -271,8 +271,8 @@ static void an_open_waits_until_what_makes_way_has_a_copy(void **state)
     rig_close(&r);
 }
 
-/* The tokens are computed anew, or the open is refused when its time is over; a fetch that nobody
- * waits for any more is finished all the same. */
+/* The tokens are computed anew, or the open is refused when its time is over; a promotion that
+ * nobody waits for any more is finished all the same. */
 static void an_open_whose_blocks_do_not_come_in_time_is_refused(void **state)
 {
     (void)state;
@@ -328,7 +328,8 @@ static void many_prompts(uint32_t n)
         do { /* the file catches up */
             rig_run(&r);
             sched_yield();
-        } while (r.engine->tier.spill.group.is_under_way || r.engine->tier.out.group.is_under_way);
+        } while (r.engine->tier.spill.group.is_under_way ||
+                 r.engine->tier.demote.group.is_under_way);
         assert_null(tier_store_check(r.engine->tier.blocks));
         assert_null(tier_store_check(r.engine->tier.disk_blocks));
     }

@@ -59,8 +59,8 @@ plant(20 cache/blocks.c "    kv_unpublish(kv, p, block); /*" "    if (sim_bug !=
 # truncation keeps token ids
 plant(21 cache/seq.c "        if (g->n_ids > len)" "        if (g->n_ids > len && sim_bug != 21)")
 # blocks that did not come back are published
-plant(22 daemon/engine/tier/fetch.c "kv_fetch_end(e->env.kv, f->kv, f->n_there);"
-  "kv_fetch_end(e->env.kv, f->kv, sim_bug == 22 ? f->n : f->n_there);")
+plant(22 daemon/engine/tier/promote.c "kv_promote_end(e->env.kv, f->kv, f->n_there);"
+  "kv_promote_end(e->env.kv, f->kv, sim_bug == 22 ? f->n : f->n_there);")
 # a batch goes on though the one before it did not tell a card the block tables
 plant(23 daemon/cards/split/shard.c "if (b->oldest <= h->split->failed)"
   "if (sim_bug != 23 && b->oldest <= h->split->failed)")
@@ -76,7 +76,7 @@ plant(26 daemon/engine/seq/export.c "return is_done(out_part, m, info) ? ATTN_OK
 plant(27 cache/early_commit.c "n <= kv_early_max(kv) && word == a->serial"
   "n <= kv_early_max(kv) && word == a->serial && sim_bug != 27")
 # blocks that go to host memory are not held meanwhile
-plant(28 daemon/engine/tier/out.c "kv_cached_hold(e->env.kv, p->id, blocks, n);"
+plant(28 daemon/engine/tier/demote.c "kv_cached_hold(e->env.kv, p->id, blocks, n);"
   "kv_cached_hold(e->env.kv, p->id, blocks, sim_bug == 28 ? 0 : n);")
 # blocks that go to another card are not held meanwhile
 plant(29 daemon/cards/move.c "(kv_seq_id){e->leave.seq}, first, n);"

@@ -206,7 +206,7 @@ struct batch {
 /* Blocks that are moved together (engine/tier/mover.c). */
 enum {
     MOVER_GROUP = 32, /* most that go out together */
-    MOVER_FETCH = 64, /* most that come for a request at a time */
+    MOVER_PROMOTE = 64, /* most that come for a request at a time */
     MOVER_AHEAD = 64, /* blocks of a pool that can be had without waiting for their bytes to go */
     MOVER_SCAN = 4096, /* of those that are evicted next, looked at */
 };
@@ -218,7 +218,7 @@ struct mover_group {
     bool is_under_way;
 };
 
-struct mover_out { /* of a pool to host memory */
+struct mover_demote { /* of a pool to host memory */
     struct mover_group group;
     struct backend_move list[MOVER_GROUP];
     struct tier_block *to[MOVER_GROUP];
@@ -233,14 +233,14 @@ struct mover_spill { /* of host memory to the file */
 struct mover_found {
     struct tier_block *host, *disk; /* one of them is NULL */
 };
-struct mover_fetch { /* to a pool, by way of host memory */
-    LIST_ENTRY(mover_fetch) link;
+struct mover_promote { /* to a pool, by way of host memory */
+    LIST_ENTRY(mover_promote) link;
     struct mover_group group; /* of what comes from the file, then of all */
-    struct kv_fetch *kv;
+    struct kv_promote *kv;
     struct task *task; /* that waits; NULL: none any more */
     uint32_t n, n_there;
-    struct mover_found from[MOVER_FETCH];
-    struct backend_move list[MOVER_FETCH];
+    struct mover_found from[MOVER_PROMOTE];
+    struct backend_move list[MOVER_PROMOTE];
 };
 
 /* Blocks in tiers (engine/tier/tier.h). */
@@ -254,12 +254,12 @@ struct engine_tier {
 
     _Atomic(struct backend_moves *) came; /* done, not looked at */
     _Atomic uint32_t n_notifying; /* threads that say so just now */
-    struct mover_out out;
+    struct mover_demote demote;
     struct mover_spill spill;
-    LIST_HEAD(, mover_fetch) fetches;
-    struct mover_found found[MOVER_FETCH]; /* of the fetch that begins */
+    LIST_HEAD(, mover_promote) promotions;
+    struct mover_found found[MOVER_PROMOTE]; /* of the promotion that begins */
     uint32_t n_found;
-    bool has_met; /* it came upon what another fetch brings */
+    bool has_met; /* it came upon what another promotion brings */
     struct task_list queue; /* to be run again when something has come */
     uint32_t **kept; /* [max_pools][n_blocks] low words of the serials whose copies are there */
     struct kv_evictable *next_out; /* [MOVER_SCAN] */
@@ -276,7 +276,7 @@ struct engine_idle {
     uint64_t out_for; /* stamp of the request that what goes makes way for */
     bool is_out_void; /* an older one asks for its sequence: it stays */
     bool is_registered;
-    struct backend_move out_list[MOVER_GROUP], in_list[MOVER_FETCH];
+    struct backend_move out_list[MOVER_GROUP], in_list[MOVER_PROMOTE];
     uint64_t out_bytes, in_bytes, n_waits, n_damaged; /* since they were published */
 };
 

@@ -19,8 +19,8 @@
 #include "daemon/engine/seq/export.h"
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/step/step.h"
-#include "daemon/engine/tier/fetch.h"
 #include "daemon/engine/tier/idle.h"
+#include "daemon/engine/tier/promote.h"
 
 /* --- answers ---------------------------------------------------------------------------------- */
 
@@ -100,7 +100,7 @@ static void make_patch_room(struct engine *e, struct pool *p, size_t n_blocks)
         batch_flush_patches(e, p);
 }
 
-static const struct task_ops fetch_ops;
+static const struct task_ops promote_ops;
 
 /* The name is open on another card: it has moved there since the request was sent here. */
 static bool is_elsewhere(struct engine *e, uint32_t session, uint64_t name)
@@ -168,7 +168,7 @@ static attn_status run_open(struct engine *e, struct request *req, uint32_t sess
         return st;
     struct kv_tokens known = {.ids = o->tokens, .n = (uint32_t)o->n_tokens, .adapter = o->adapter};
     if (known.n > p->config.block_tokens && known.n <= e->env.cfg->max_seq_tokens)
-        a->is_later = mover_fetches(e, p, tenant_id(who), &known, req, session, &fetch_ops);
+        a->is_later = mover_promotes(e, p, tenant_id(who), &known, req, session, &promote_ops);
     if (a->is_later)
         return ATTN_OK; /* it is run again */
     st = seq_charge(e, who, o->seq, &made, a);
@@ -474,7 +474,7 @@ static void control_refuse(struct engine *e, struct task *t, attn_status st, con
 
 static const struct task_ops control_ops = {.wake = control_wake, .refuse = control_refuse};
 
-static void fetch_refuse(struct engine *e, struct task *t, attn_status st, const char *why)
+static void promote_refuse(struct engine *e, struct task *t, attn_status st, const char *why)
 {
     struct request *req = t->req;
     mover_forget(e, t);
@@ -483,13 +483,13 @@ static void fetch_refuse(struct engine *e, struct task *t, attn_status st, const
 }
 
 /* An open that waits for blocks from a tier; then for its sequence, if there is one by now. */
-static void fetch_wake(struct engine *e, struct item *it)
+static void promote_wake(struct engine *e, struct item *it)
 {
     it->task->ops = &control_ops;
     control_wake(e, it);
 }
 
-static const struct task_ops fetch_ops = {.wake = fetch_wake, .refuse = fetch_refuse};
+static const struct task_ops promote_ops = {.wake = promote_wake, .refuse = promote_refuse};
 
 attn_status control_on_seq(struct engine *e, struct request *req, uint32_t session,
                            struct answer *a)

@@ -27,10 +27,10 @@
 #include "daemon/engine/step/batch_end.h"
 #include "daemon/engine/step/canary_watch.h"
 #include "daemon/engine/step/early_commit.h"
-#include "daemon/engine/tier/fetch.h"
+#include "daemon/engine/tier/demote.h"
 #include "daemon/engine/tier/group.h"
 #include "daemon/engine/tier/idle.h"
-#include "daemon/engine/tier/out.h"
+#include "daemon/engine/tier/promote.h"
 #include "kernels/layer_visible.h"
 
 attn_status batches_init(struct engine *e)

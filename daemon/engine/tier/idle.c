@@ -14,8 +14,8 @@
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/session_run.h"
+#include "daemon/engine/tier/demote.h"
 #include "daemon/engine/tier/group.h"
-#include "daemon/engine/tier/out.h"
 #include "daemon/keeper/idle_memory.h"
 #include "kernels/kv_layout.h"
 #include "kernels/moves.h"
@@ -282,7 +282,7 @@ enum idle_is idle_brings(struct engine *e, const struct idle_ask *a, char *why, 
     if (info.n_paged_out == 0)
         return IDLE_HERE;
     struct pool *p = pool_of_kv(e, info.pool);
-    uint32_t n = mover_group_size(pool_block_bytes(p), MOVER_FETCH);
+    uint32_t n = mover_group_size(pool_block_bytes(p), MOVER_PROMOTE);
     n = n < info.n_paged_out ? n : info.n_paged_out;
     if (x->in_move != NULL || mover_makes_room(e, p, n) || idle_makes_room(e, p, a, n))
         return IDLE_COMES;

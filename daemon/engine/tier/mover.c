@@ -5,10 +5,10 @@
 #include <stdlib.h>
 
 #include "daemon/base/clock.h"
-#include "daemon/engine/tier/fetch.h"
+#include "daemon/engine/tier/demote.h"
 #include "daemon/engine/tier/group.h"
 #include "daemon/engine/tier/idle.h"
-#include "daemon/engine/tier/out.h"
+#include "daemon/engine/tier/promote.h"
 
 static const uint64_t SETTLE_NS = UINT64_C(5000000000);
 
@@ -24,7 +24,7 @@ bool mover_turn(struct engine *e)
     if (has_changed)
         mover_run_queue(e);
     if (e->is_dirty || has_changed)
-        mover_look_ahead(e);
+        mover_demote_next(e);
     mover_spill_next(e);
     return has_any || e->tier.has_changed;
 }
@@ -40,13 +40,13 @@ void mover_wait(struct engine *e, const struct pool *p, uint64_t n)
 static bool is_drained(const struct engine *e, const struct pool *p)
 {
     const struct engine_tier *t = &e->tier;
-    const struct mover_fetch *f;
-    LIST_FOREACH(f, &t->fetches, link)
+    const struct mover_promote *f;
+    LIST_FOREACH(f, &t->promotions, link)
         if (p == NULL || f->group.pool == p)
             return false;
     if (t->spill.group.is_under_way) /* it may be of any pool */
         return false;
-    return !t->out.group.is_under_way || (p != NULL && t->out.group.pool != p);
+    return !t->demote.group.is_under_way || (p != NULL && t->demote.group.pool != p);
 }
 
 bool mover_drain(struct engine *e, const struct pool *p)
@@ -69,11 +69,11 @@ bool mover_drain(struct engine *e, const struct pool *p)
 attn_status mover_init(struct engine *e)
 {
     TAILQ_INIT(&e->tier.queue);
-    LIST_INIT(&e->tier.fetches);
-    return mover_out_init(e);
+    LIST_INIT(&e->tier.promotions);
+    return mover_demote_init(e);
 }
 
 void mover_fini(struct engine *e)
 {
-    mover_out_fini(e);
+    mover_demote_fini(e);
 }

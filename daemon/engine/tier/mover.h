@@ -1,5 +1,5 @@
 /* mover.h: whole blocks on their way between pools, host memory and the file, beside
- * batches: out (engine/tier/out.h) and back (engine/tier/fetch.h), in groups
+ * batches: out (engine/tier/demote.h) and back (engine/tier/promote.h), in groups
  * (engine/tier/group.h). */
 #ifndef ATTND_DAEMON_ENGINE_TIER_MOVER_H
 #define ATTND_DAEMON_ENGINE_TIER_MOVER_H

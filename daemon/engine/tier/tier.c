@@ -9,11 +9,11 @@
 #include "daemon/base/stats.h"
 #include "daemon/engine/core/effects.h"
 #include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/tier/demote.h"
 #include "daemon/engine/tier/disk.h"
-#include "daemon/engine/tier/fetch.h"
 #include "daemon/engine/tier/group.h"
 #include "daemon/engine/tier/mover.h"
-#include "daemon/engine/tier/out.h"
+#include "daemon/engine/tier/promote.h"
 #include "kernels/moves.h"
 
 /* --- memory ----------------------------------------------------------------------------------- */

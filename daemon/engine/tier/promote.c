@@ -1,5 +1,5 @@
-/* fetch.c: see fetch.h. Checksums come with the moves, made by their threads. */
-#include "daemon/engine/tier/fetch.h"
+/* promote.c: see promote.h. Checksums come with the moves, made by their threads. */
+#include "daemon/engine/tier/promote.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -10,15 +10,15 @@
 #include "daemon/engine/core/effects.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
+#include "daemon/engine/tier/demote.h"
 #include "daemon/engine/tier/disk.h"
 #include "daemon/engine/tier/group.h"
-#include "daemon/engine/tier/out.h"
 #include "kernels/moves.h"
 
 static bool is_coming(const struct engine *e, const struct mover_found *x)
 {
-    const struct mover_fetch *f;
-    LIST_FOREACH(f, &e->tier.fetches, link)
+    const struct mover_promote *f;
+    LIST_FOREACH(f, &e->tier.promotions, link)
         for (uint32_t i = 0; i < f->n; i++)
             if ((x->host != NULL && f->from[i].host == x->host) ||
                 (x->disk != NULL && f->from[i].disk == x->disk))
@@ -32,7 +32,7 @@ bool mover_find(struct engine *e, struct kv_content *c)
     struct mover_found x = {.host = tier_store_find(t->blocks, c)};
     if (x.host == NULL && t->disk_blocks != NULL)
         x.disk = tier_store_find(t->disk_blocks, c);
-    if ((x.host == NULL && x.disk == NULL) || t->n_found == MOVER_FETCH)
+    if ((x.host == NULL && x.disk == NULL) || t->n_found == MOVER_PROMOTE)
         return false;
     if (is_coming(e, &x)) {
         t->has_met = true;
@@ -73,17 +73,17 @@ static void wait_in_queue(struct engine *e, struct task *t)
     t->place = TASK_FRESH;
 }
 
-static void fetch_end(struct engine *e, struct mover_fetch *f)
+static void promote_end(struct engine *e, struct mover_promote *f)
 {
     struct task *t = f->task;
     bool is_whole = f->n > 0 && f->n_there == f->n;
     for (uint32_t i = 0; i < f->n; i++)
         found_release(e, &f->from[i]);
-    kv_fetch_end(e->env.kv, f->kv, f->n_there);
+    kv_promote_end(e->env.kv, f->kv, f->n_there);
     LIST_REMOVE(f, link);
     free(f);
     if (t != NULL) {
-        t->req->is_fetched |= !is_whole;
+        t->req->is_promoted |= !is_whole;
         wait_in_queue(e, t);
     }
     e->tier.has_changed = true;
@@ -91,16 +91,16 @@ static void fetch_end(struct engine *e, struct mover_fetch *f)
 }
 
 /* All of it is in host memory, or was lost on the way there. */
-static void fetch_to_pool(struct engine *e, struct mover_fetch *f);
+static void promote_to_pool(struct engine *e, struct mover_promote *f);
 
-static struct mover_fetch *fetch_of(struct mover_group *g)
+static struct mover_promote *promote_of(struct mover_group *g)
 {
-    return (struct mover_fetch *)((uint8_t *)g - offsetof(struct mover_fetch, group));
+    return (struct mover_promote *)((uint8_t *)g - offsetof(struct mover_promote, group));
 }
 
-static void fetch_came(struct engine *e, struct mover_group *g)
+static void promote_came(struct engine *e, struct mover_group *g)
 {
-    struct mover_fetch *f = fetch_of(g);
+    struct mover_promote *f = promote_of(g);
     bool is_good = true;
     for (uint32_t i = 0; i < g->moves.n; i++) {
         const struct backend_move *m = &f->list[i];
@@ -117,12 +117,12 @@ static void fetch_came(struct engine *e, struct mover_group *g)
         }
         f->n_there += is_good;
     }
-    fetch_end(e, f);
+    promote_end(e, f);
 }
 
-static void fetch_read(struct engine *e, struct mover_group *g)
+static void promote_read(struct engine *e, struct mover_group *g)
 {
-    struct mover_fetch *f = fetch_of(g);
+    struct mover_promote *f = promote_of(g);
     uint32_t k = 0;
     for (uint32_t i = 0; i < f->n && k < g->moves.n; i++) {
         struct mover_found *x = &f->from[i];
@@ -140,28 +140,28 @@ static void fetch_read(struct engine *e, struct mover_group *g)
             mover_disk_failed(e, "read");
         }
     }
-    fetch_to_pool(e, f);
+    promote_to_pool(e, f);
 }
 
-static void fetch_to_pool(struct engine *e, struct mover_fetch *f)
+static void promote_to_pool(struct engine *e, struct mover_promote *f)
 {
     uint32_t n = 0;
     uint64_t bytes = pool_block_bytes(f->group.pool);
     for (; n < f->n && f->from[n].host != NULL; n++)
         f->list[n] = (struct backend_move){
             .pool = f->group.pool->device,
-            .block = kv_fetch_block(f->kv, n),
+            .block = kv_promote_block(f->kv, n),
             .is_in = true,
             .bytes = (void *)(uintptr_t)tier_block_place(f->from[n].host),
             .n_bytes = bytes,
         };
-    f->group.came = fetch_came;
+    f->group.came = promote_came;
     if (n == 0 || !mover_group_begin(e, &f->group, f->group.pool, n, NULL))
-        fetch_end(e, f);
+        promote_end(e, f);
 }
 
 /* Reads what is in the file alone; false: nothing is, or it can't be read. */
-static bool fetch_from_disk(struct engine *e, struct mover_fetch *f)
+static bool promote_from_disk(struct engine *e, struct mover_promote *f)
 {
     uint32_t k = 0;
     for (uint32_t i = 0; i < f->n; i++) {
@@ -181,7 +181,7 @@ static bool fetch_from_disk(struct engine *e, struct mover_fetch *f)
                                              .bytes = (void *)(uintptr_t)tier_block_place(x->host),
                                              .n_bytes = bytes};
     }
-    f->group.came = fetch_read;
+    f->group.came = promote_read;
     if (k > 0 && mover_group_begin(e, &f->group, f->group.pool, k, e->tier.disk))
         return true;
     for (uint32_t i = 0; i < f->n; i++)
@@ -193,32 +193,32 @@ static bool fetch_from_disk(struct engine *e, struct mover_fetch *f)
 }
 
 /* NULL: nothing comes. */
-static struct mover_fetch *fetch_begin(struct engine *e, struct pool *p, uint32_t tenant,
-                                       const struct kv_tokens *t)
+static struct mover_promote *promote_begin(struct engine *e, struct pool *p, uint32_t tenant,
+                                           const struct kv_tokens *t)
 {
     struct engine_tier *x = &e->tier;
-    struct mover_fetch *f = calloc(1, sizeof *f);
+    struct mover_promote *f = calloc(1, sizeof *f);
     x->n_found = 0;
     x->has_met = false;
     if (f == NULL)
         return NULL;
-    f->kv = kv_fetch_begin(e->env.kv, p->id, tenant, t,
-                           mover_group_size(pool_block_bytes(p), MOVER_FETCH));
+    f->kv = kv_promote_begin(e->env.kv, p->id, tenant, t,
+                             mover_group_size(pool_block_bytes(p), MOVER_PROMOTE));
     if (f->kv == NULL) {
         free(f);
         return NULL;
     }
     f->n = x->n_found;
     memcpy(f->from, x->found, f->n * sizeof f->from[0]);
-    mover_group_init(e, &f->group, f->list, fetch_came);
+    mover_group_init(e, &f->group, f->list, promote_came);
     f->group.pool = p;
-    LIST_INSERT_HEAD(&x->fetches, f, link);
+    LIST_INSERT_HEAD(&x->promotions, f, link);
     return f;
 }
 
 /* Of a split pool, whose shards the cards' threads move: the engine waits. false: not all of it
  * came. */
-static bool fetch_now(struct engine *e, struct mover_fetch *f)
+static bool promote_now(struct engine *e, struct mover_promote *f)
 {
     char why[WHY_BYTES];
     struct pool *p = f->group.pool;
@@ -231,23 +231,23 @@ static bool fetch_now(struct engine *e, struct mover_fetch *f)
             drop_damaged(e, host);
             break;
         }
-        if (pool_block_write(p, kv_fetch_block(f->kv, f->n_there), from, why, sizeof why) !=
+        if (pool_block_write(p, kv_promote_block(f->kv, f->n_there), from, why, sizeof why) !=
             ATTN_OK)
             break;
         e->tier.in_bytes += bytes;
     }
     bool is_whole = f->n_there == f->n;
-    fetch_end(e, f);
+    promote_end(e, f);
     return is_whole;
 }
 
-static void fetch_all_now(struct engine *e, struct pool *p, uint32_t tenant,
-                          const struct kv_tokens *t)
+static void promote_all_now(struct engine *e, struct pool *p, uint32_t tenant,
+                            const struct kv_tokens *t)
 {
-    struct mover_fetch *f;
+    struct mover_promote *f;
     do
-        f = fetch_begin(e, p, tenant, t);
-    while (f != NULL && fetch_now(e, f));
+        f = promote_begin(e, p, tenant, t);
+    while (f != NULL && promote_now(e, f));
 }
 
 static struct task *task_make(struct engine *e, struct request *req, uint32_t session,
@@ -269,32 +269,32 @@ static bool waits_for_room(struct engine *e, struct pool *p, uint32_t tenant,
                            const struct kv_tokens *t)
 {
     struct kv_pool_spec s;
-    uint32_t n_room, most = mover_group_size(pool_block_bytes(p), MOVER_FETCH);
+    uint32_t n_room, most = mover_group_size(pool_block_bytes(p), MOVER_PROMOTE);
     kv_pool_info(e->env.kv, p->id, &s, &n_room);
     if (most <= n_room - kv_pool_cached(e->env.kv, p->id))
         return false; /* whatever it is */
-    uint32_t n = kv_fetch_size(e->env.kv, p->id, tenant, t, most);
+    uint32_t n = kv_promote_size(e->env.kv, p->id, tenant, t, most);
     return mover_makes_room(e, p, n) || (n > n_room && mover_makes_room(e, p, n_room));
 }
 
-bool mover_fetches(struct engine *e, struct pool *p, uint32_t tenant, const struct kv_tokens *t,
-                   struct request *req, uint32_t session, const struct task_ops *ops)
+bool mover_promotes(struct engine *e, struct pool *p, uint32_t tenant, const struct kv_tokens *t,
+                    struct request *req, uint32_t session, const struct task_ops *ops)
 {
-    if (e->tier.blocks == NULL || engine_health(e) != ATTN_OK || req->is_fetched)
+    if (e->tier.blocks == NULL || engine_health(e) != ATTN_OK || req->is_promoted)
         return false;
     if (p->ops->moves_submit == NULL) {
-        fetch_all_now(e, p, tenant, t);
+        promote_all_now(e, p, tenant, t);
         return false;
     }
     bool waits = waits_for_room(e, p, tenant, t);
-    struct mover_fetch *f = waits ? NULL : fetch_begin(e, p, tenant, t);
+    struct mover_promote *f = waits ? NULL : promote_begin(e, p, tenant, t);
     if (f == NULL && !waits && !e->tier.has_met)
         return false;
     struct task *task = task_make(e, req, session, ops);
     if (f != NULL) {
         f->task = task;
-        if (!fetch_from_disk(e, f))
-            fetch_to_pool(e, f);
+        if (!promote_from_disk(e, f))
+            promote_to_pool(e, f);
     } else if (task != NULL) {
         wait_in_queue(e, task);
     }
@@ -303,18 +303,18 @@ bool mover_fetches(struct engine *e, struct pool *p, uint32_t tenant, const stru
 
 void mover_forget(struct engine *e, struct task *t)
 {
-    struct mover_fetch *f;
+    struct mover_promote *f;
     if (t->place == TASK_FRESH)
         TAILQ_REMOVE(&e->tier.queue, t, fresh);
-    LIST_FOREACH(f, &e->tier.fetches, link)
+    LIST_FOREACH(f, &e->tier.promotions, link)
         if (f->task == t)
             f->task = NULL;
 }
 
 bool mover_is_bringing(struct engine *e, const struct pool *p, uint32_t seq)
 {
-    const struct mover_fetch *f;
-    LIST_FOREACH(f, &e->tier.fetches, link)
+    const struct mover_promote *f;
+    LIST_FOREACH(f, &e->tier.promotions, link)
         if (f->group.pool == p) {
             mover_wait_for_room(e, seq);
             return true;

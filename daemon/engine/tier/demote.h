@@ -1,4 +1,4 @@
-/* out.h: blocks on their way out.
+/* demote.h: demotion, blocks on their way out.
  *
  * Out of a pool: while few blocks of it are free, those that will be evicted next are copied to
  * host memory, so that later eviction has nothing to wait for. They are held meanwhile: nobody
@@ -8,13 +8,13 @@
  * Out of host memory: the same with the file, for the blocks of the store that go next. Nobody
  * waits for the file: where it is behind, blocks are lost to the cache.
  */
-#ifndef ATTND_DAEMON_ENGINE_TIER_OUT_H
-#define ATTND_DAEMON_ENGINE_TIER_OUT_H
+#ifndef ATTND_DAEMON_ENGINE_TIER_DEMOTE_H
+#define ATTND_DAEMON_ENGINE_TIER_DEMOTE_H
 
 #include "daemon/engine/core/state.h"
 
-attn_status mover_out_init(struct engine *e); /* ATTN_ENOMEM */
-void mover_out_fini(struct engine *e); /* when all is back */
+attn_status mover_demote_init(struct engine *e); /* ATTN_ENOMEM */
+void mover_demote_fini(struct engine *e); /* when all is back */
 /* n more blocks of the pool are wanted. true: those that would be evicted for them are on their way
  * out: ask again when something has come; false: they can be had now, or never. */
 bool mover_makes_room(struct engine *e, struct pool *p, uint64_t n);
@@ -25,7 +25,7 @@ void mover_note_kept(struct engine *e, const struct pool *p, uint32_t block, uin
 /* The pool is dropped. */
 void mover_forget_pool(struct engine *e, kv_pool_id pool);
 /* Begins to copy what goes next: from pools where few blocks are free; */
-void mover_look_ahead(struct engine *e);
+void mover_demote_next(struct engine *e);
 /* from host memory, where it is nearly full, what has no copy in the file. */
 void mover_spill_next(struct engine *e);
 

@@ -1,6 +1,6 @@
-/* out.c: see out.h. A copy counts if its block is still the same publication when it is
+/* demote.c: see demote.h. A copy counts if its block is still the same publication when it is
  * done: that may be taken back meanwhile. */
-#include "daemon/engine/tier/out.h"
+#include "daemon/engine/tier/demote.h"
 
 #include <stdlib.h>
 
@@ -32,7 +32,7 @@ static bool is_kept(const struct engine *e, const struct pool *p, uint32_t block
 
 static void out_came(struct engine *e, struct mover_group *g)
 {
-    struct mover_out *o = &e->tier.out;
+    struct mover_demote *o = &e->tier.demote;
     for (uint32_t i = 0; i < g->moves.n; i++) {
         struct kv_content c;
         const struct backend_move *m = &o->list[i];
@@ -55,7 +55,7 @@ static void out_came(struct engine *e, struct mover_group *g)
 /* The first n of the list go, if they can. */
 static void out_begin(struct engine *e, struct pool *p, uint32_t n)
 {
-    struct mover_out *o = &e->tier.out;
+    struct mover_demote *o = &e->tier.demote;
     uint32_t blocks[MOVER_GROUP];
     for (uint32_t i = 0; i < n; i++)
         blocks[i] = o->list[i].block;
@@ -73,7 +73,7 @@ static void out_begin(struct engine *e, struct pool *p, uint32_t n)
  * begin to go, if none do. */
 static uint32_t copy_next(struct engine *e, struct pool *p, uint32_t want)
 {
-    struct mover_out *o = &e->tier.out;
+    struct mover_demote *o = &e->tier.demote;
     uint64_t bytes = pool_block_bytes(p);
     uint32_t n = 0, n_missing = 0, most = mover_group_size(bytes, MOVER_GROUP);
     want = kv_pool_next_evicted(e->env.kv, p->id, want < MOVER_SCAN ? want : MOVER_SCAN,
@@ -131,12 +131,12 @@ bool mover_makes_room(struct engine *e, struct pool *p, uint64_t n)
     if (n - n_free > n_cached)
         return false; /* there are not enough even if all went */
     uint32_t n_missing = copy_next(e, p, (uint32_t)(n - n_free));
-    return n_missing > 0 && e->tier.out.group.is_under_way;
+    return n_missing > 0 && e->tier.demote.group.is_under_way;
 }
 
 bool mover_holds(struct engine *e, const struct pool *p, uint64_t n)
 {
-    const struct mover_out *o = &e->tier.out;
+    const struct mover_demote *o = &e->tier.demote;
     if (o->reading == NULL || o->group.pool != p)
         return false;
     uint32_t n_cached, n_free = n_free_blocks(e, p, &n_cached);
@@ -144,11 +144,11 @@ bool mover_holds(struct engine *e, const struct pool *p, uint64_t n)
     return n > n_now && n <= n_now + o->group.moves.n; /* more is not there without them, either */
 }
 
-void mover_look_ahead(struct engine *e)
+void mover_demote_next(struct engine *e)
 {
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
         uint32_t n_cached, n_free;
-        if (e->tier.out.group.is_under_way || !has_mover(e, p))
+        if (e->tier.demote.group.is_under_way || !has_mover(e, p))
             continue;
         n_free = n_free_blocks(e, p, &n_cached);
         uint32_t ahead = p->config.n_blocks / 8 + 1;
@@ -215,17 +215,17 @@ void mover_spill_next(struct engine *e)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-attn_status mover_out_init(struct engine *e)
+attn_status mover_demote_init(struct engine *e)
 {
     struct engine_tier *t = &e->tier;
-    mover_group_init(e, &t->out.group, t->out.list, out_came);
+    mover_group_init(e, &t->demote.group, t->demote.list, out_came);
     mover_group_init(e, &t->spill.group, t->spill.list, spill_came);
     t->kept = calloc(e->env.cfg->max_pools, sizeof *t->kept);
     t->next_out = calloc(MOVER_SCAN, sizeof *t->next_out);
     return t->kept == NULL || t->next_out == NULL ? ATTN_ENOMEM : ATTN_OK;
 }
 
-void mover_out_fini(struct engine *e)
+void mover_demote_fini(struct engine *e)
 {
     struct engine_tier *t = &e->tier;
     for (uint32_t i = 0; t->kept != NULL && i < e->env.cfg->max_pools; i++)
