@@ -9,7 +9,7 @@
 
 enum { CARDS_PREFIXES = 8192, CARDS_MOVED_BITS = 12 };
 
-struct card_home;
+struct card_affinity;
 struct card_move;
 struct card_name;
 
@@ -29,8 +29,8 @@ struct cards {
     struct card_name *moved[1 << CARDS_MOVED_BITS]; /* those, by name */
     void *names; /* tsearch(3): struct card_name */
     void *sessions; /* tsearch(3): struct card_session; of a daemon with tenants */
-    void *homes; /* tsearch(3): struct card_home, of sessions that have sequences */
-    uint32_t n_homes;
+    void *affinities; /* tsearch(3): struct card_affinity, of sessions that have sequences */
+    uint32_t n_affinities;
     uint32_t *n_names[CARDS_MAX]; /* [max_pools] sequences of a pool, those to be opened, too */
 };
 

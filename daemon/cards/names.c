@@ -13,7 +13,7 @@
 struct card_name {
     struct seq_name name; /* first: what the tree compares */
     uint32_t card, pool;
-    struct card_home *home; /* of the session that made it; NULL: not known */
+    struct card_affinity *affinity; /* of the session that made it; NULL: not known */
     uint32_t n_pending; /* requests on their way that may make it */
     bool is_open;
     uint32_t epoch; /* it has moved, and its epoch names another card; else 0 */
@@ -41,16 +41,16 @@ static void name_count(struct cards *c, const struct card_name *n, int by)
 {
     if (n->pool < c->max_pools)
         c->n_names[n->card][n->pool] += (uint32_t)by;
-    card_home_count(c, n->home, n->card, by);
+    card_affinity_count(c, n->affinity, n->card, by);
 }
 
-static struct card_name *name_add(struct cards *c, struct seq_name name, struct card_home *home,
-                                  uint32_t card, uint32_t pool)
+static struct card_name *name_add(struct cards *c, struct seq_name name,
+                                  struct card_affinity *affinity, uint32_t card, uint32_t pool)
 {
     struct card_name *n = calloc(1, sizeof *n);
     if (n == NULL)
         return NULL;
-    *n = (struct card_name){.name = name, .card = card, .pool = pool, .home = home};
+    *n = (struct card_name){.name = name, .card = card, .pool = pool, .affinity = affinity};
     if (tsearch(n, &c->names, compare) == NULL) {
         free(n);
         return NULL;
@@ -64,7 +64,7 @@ static void name_move(struct cards *c, struct card_name *n, uint32_t card, uint3
     struct card_name from = *n;
     n->card = card;
     n->pool = pool;
-    name_count(c, n, 1); /* first: a home that counts nothing is no more */
+    name_count(c, n, 1); /* increment first: a record at zero is freed */
     name_count(c, &from, -1);
 }
 
@@ -204,7 +204,7 @@ static double room_of(const struct cards *c, uint32_t card, uint32_t pool)
  * with less work. But the card that has its beginning, or the session's other sequences, if it has
  * half as many at least. */
 static uint32_t best_card(struct cards *c, uint32_t pool, uint32_t prefix,
-                          const struct card_home *home)
+                          const struct card_affinity *affinity)
 {
     uint32_t best = 0, best_held = 0;
     double best_room = -1;
@@ -224,7 +224,7 @@ static uint32_t best_card(struct cards *c, uint32_t pool, uint32_t prefix,
     if (pool >= c->max_pools)
         return best;
     if (at == CARDS_MAX)
-        at = card_home_choose(c, home, pool);
+        at = card_affinity_choose(c, affinity, pool);
     return at == CARDS_MAX || 2 * room_of(c, at, pool) < best_room ? best : at;
 }
 
@@ -235,18 +235,18 @@ uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name,
     pthread_mutex_lock(&c->lock);
     struct card_name *n = name_find(c, name);
     bool is_made = n == NULL || card_is_lost(c->peers.at[n->card]);
-    struct card_home *home = is_made ? card_home_of(c, request_session(req)) : NULL;
+    struct card_affinity *affinity = is_made ? card_affinity_of(c, request_session(req)) : NULL;
     uint32_t card =
-        is_made && to.must_be == CARDS_MAX ? best_card(c, pool, to.prefix, home) : to.must_be;
+        is_made && to.must_be == CARDS_MAX ? best_card(c, pool, to.prefix, affinity) : to.must_be;
     if (n == NULL) {
-        n = name_add(c, name, home, card, pool);
+        n = name_add(c, name, affinity, card, pool);
         *out_no_memory = n == NULL;
     } else if (is_made) {
         n->is_open = false; /* its sequence went with the card */
         moved_note(c, n, 0);
         name_move(c, n, card, pool);
     }
-    card_home_count(c, home, 0, 0); /* nothing was made */
+    card_affinity_count(c, affinity, 0, 0); /* nothing was made */
     bool is_elsewhere = n != NULL && to.must_be != CARDS_MAX && n->card != to.must_be;
     uint32_t at = n == NULL || is_elsewhere ? CARDS_MAX : n->card;
     if (at != CARDS_MAX) {
@@ -278,7 +278,7 @@ uint32_t cards_of_name(struct cards *c, struct seq_name name)
 void cards_name_fini(struct cards *c)
 {
     tdestroy(c->names, free);
-    cards_home_fini(c);
+    cards_affinity_fini(c);
     tdestroy(c->sessions, free);
 }
 

@@ -10,29 +10,30 @@
 
 static int compare(const void *a, const void *b)
 {
-    uint64_t x = ((const struct card_home *)a)->session, y = ((const struct card_home *)b)->session;
+    uint64_t x = ((const struct card_affinity *)a)->session,
+             y = ((const struct card_affinity *)b)->session;
     return x < y ? -1 : x > y;
 }
 
-struct card_home *card_home_of(struct cards *c, uint64_t session)
+struct card_affinity *card_affinity_of(struct cards *c, uint64_t session)
 {
-    const struct card_home key = {.session = session};
-    struct card_home **at = tfind(&key, &c->homes, compare);
+    const struct card_affinity key = {.session = session};
+    struct card_affinity **at = tfind(&key, &c->affinities, compare);
     if (at != NULL)
         return *at;
-    struct card_home *h = calloc(1, sizeof *h);
+    struct card_affinity *h = calloc(1, sizeof *h);
     if (h == NULL)
         return NULL;
     h->session = session;
-    if (tsearch(h, &c->homes, compare) == NULL) {
+    if (tsearch(h, &c->affinities, compare) == NULL) {
         free(h);
         return NULL;
     }
-    c->n_homes++;
+    c->n_affinities++;
     return h;
 }
 
-void card_home_count(struct cards *c, struct card_home *h, uint32_t card, int by)
+void card_affinity_count(struct cards *c, struct card_affinity *h, uint32_t card, int by)
 {
     if (h == NULL)
         return;
@@ -40,14 +41,14 @@ void card_home_count(struct cards *c, struct card_home *h, uint32_t card, int by
     h->n_all += (uint32_t)by;
     if (h->n_all > 0)
         return;
-    tdelete(h, &c->homes, compare);
-    c->n_homes--;
+    tdelete(h, &c->affinities, compare);
+    c->n_affinities--;
     free(h);
 }
 
-uint32_t card_home_choose(const struct cards *c, const struct card_home *h, uint32_t pool)
+uint32_t card_affinity_choose(const struct cards *c, const struct card_affinity *h, uint32_t pool)
 {
-    uint32_t home = CARDS_MAX, n_live = 0, most = 0;
+    uint32_t affinity = CARDS_MAX, n_live = 0, most = 0;
     uint64_t n = 1;
     for (uint32_t i = 0; i < c->peers.n; i++) {
         if (card_is_lost(c->peers.at[i]))
@@ -55,19 +56,19 @@ uint32_t card_home_choose(const struct cards *c, const struct card_home *h, uint
         n_live++;
         n += c->n_names[i][pool];
         if (h != NULL && h->n[i] > most) {
-            home = i;
+            affinity = i;
             most = h->n[i];
         }
     }
-    if (home == CARDS_MAX)
+    if (affinity == CARDS_MAX)
         return CARDS_MAX;
-    uint64_t expected = (uint64_t)c->n_homes * (h->n_all + 1);
+    uint64_t expected = (uint64_t)c->n_affinities * (h->n_all + 1);
     expected = expected > n ? expected : n;
-    bool leaves_enough = 4 * (uint64_t)n_live * (c->n_names[home][pool] + 1) <= 5 * expected;
-    return leaves_enough ? home : CARDS_MAX;
+    bool leaves_enough = 4 * (uint64_t)n_live * (c->n_names[affinity][pool] + 1) <= 5 * expected;
+    return leaves_enough ? affinity : CARDS_MAX;
 }
 
-void cards_home_fini(struct cards *c)
+void cards_affinity_fini(struct cards *c)
 {
-    tdestroy(c->homes, free);
+    tdestroy(c->affinities, free);
 }

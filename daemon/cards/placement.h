@@ -9,19 +9,19 @@
 #include "daemon/cards/cards.h"
 
 /* Sequences that one session has made. */
-struct card_home {
+struct card_affinity {
     uint64_t session; /* first: what the tree compares */
     uint32_t n[CARDS_MAX], n_all;
 };
 
 /* The session's, made if it has none. NULL: no memory, and its sequences are counted nowhere. */
-struct card_home *card_home_of(struct cards *c, uint64_t session);
+struct card_affinity *card_affinity_of(struct cards *c, uint64_t session);
 /* One more (by is 1) or less (-1) on a card. NULL is fine; one that then has none is gone. */
-void card_home_count(struct cards *c, struct card_home *h, uint32_t card, int by);
+void card_affinity_count(struct cards *c, struct card_affinity *h, uint32_t card, int by);
 /* The card that has most of them, if one more of the pool there leaves enough for the others:
  * so many as all sequences over the cards that are not lost, or as many as there would be if every
  * session made as many as this one, and a quarter more. Else CARDS_MAX. */
-uint32_t card_home_choose(const struct cards *c, const struct card_home *h, uint32_t pool);
-void cards_home_fini(struct cards *c);
+uint32_t card_affinity_choose(const struct cards *c, const struct card_affinity *h, uint32_t pool);
+void cards_affinity_fini(struct cards *c);
 
 #endif

@@ -31,7 +31,7 @@ static _Atomic uint64_t *entry(struct cards *c, uint64_t hash)
     return &c->prefixes[(hash >> CARD_BITS) % CARDS_PREFIXES];
 }
 
-uint32_t cards_prefix_home(struct cards *c, const Attnd__Open *o)
+uint32_t cards_prefix_card(struct cards *c, const Attnd__Open *o)
 {
     for (uint32_t i = N_LENGTHS; i-- > 0;) {
         if (o->n_tokens < lengths[i])

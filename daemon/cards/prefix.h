@@ -5,7 +5,7 @@
 #include "daemon/cards/cards.h"
 
 /* The live card that is likely to have most of what the prompt begins with; CARDS_MAX: none is. */
-uint32_t cards_prefix_home(struct cards *c, const Attnd__Open *o);
+uint32_t cards_prefix_card(struct cards *c, const Attnd__Open *o);
 void cards_prefix_note(struct cards *c, const Attnd__Open *o, uint32_t card);
 
 #endif

@@ -100,7 +100,7 @@ static struct card_place place_of_open(struct cards *c, const Attnd__Open *o)
         pool < c->max_pools &&
         atomic_load_explicit(&c->peers.at[0]->published[pool].is_split, memory_order_relaxed);
     return (struct card_place){.must_be = is_split ? 0 : CARDS_MAX,
-                               .prefix = is_split ? 0 : cards_prefix_home(c, o)};
+                               .prefix = is_split ? 0 : cards_prefix_card(c, o)};
 }
 
 /* A request that may make a sequence of this name. */
