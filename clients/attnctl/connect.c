@@ -28,12 +28,12 @@ static bool admin_endpoint(const char *endpoint, char *out, size_t out_bytes)
 attn_status connect_to(const struct arguments *a, attn_client **out_client)
 {
     struct attn_client_options o = {
-        .struct_size = sizeof o, .client_name = "attnctl", .is_hasty = 1, .has_no_keeper = 1};
+        .struct_size = sizeof o, .client_name = "attnctl", .fail_fast = 1, .has_no_keeper = 1};
     char admin[256];
     uint64_t open_us = a->wait_us > a->timeout_us ? a->wait_us : a->timeout_us;
     if (a->is_admin && admin_endpoint(a->endpoint, admin, sizeof admin) &&
         attn_client_open(admin, &o, a->timeout_us, out_client) == ATTN_OK)
         return ATTN_OK;
-    o.is_hasty = a->wait_us == 0;
+    o.fail_fast = a->wait_us == 0;
     return attn_client_open(a->endpoint, &o, open_us, out_client);
 }

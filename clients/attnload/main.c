@@ -67,7 +67,7 @@ int main(int argc, char **argv)
     struct attn_client_options co = {.struct_size = sizeof co,
                                      .client_name = "attnload",
                                      .timeout_us = o.timeout_us,
-                                     .is_hasty = o.wait_s == 0};
+                                     .fail_fast = o.wait_s == 0};
     uint64_t open_us = o.wait_s > 0 ? (uint64_t)(o.wait_s * 1e6) : o.timeout_us;
     if (attn_client_open(o.endpoint, &co, open_us, &c) != ATTN_OK)
         return fail("connect", attn_last_error()->message);

@@ -99,7 +99,7 @@ struct attn_client_options {
     uint64_t resume_session; /* a session to continue, 0: a new one */
     const char *client_name; /* for the daemon's logs, NULL: the process's name */
     /* may be left out of struct_size */
-    uint32_t is_hasty; /* 1: attn_client_open fails at the first failed attempt to connect */
+    uint32_t fail_fast; /* 1: attn_client_open fails at the first failed attempt to connect */
     uint32_t has_no_keeper; /* 1: no thread of its own; only calls renew the session's lease */
     /* names of files; NULL: the named environment variable, if set */
     const char *token_file; /* the tenant's token in its first line; $ATTND_KEY_FILE */
@@ -138,7 +138,7 @@ struct attn_client_counters {
 /* attn_client_open: connects to url (ipc://PATH, tcp://HOST:PORT, shm://PATH; NULL:
  * attn_default_url) and opens or resumes a session.
  *
- * Waits for a daemon that is not up yet, unless is_hasty. timeout_us bounds this call only.
+ * Waits for a daemon that is not up yet, unless fail_fast. timeout_us bounds this call only.
  * Errors   ATTN_EINVAL url or options; ATTN_ECONN no connection within the timeout; ATTN_ETIMEDOUT
  *          connected but no answer; ATTN_ENOTSUP one side lacks a protocol or feature;
  *          ATTN_ENOMEM; what the daemon refuses

@@ -318,7 +318,7 @@ static void a_session_may_be_left_for_a_new_one(void **state)
     close_worker(&w);
 }
 
-static void a_hasty_client_does_not_wait_for_a_daemon(void **state)
+static void a_client_that_fails_fast_does_not_wait_for_a_daemon(void **state)
 {
     (void)state;
     static const struct {
@@ -331,7 +331,7 @@ static void a_hasty_client_does_not_wait_for_a_daemon(void **state)
         {NULL, "another type"},
     };
     char other[400];
-    struct attn_client_options o = {.struct_size = sizeof o, .is_hasty = 1};
+    struct attn_client_options o = {.struct_size = sizeof o, .fail_fast = 1};
     snprintf(other, sizeof other, "shm://%s", d.url + strlen("ipc://"));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         attn_client *c = NULL;
@@ -355,7 +355,7 @@ int main(void)
         cmocka_unit_test(a_client_goes_on_after_the_daemon_was_killed),
         cmocka_unit_test(a_pools_memory_is_anothers_when_its_last_handle_lets_go),
         cmocka_unit_test(a_session_may_be_left_for_a_new_one),
-        cmocka_unit_test(a_hasty_client_does_not_wait_for_a_daemon),
+        cmocka_unit_test(a_client_that_fails_fast_does_not_wait_for_a_daemon),
         cmocka_unit_test(a_resumed_session_goes_on_with_higher_ids), /* its sessions expire later */
     };
     return cmocka_run_group_tests_name("libattn_life", tests, start, stop);

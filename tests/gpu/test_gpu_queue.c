@@ -308,9 +308,10 @@ static void short_steps_of_a_token_agree_with_the_cpu_backend(void **state)
     }
 }
 
-/* One layer's batch, at the addresses of the one before; is_hasty: polled before it is done. */
-static void run_layer(struct rig *r, uint32_t n_items, uint32_t layer, uint32_t pos, bool is_hasty,
-                      uint64_t *state)
+/* One layer's batch, at the addresses of the one before; is_polled_early: polled before it is
+ * done. */
+static void run_layer(struct rig *r, uint32_t n_items, uint32_t layer, uint32_t pos,
+                      bool is_polled_early, uint64_t *state)
 {
     rig_begin(r);
     const uint32_t n_before = r->n_items;
@@ -324,7 +325,7 @@ static void run_layer(struct rig *r, uint32_t n_items, uint32_t layer, uint32_t 
                                   .n_patches = r->n_patches};
     if (r->ops->submit(r->b, &batch) != ATTN_OK)
         fail_msg("submit: %s", r->ops->last_error(r->b));
-    struct backend_batch *back = is_hasty ? r->ops->poll(r->b, 0) : NULL;
+    struct backend_batch *back = is_polled_early ? r->ops->poll(r->b, 0) : NULL;
     if (back == NULL)
         back = r->ops->poll(r->b, RIG_POLL_NS);
     assert_ptr_equal(back, &batch);

@@ -18,7 +18,7 @@
 
 #define HELLO_MAX_REPLY_BYTES (1u << 20)
 /* attn_client_options without what it grew by */
-#define OPTIONS_OLD_BYTES (uint32_t) offsetof(struct attn_client_options, is_hasty)
+#define OPTIONS_OLD_BYTES (uint32_t) offsetof(struct attn_client_options, fail_fast)
 #define OPTIONS_0_1_BYTES (uint32_t) offsetof(struct attn_client_options, token_file)
 #define TOKEN_BYTES 256
 #define INFO_OLD_BYTES (uint32_t) offsetof(struct attn_client_info, boot_id)
@@ -282,9 +282,9 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
         goto fail;
     }
     ops->set_max_message(c->t, HELLO_MAX_REPLY_BYTES);
-    c->is_hasty = o->is_hasty != 0;
+    c->fail_fast = o->fail_fast != 0;
     st = begin_session(c, o->resume_session, timeout_us);
-    c->is_hasty = false;
+    c->fail_fast = false;
     if (st == ATTN_OK && o->has_no_keeper == 0)
         st = keeper_start(c);
     if (st != ATTN_OK)

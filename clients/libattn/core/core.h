@@ -49,7 +49,7 @@ struct attn_client {
     uint64_t default_timeout_us;
     uint32_t max_retries;
     uint32_t fork_generation;
-    atomic_bool is_hasty; /* fail at the first connect error */
+    atomic_bool fail_fast; /* fail at the first connect error */
     atomic_uint session_number; /* counts sessions: pools of an earlier one are gone */
     atomic_bool is_streaming; /* a device reads messages where they are built: see copy.h */
     char *url, *name;

@@ -100,7 +100,7 @@ void client_request_expire_locked(struct client_request *r)
         c->t->ops->why_not(c->t, reason, sizeof reason);
         st = ATTN_ECONN;
         char within[40] = "";
-        if (!c->is_hasty)
+        if (!c->fail_fast)
             snprintf(within, sizeof within, " within %llu ms", (unsigned long long)ms);
         snprintf(why, sizeof why, "no connection to %.80s%s%s%.110s", c->url, within,
                  reason[0] != 0 ? ": " : "", reason);

@@ -46,7 +46,7 @@ class ClientOptions(Structure):
         ("timeout_us", c_uint64),
         ("resume_session", c_uint64),
         ("client_name", c_char_p),
-        ("is_hasty", c_uint32),
+        ("fail_fast", c_uint32),
         ("has_no_keeper", c_uint32),
         ("token_file", c_char_p),
         ("ca_file", c_char_p),
