@@ -57,11 +57,11 @@ static void a_batch_takes_half_of_what_is_about(void **state)
 static void what_is_about_rises_at_once_and_falls_slowly(void **state)
 {
     (void)state;
-    assert_int_equal(pace_about(10, 100), 100);
+    assert_int_equal(pace_concurrency(10, 100), 100);
     uint32_t n = 160;
-    assert_int_equal(pace_about(n, 3), 150);
+    assert_int_equal(pace_concurrency(n, 3), 150);
     for (int i = 0; i < 100; i++)
-        n = pace_about(n, 3);
+        n = pace_concurrency(n, 3);
     assert_int_equal(n, 3);
 }
 

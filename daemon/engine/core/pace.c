@@ -35,16 +35,16 @@ bool pace_is_long(const struct pace_cost *c, uint64_t n_visible)
     return c->n_visible > 0 && (double)n_visible * c->device_ns / c->n_visible >= PACE_LONG_NS;
 }
 
-uint32_t pace_about(uint32_t last, uint32_t n_now)
+uint32_t pace_concurrency(uint32_t last, uint32_t n_now)
 {
     last -= (last + LATELY - 1) / LATELY;
     return n_now > last ? n_now : last;
 }
 
-uint32_t pace_enough(uint32_t n_about)
+uint32_t pace_enough(uint32_t concurrency)
 {
-    uint32_t half = n_about / 2 + n_about % 2;
-    return n_about / 2 > PACE_MIN_ENOUGH ? half : PACE_MIN_ENOUGH;
+    uint32_t half = concurrency / 2 + concurrency % 2;
+    return concurrency / 2 > PACE_MIN_ENOUGH ? half : PACE_MIN_ENOUGH;
 }
 
 uint32_t pace_ahead(uint32_t n_all, uint32_t n_own, uint32_t share, uint32_t all_shares)

@@ -32,11 +32,11 @@ uint64_t pace_cost_ns(const struct pace_cost *c, uint64_t n_visible);
 uint64_t pace_due_ns(const struct pace_cost *c, uint64_t n_visible, uint64_t now_ns);
 
 /* The most items lately ready or in flight at a time, from the last answer and the number now. */
-uint32_t pace_about(uint32_t last, uint32_t n_now);
+uint32_t pace_concurrency(uint32_t last, uint32_t n_now);
 /* Items that make a batch full enough where another can run behind it. Workers who are answered
  * together come back together; if one batch took them all, device and workers would wait for each
  * other in turn. So it takes half of what there is about. */
-uint32_t pace_enough(uint32_t n_about);
+uint32_t pace_enough(uint32_t concurrency);
 
 /* A batch that sees n_visible cached tokens is so long that more items would not make it cheaper:
  * they would only let everybody in it, and everybody behind it, wait longer. */

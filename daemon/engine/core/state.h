@@ -368,7 +368,7 @@ struct engine {
     uint32_t n_on_device; /* batches that poll will give back, shards of the primary's, too */
     struct split *split; /* batches of split pools; NULL where the engine is alone */
     bool was_shard_last; /* of what went to the device */
-    uint32_t n_about; /* most items lately ready or in flight at a time */
+    uint32_t concurrency; /* most items lately ready or in flight at a time */
     uint64_t finished_ns; /* when the last batch came back */
     uint64_t progress_ns; /* when a batch last came back, or went to an idle device */
     uint64_t due_ns; /* with one batch in flight: when the next may follow */

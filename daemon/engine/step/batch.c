@@ -244,8 +244,8 @@ static uint32_t enough_items(struct engine *e, const struct pool *p)
         return UINT32_MAX;
     for (uint32_t i = 0; i < e->max_in_flight; i++)
         n += e->batches[i].is_in_flight ? e->batches[i].n_items : 0;
-    e->n_about = pace_about(e->n_about, n);
-    return pace_enough(e->n_about);
+    e->concurrency = pace_concurrency(e->concurrency, n);
+    return pace_enough(e->concurrency);
 }
 
 /* Fills the batch from the pool's ready tasks. true: it is full of patches or copies. */
