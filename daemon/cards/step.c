@@ -242,7 +242,8 @@ static struct step_whole *whole_new(struct cards *c, struct request *req)
 }
 
 /* A shard for each card, and each item its card's. false: no memory. */
-static bool whole_cut(struct step_whole *w, uint32_t of_cards, struct step_shard *shards[CARDS_MAX])
+static bool whole_split(struct step_whole *w, uint32_t of_cards,
+                        struct step_shard *shards[CARDS_MAX])
 {
     struct step_items of = items_of(w->cards, w->req);
     for (uint32_t card = 0; card < w->cards->peers.n; card++) {
@@ -267,7 +268,7 @@ void cards_step_split(struct cards *c, struct request *req, struct engine *from,
     if (refuse_twins(primary, req))
         return;
     struct step_whole *w = whole_new(c, req);
-    if (w == NULL || !whole_cut(w, of_cards, shards)) {
+    if (w == NULL || !whole_split(w, of_cards, shards)) {
         if (w != NULL)
             whole_free(w);
         engine_refuse(primary, req, ATTN_ENOMEM, "no memory for a step of %zu items",

@@ -180,7 +180,7 @@ static uint64_t units_of(const struct backend_pool *p, enum gpu_kernel kernel,
 
 /* Tokens that splits cut: all that are cached; of a dilated layer those that a query sees at most,
  * in all branches, the stripes' share of them. */
-static uint64_t tokens_to_cut(const struct backend_pool *p, const struct gpu_item *it)
+static uint64_t tokens_to_scatter(const struct backend_pool *p, const struct gpu_item *it)
 {
     const struct attn_layer_spec *s = &p->specs[it->layer];
     uint64_t len = (uint64_t)it->pos + it->n_tokens, n = 0;
@@ -198,7 +198,7 @@ static uint64_t share_of(const struct backend *b, const struct backend_pool *p,
 {
     uint64_t work = 0;
     for (uint32_t i = 0; i < n; i++)
-        work += units_of(p, kernel, &items[i]) * tokens_to_cut(p, &items[i]);
+        work += units_of(p, kernel, &items[i]) * tokens_to_scatter(p, &items[i]);
     uint64_t share = work / (4 * b->device.n_processors) + 1;
     return share < MIN_SPLIT_TOKENS ? MIN_SPLIT_TOKENS : share;
 }
@@ -206,7 +206,7 @@ static uint64_t share_of(const struct backend *b, const struct backend_pool *p,
 static void split_item(const struct backend *b, const struct backend_pool *p,
                        const struct gpu_choice *choice, struct gpu_item *it, uint64_t share)
 {
-    uint64_t len = tokens_to_cut(p, it);
+    uint64_t len = tokens_to_scatter(p, it);
     uint64_t rows = (uint64_t)it->n_tokens * p->config.num_q_heads;
     if (p->config.is_batch_invariant)
         share = it->n_tokens <= DECODE_MAX_TOKENS ? FIXED_SPLIT_TOKENS : len;

@@ -211,13 +211,13 @@ static void compute_split(struct split_run *r, const struct backend_item *items,
         memset(t->outputs, 0xff, output_bytes);
         merges.parts[i] = t->outputs;
         if (is_heads)
-            heads_cut(t);
+            heads_scatter(t);
         else
-            tokens_cut(t);
+            tokens_scatter(t);
         assert_true(t->n_items <= n_items);
         compute(r, backends[i], r->shards[i], t->items, t->n_items);
         if (is_heads)
-            heads_join(t);
+            heads_gather(t);
         else
             count_unseeing(t);
     }

@@ -122,7 +122,7 @@ static void cut_copied(struct shard_tensors *t, struct backend_item *d, const st
         d->lse = take(staging, n * r->lse);
 }
 
-void heads_cut(struct shard_tensors *t)
+void heads_scatter(struct shard_tensors *t)
 {
     const struct rows r = rows_of(t);
     uint8_t *staging = t->staging;
@@ -147,7 +147,7 @@ static void scatter(struct shard_tensors *t, void *tensor, const void *from, uin
                                          .n = n});
 }
 
-void heads_join(struct shard_tensors *t)
+void heads_gather(struct shard_tensors *t)
 {
     const struct rows r = rows_of(t);
     for (uint32_t i = 0; i < t->n_whole; i++) {

@@ -165,7 +165,7 @@ static void copies_say(struct shard *h)
 }
 
 /* The device's items and tensors of the batch. */
-static attn_status shard_cut(struct shard *h, const struct backend_pool *p)
+static attn_status shard_scatter(struct shard *h, const struct backend_pool *p)
 {
     const struct engine *e = h->split->engine;
     const struct split_batch *b = h->batch;
@@ -190,9 +190,9 @@ static attn_status shard_cut(struct shard *h, const struct backend_pool *p)
     t->backend = e->env.backend;
     t->copied = ATTN_OK;
     if (is_heads)
-        heads_cut(t);
+        heads_scatter(t);
     else
-        tokens_cut(t);
+        tokens_scatter(t);
     copies_say(h);
     return t->copied;
 }
@@ -277,7 +277,7 @@ static void shard_begin(struct shard *h)
         shard_fail(h, ATTN_EINTERNAL, "a batch before it failed on one of the pool's cards");
         return;
     }
-    attn_status st = shard_cut(h, p);
+    attn_status st = shard_scatter(h, p);
     if (st != ATTN_OK)
         shard_fail(h, st, h->why);
     else
@@ -319,7 +319,7 @@ void shard_done(struct split *s, struct backend_batch *d)
         return;
     }
     if (h->batch->pool->shard.how == ATTN_SPLIT_HEADS)
-        heads_join(&h->tensors);
+        heads_gather(&h->tensors);
     copies_say(h);
     if (h->tensors.copied == ATTN_OK)
         shard_return(h);

@@ -40,8 +40,8 @@ static inline void shard_copy(struct shard_tensors *t, const struct backend_rows
  * where the row is, and is computed in place; of more tokens it is copied together, and outputs are
  * copied back. */
 uint64_t heads_staging_bytes(const struct shard_tensors *t);
-void heads_cut(struct shard_tensors *t);
-void heads_join(struct shard_tensors *t);
+void heads_scatter(struct shard_tensors *t);
+void heads_gather(struct shard_tensors *t);
 
 /* Split by tokens: a card's tokens of a sequence lie behind one another on its device. An item
  * becomes an append of those that are the card's, and queries over the card's keys: in one piece as
@@ -51,7 +51,7 @@ void heads_join(struct shard_tensors *t);
 uint32_t tokens_items_max(const struct shard_tensors *t);
 uint64_t tokens_staging_bytes(const struct shard_tensors *t);
 uint64_t tokens_output_bytes(const struct shard_tensors *t); /* a multiple of 64 */
-void tokens_cut(struct shard_tensors *t);
+void tokens_scatter(struct shard_tensors *t);
 /* until those of all cards are there, and are merged: where and how. out_list: [n_whole]. Of t
  * config and whole are looked at. */
 uint32_t tokens_merges(const struct shard_tensors *t, struct backend_merge *out_list);

@@ -210,7 +210,7 @@ static void cut_dilated(struct shard_tensors *t, const struct backend_item *d, c
     to->n_tokens = d->n_tokens - i;
 }
 
-void tokens_cut(struct shard_tensors *t)
+void tokens_scatter(struct shard_tensors *t)
 {
     const struct rows r = rows_of(t);
     uint8_t *output = t->outputs, *staging = t->staging;
