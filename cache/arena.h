@@ -172,7 +172,7 @@ struct kv_retained_rec {
 };
 
 struct kv_owner_rec {
-    uint64_t id; /* 0: nobody has this number; written last */
+    uint64_t id; /* 0: none has this number; written last */
     uint32_t tenant;
     char label[KV_LABEL_BYTES];
 };

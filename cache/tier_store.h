@@ -21,7 +21,7 @@
 struct tier_memory {
     bool (*take)(void *arg, uint64_t bytes, uint64_t *out_place); /* false: there is none */
     void (*give)(void *arg, uint64_t place, uint64_t bytes);
-    /* A tenant's bytes in places that are not free; NULL: nobody counts. charge: so many more;
+    /* A tenant's bytes in places that are not free; NULL: none counts. charge: so many more;
      * false: it may not have them, so a block of the same pool goes. discharge: so many fewer. */
     bool (*charge)(void *arg, uint32_t tenant, uint64_t bytes);
     void (*discharge)(void *arg, uint32_t tenant, uint64_t bytes);

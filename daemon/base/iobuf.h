@@ -21,7 +21,7 @@ struct iobuf {
     size_t offset; /* where the message starts in data: a multiple of 64, 0 but for step replies */
     size_t n_bytes; /* of the message */
     struct iobuf_pool *pool; /* NULL: from the heap */
-    struct share *holder; /* NULL: nobody is counted */
+    struct share *holder; /* NULL: none is counted */
 };
 
 /* Takes total_bytes (rounded up to a power of two) from the backend. ATTN_ENOMEM. */

@@ -42,7 +42,7 @@ struct log_record {
 uint32_t log_read(uint64_t after, struct log_record out[LOG_KEPT]);
 /* The number of the latest. */
 uint64_t log_count(void);
-/* Is told, on the thread that logs, of every line; must neither log nor wait. NULL: nobody is.
+/* Is told, on the thread that logs, of every line; must neither log nor wait. NULL: none is.
  * After the call nobody is in the one before. */
 void log_set_listener(void (*tell)(void *user), void *user);
 

@@ -56,7 +56,7 @@ void share_ref(struct share *s);
 void share_unref(struct share *s); /* NULL is fine */
 
 /* Counts n more, for the connection and its principal, when n_free of n_total were left before.
- * NULL: done; else the holder that may have no more, and nothing has changed. s NULL: nobody is
+ * NULL: done; else the holder that may have no more, and nothing has changed. s NULL: none is
  * counted, it is done. */
 const struct share *share_take(struct share *s, enum share_kind kind, uint64_t n, uint64_t n_free,
                                uint64_t n_total);

@@ -65,7 +65,7 @@ struct config {
     char log_format[8]; /* logfmt, json */
     /* [stats] */
     uint64_t slow_step_us; /* 0: none is slow */
-    uint64_t balance_us; /* between looks at how even cards are; 0: nobody looks */
+    uint64_t balance_us; /* between looks at how even cards are; 0: none looks */
     uint32_t canary; /* one item in so many is recomputed; 0: none */
 
     char **origins; /* where each option's value came from, in the table's order */

@@ -4,7 +4,7 @@
 
 #include "daemon/engine/core/state.h"
 
-/* Takes over what engine_take_tenants brought, and goes on ending what is nobody's. */
+/* Takes over what engine_take_tenants brought, and goes on ending what has no owner. */
 void tenants_turn(struct engine *e);
 
 #endif

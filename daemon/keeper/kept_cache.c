@@ -13,21 +13,21 @@
 #define MEMORY "memory-" /* and the backend, a dash, the id */
 #define IDLE "idle-" /* as the arena */
 
-struct kept_whose kept_whose(uint32_t card, uint32_t n_cards, uint32_t device_index)
+struct kept_owner kept_owner(uint32_t card, uint32_t n_cards, uint32_t device_index)
 {
-    struct kept_whose w = {""};
+    struct kept_owner w = {""};
     if (n_cards > 1)
         snprintf(w.text, sizeof w.text, "card%" PRIu32 "of%" PRIu32 ".%" PRIu32 ".", card % 100,
                  n_cards % 100, device_index);
     return w;
 }
 
-bool kept_cache_take(struct kept_whose whose, struct kept_cache *out)
+bool kept_cache_take(struct kept_owner owner, struct kept_cache *out)
 {
     struct kept_cache k = {.arena_fd = -1, .memory_fd = -1, .idle_fd = -1};
     char arena[KEEP_NAME_BYTES], memory[KEEP_NAME_BYTES], prefix[2][64];
-    snprintf(prefix[0], sizeof prefix[0], ARENA "%s", whose.text);
-    snprintf(prefix[1], sizeof prefix[1], MEMORY "%s", whose.text);
+    snprintf(prefix[0], sizeof prefix[0], ARENA "%s", owner.text);
+    snprintf(prefix[1], sizeof prefix[1], MEMORY "%s", owner.text);
     if (!keep_find(prefix[0], arena) || !keep_find(prefix[1], memory))
         return false; /* a process died before it had put both, and had served nobody */
     const char *backend = memory + strlen(prefix[1]), *dash = strchr(backend, '-');
@@ -66,18 +66,18 @@ void kept_cache_drop(struct kept_cache *k)
         keep_drop(k->idle_name);
 }
 
-void kept_cache_put_idle(struct kept_whose whose, const struct kv *kv, int fd, struct kept_cache *k)
+void kept_cache_put_idle(struct kept_owner owner, const struct kv *kv, int fd, struct kept_cache *k)
 {
     if (k->idle_name[0] != '\0')
         keep_drop(k->idle_name); /* of another size, or not wanted any more */
     k->idle_name[0] = '\0';
     if (fd < 0 || !keep_is_there())
         return;
-    snprintf(k->idle_name, sizeof k->idle_name, IDLE "%s%016" PRIx64, whose.text, kv_arena_id(kv));
+    snprintf(k->idle_name, sizeof k->idle_name, IDLE "%s%016" PRIx64, owner.text, kv_arena_id(kv));
     keep_put(k->idle_name, fd);
 }
 
-bool kept_cache_put(struct kept_whose whose, const struct kv *kv, const struct backend_ops *ops,
+bool kept_cache_put(struct kept_owner owner, const struct kv *kv, const struct backend_ops *ops,
                     struct backend *backend, struct kept_cache *out)
 {
     struct backend_info info;
@@ -90,11 +90,11 @@ bool kept_cache_put(struct kept_whose whose, const struct kv *kv, const struct b
         log_warn("the cache ends with this process: %s", ops->last_error(backend));
         return false;
     }
-    snprintf(k.memory_name, sizeof k.memory_name, MEMORY "%s%s-%016" PRIx64, whose.text, info.name,
+    snprintf(k.memory_name, sizeof k.memory_name, MEMORY "%s%s-%016" PRIx64, owner.text, info.name,
              kv_arena_id(kv));
     bool is_kept = keep_put(k.memory_name, memory_fd);
     close(memory_fd);
-    snprintf(k.arena_name, sizeof k.arena_name, ARENA "%s%016" PRIx64, whose.text, kv_arena_id(kv));
+    snprintf(k.arena_name, sizeof k.arena_name, ARENA "%s%016" PRIx64, owner.text, kv_arena_id(kv));
     *out = k;
     return is_kept && keep_put(k.arena_name, kv_fd(kv));
 }

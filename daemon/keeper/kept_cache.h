@@ -14,24 +14,24 @@ struct kept_cache {
 };
 
 /* Which card's they are: "" where there is one. */
-struct kept_whose {
+struct kept_owner {
     char text[32];
 };
-struct kept_whose kept_whose(uint32_t card, uint32_t n_cards, uint32_t device_index);
+struct kept_owner kept_owner(uint32_t card, uint32_t n_cards, uint32_t device_index);
 
 /* What a predecessor left, if both are there; false: nothing. */
-bool kept_cache_take(struct kept_whose whose, struct kept_cache *out);
+bool kept_cache_take(struct kept_owner owner, struct kept_cache *out);
 /* Closes this process's copies: both have been opened. */
 void kept_cache_close(struct kept_cache *k);
 /* It is of no use: nobody holds it any more when this returns. */
 void kept_cache_drop(struct kept_cache *k);
 /* Gives the keeper the arena and the device's memory; false: it does not have both. Logs why. What
  * kept_cache_drop needs to drop them is in *out, which has no descriptors. */
-bool kept_cache_put(struct kept_whose whose, const struct kv *kv, const struct backend_ops *ops,
+bool kept_cache_put(struct kept_owner owner, const struct kv *kv, const struct backend_ops *ops,
                     struct backend *backend, struct kept_cache *out);
 /* Gives the keeper idle memory, which is new, in place of what k names; fd -1: there is none any
  * more. Before anything is in it. */
-void kept_cache_put_idle(struct kept_whose whose, const struct kv *kv, int fd,
+void kept_cache_put_idle(struct kept_owner owner, const struct kv *kv, int fd,
                          struct kept_cache *k);
 
 #endif

@@ -54,7 +54,7 @@ static void caches_take(struct card_list *list, const struct config_device *devi
     for (uint32_t i = 0; i < list->n; i++) {
         struct card *card = &list->at[i];
         card->kept = (struct kept_cache){.arena_fd = -1, .memory_fd = -1, .idle_fd = -1};
-        n_taken += kept_cache_take(kept_whose(i, list->n, devices[i].index), &card->kept);
+        n_taken += kept_cache_take(kept_owner(i, list->n, devices[i].index), &card->kept);
     }
     if (n_taken > 0 && list->at[0].kept.arena_fd < 0)
         start_empty(list, "that of the first card is not there");
@@ -186,12 +186,12 @@ static bool caches_put(const struct config *cfg, struct card_list *list)
     devices_of(cfg, devices);
     for (uint32_t i = 0; i < list->n; i++) {
         struct card *card = &list->at[i];
-        struct kept_whose whose = kept_whose(i, list->n, devices[i].index);
+        struct kept_owner owner = kept_owner(i, list->n, devices[i].index);
         bool was_kept = card->kept.arena_fd >= 0;
-        is_kept &= was_kept || kept_cache_put(whose, card->kv, card->device.ops,
+        is_kept &= was_kept || kept_cache_put(owner, card->kv, card->device.ops,
                                               card->device.backend, &card->kept);
         if (!was_kept || card->idle.is_new || card->idle.base == NULL)
-            kept_cache_put_idle(whose, card->kv, card->idle.fd, &card->kept);
+            kept_cache_put_idle(owner, card->kv, card->idle.fd, &card->kept);
     }
     return is_kept;
 }

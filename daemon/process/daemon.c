@@ -48,7 +48,7 @@ struct daemon {
     struct config *cfg;
     struct card_list cards;
     struct iobuf_pool *bufs;
-    struct tenants *tenants; /* NULL: nobody is asked */
+    struct tenants *tenants; /* NULL: none is asked */
     struct share_table *shares;
     struct settings *settings;
     struct engine *engine; /* of the first card: the listeners' */

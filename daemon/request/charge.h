@@ -36,7 +36,7 @@ struct queue_place {
 struct charge {
     struct queue_place place;
     struct share *share; /* of its connection, which holds the same of the queue; NULL: none does */
-    struct tenant *tenant; /* of a step or import, from its check on; NULL: nobody asks */
+    struct tenant *tenant; /* of a step or import, from its check on; NULL: none asks */
     uint64_t tenant_bytes;
     bool is_tenants_step;
     void (*unplace)(void *user, struct seq_name name); /* NULL: it is to give no name */

@@ -73,7 +73,7 @@ struct request {
 };
 
 /* A request for a message of msg_bytes, with msg allocated from pool; pool NULL: from the heap, for
- * messages that are refused unread. share is its connection's and outlives it; NULL: nobody is
+ * messages that are refused unread. share is its connection's and outlives it; NULL: none is
  * counted. NULL: out of memory or buffers (an overload; the transport answers or cuts). Any thread.
  */
 struct request *request_new(const struct transport_ops *t, void *peer, struct share *share,

@@ -26,10 +26,10 @@ struct session {
         n_held; /* requests of it inside the engine: it does not expire while it waits for us */
     TAILQ_ENTRY(session) link; /* of the live list, by age, or of the expired or free list */
     struct session *hash_next;
-    struct tenant *tenant; /* set by the engine; NULL: nobody asks */
+    struct tenant *tenant; /* set by the engine; NULL: none asks */
     uint64_t hello_key; /* of the hello that made it */
     struct session *hello_next;
-    struct share *share; /* of the connection that made it; NULL: nobody is counted */
+    struct share *share; /* of the connection that made it; NULL: none is counted */
     char client_name[SESSION_NAME_BYTES];
 };
 

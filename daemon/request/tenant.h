@@ -81,17 +81,17 @@ bool tenants_update(struct tenants *t, struct tenants *now);
  * different things; why says so and tells nothing. */
 attn_status tenants_identify(struct tenants *t, const struct principal *p, const char *token,
                              struct tenant **out, char *why, size_t why_bytes);
-/* NULL: nobody has this id, or t is NULL. */
+/* NULL: none has this id, or t is NULL. */
 struct tenant *tenants_of_id(struct tenants *t, uint32_t id);
 
 /* Those of the file, from 1 on; NULL: there are no more. */
 const struct tenant *tenants_at(const struct tenants *t, uint32_t i);
-/* By name, "" the operator; NULL: nobody has it, or t is NULL. */
+/* By name, "" the operator; NULL: none has it, or t is NULL. */
 struct tenant *tenants_find(struct tenants *t, const char *name);
 
 /* As the file spells it. */
 const char *tenant_quota_name(enum tenant_quota what);
-/* Of who is NULL: nobody asks, nothing is counted. */
+/* Of who is NULL: none asks, nothing is counted. */
 uint32_t tenant_id(const struct tenant *who);
 bool tenant_is_operator(const struct tenant *who);
 /* The shares of all who have steps in the engine, together. */

@@ -354,7 +354,7 @@ void sp_peer_take(struct sp_peer *p, const uint8_t *bytes, size_t n)
 
 void sp_peer_end_of_file(struct sp_peer *p)
 {
-    /* a half-closed peer may still want its answers; a message cut short is nobody's */
+    /* a half-closed peer may still want its answers; a message cut short has no owner */
     uv_read_stop(&p->io.stream);
     p->is_eof = true;
     sp_wait_stop(&p->read_wait);

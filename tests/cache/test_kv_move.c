@@ -179,7 +179,7 @@ static bool has_any(kv_seq_id seq, const uint32_t *blocks, uint32_t n)
     return false;
 }
 
-static void blocks_that_are_read_as_they_leave_are_nobody_elses(void **state)
+static void blocks_that_are_read_as_they_leave_have_no_other_owner(void **state)
 {
     (void)state;
     kv_seq_id seq, other;
@@ -420,7 +420,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sequence_that_moved_is_the_same_there),
-        cmocka_unit_test(blocks_that_are_read_as_they_leave_are_nobody_elses),
+        cmocka_unit_test(blocks_that_are_read_as_they_leave_have_no_other_owner),
         cmocka_unit_test(what_windows_have_released_does_not_move),
         cmocka_unit_test(what_has_no_place_stays_where_it_is),
         cmocka_unit_test(names_never_have_an_epoch_twice_wherever_they_are),

@@ -455,7 +455,7 @@ static void what_is_computed_anew_has_the_same_serial(void **state)
     end();
 }
 
-/* The process dies with blocks on their way: they were nobody's, so all there is stays, and they
+/* The process dies with blocks on their way: they had no owner, so all there is stays, and they
  * are free again. */
 static void a_successor_knows_nothing_of_a_promotion(void **state)
 {

@@ -11,7 +11,7 @@
 struct engine_fixture {
     struct kv *kv;
     struct session_table *sessions;
-    struct tenants *tenants; /* borrowed; NULL: nobody is asked */
+    struct tenants *tenants; /* borrowed; NULL: none is asked */
     bool is_kept; /* as if there were a keeper */
     struct cards *cards; /* borrowed; NULL: there is one */
     uint32_t card;

@@ -23,7 +23,7 @@ struct engine {
     struct principal last; /* of the request submitted last */
     uint64_t renewed; /* the session renewed last */
     bool is_held, is_reversed, is_stopped;
-    const char *tenant; /* whose steps are; NULL: nobody's */
+    const char *tenant; /* whose steps are; NULL: none */
 };
 
 struct server {

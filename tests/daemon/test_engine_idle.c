@@ -196,7 +196,7 @@ static void requests_of_a_sequence_that_has_gone(void **state)
     rig_close(&r);
 }
 
-static void what_is_closed_on_its_way_is_nobodys(void **state)
+static void what_is_closed_on_its_way_has_no_owner(void **state)
 {
     (void)state;
     rig_open(&r, with_idle);
@@ -294,7 +294,7 @@ static void a_damaged_block_costs_its_sequence_and_nothing_else(void **state)
         else if (what == 1)
             place[block_bytes + 2] ^= 1; /* its checksum */
         else if (what == 2)
-            place[block_bytes + 16] ^= 1; /* whose it is */
+            place[block_bytes + 16] ^= 1; /* its owner */
         else /* another block of the same sequence's, all of it */
             memcpy(place, r.fixture.idle.base + (size_t)(info.block_table[3] & ~KV_PLACE) * PAGES,
                    PAGES);
@@ -622,7 +622,7 @@ int main(void)
         cmocka_unit_test(out_of_blocks_is_for_when_nothing_may_go),
         cmocka_unit_test(when_idle_memory_is_full_nothing_goes),
         cmocka_unit_test(requests_of_a_sequence_that_has_gone),
-        cmocka_unit_test(what_is_closed_on_its_way_is_nobodys),
+        cmocka_unit_test(what_is_closed_on_its_way_has_no_owner),
         cmocka_unit_test(the_oldest_request_gets_on_though_all_wait),
         cmocka_unit_test(a_damaged_block_costs_its_sequence_and_nothing_else),
         cmocka_unit_test(a_successor_serves_them_if_it_is_given_the_memory),

@@ -349,7 +349,7 @@ static void close_what_was_made(uint64_t id)
         assert_int_equal(rig_close_seq(&r, made, reply->seq->epoch), ATTN_OK);
 }
 
-static void what_is_anothers_is_answered_like_what_is_nobodys(void **state)
+static void what_is_anothers_is_answered_like_what_has_no_owner(void **state)
 {
     (void)state;
     start(true);
@@ -425,7 +425,7 @@ static uint64_t send_narrow(uint64_t seq, size_t payload_bytes)
 }
 
 /* Replies are built in buffers that other messages have been in. */
-static void bytes_between_tensors_are_nobodys(void **state)
+static void bytes_between_tensors_have_no_owner(void **state)
 {
     (void)state;
     enum { OUT_BYTES = RIG_DIM * 4, LSE_OFFSET = 64 };
@@ -452,8 +452,8 @@ static void bytes_between_tensors_are_nobodys(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_anothers_is_answered_like_what_is_nobodys),
-        cmocka_unit_test(bytes_between_tensors_are_nobodys),
+        cmocka_unit_test(what_is_anothers_is_answered_like_what_has_no_owner),
+        cmocka_unit_test(bytes_between_tensors_have_no_owner),
     };
     if (argc > 1)
         n_probes = (uint32_t)atoi(argv[1]);

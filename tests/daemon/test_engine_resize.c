@@ -173,7 +173,7 @@ static void a_pool_behind_is_in_the_way(void **state)
     end();
 }
 
-/* Blocks that its window has left behind are named by the table, and are nobody's. */
+/* Blocks that its window has left behind are named by the table, and have no owner. */
 static void a_sequence_whose_window_has_moved_on_goes_on(void **state)
 {
     (void)state;

@@ -169,7 +169,7 @@ static void hostile_clients_harm_themselves_alone(void **state)
 }
 
 /* Whether a process of another user can open a link. */
-static bool nobody_can_connect(const struct e2e *d)
+static bool no_client_can_connect(const struct e2e *d)
 {
     int status;
     pid_t pid = fork();
@@ -193,9 +193,9 @@ static void others_are_refused(void **state)
         skip();
     e2e_start(&d, NULL);
     assert_int_equal(chmod(d.dir, 0711), 0);
-    assert_false(nobody_can_connect(&d)); /* the file's mode */
+    assert_false(no_client_can_connect(&d)); /* the file's mode */
     assert_int_equal(chmod(d.shm_path, 0666), 0);
-    assert_true(nobody_can_connect(&d)); /* let in by it */
+    assert_true(no_client_can_connect(&d)); /* let in by it */
     /* who got past the file's mode is looked at again */
     e2e_pause(&d);
     int connected[2];

@@ -125,9 +125,9 @@ static void deadlines_pass_with_the_daemons_clock_alone(void **state)
     }
 }
 
-/* The handshake alone keeps no place on a network where there are tenants, nor do messages that are
- * nobody's; over a Unix socket its file's mode says who may. */
-static void who_is_nobodys_is_cut_at_the_handshake_timeout(void **state)
+/* The handshake alone keeps no place on a network where there are tenants, nor do messages that
+ * have no owner; over a Unix socket its file's mode says who may. */
+static void a_peer_without_a_tenant_is_cut_at_the_handshake_timeout(void **state)
 {
     (void)state;
     static const uint64_t timeout_ns = 8000000;
@@ -335,7 +335,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_thousand_stalled_peers_are_cut_while_a_good_one_works),
         cmocka_unit_test(deadlines_pass_with_the_daemons_clock_alone),
-        cmocka_unit_test(who_is_nobodys_is_cut_at_the_handshake_timeout),
+        cmocka_unit_test(a_peer_without_a_tenant_is_cut_at_the_handshake_timeout),
         cmocka_unit_test(a_reader_that_stops_is_cut_at_the_write_timeout),
         cmocka_unit_test(a_reader_with_too_many_replies_waiting_is_cut_at_once),
         cmocka_unit_test(peers_over_the_cap_are_refused_and_counted),

@@ -23,7 +23,7 @@ struct engine_env {
     struct iobuf_pool *bufs;
     struct kv *kv; /* opened with engine_kv_config; the engine is its only writer */
     struct session_table *sessions;
-    struct tenants *tenants; /* NULL: nobody is asked who he is */
+    struct tenants *tenants; /* NULL: clients are not asked who they are */
     bool is_kept; /* a successor will take up the cache */
     struct settings *settings; /* what operators may change; NULL: nothing */
     struct peers *peers; /* all engines of the daemon; NULL: it is the only one */

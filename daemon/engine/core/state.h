@@ -144,7 +144,7 @@ struct seq_state {
     uint32_t listed_of; /* that pool plus one; 0: in no list */
     bool is_moving; /* from or to another card: nothing is done with it */
     struct trace_entry trace;
-    /* Since this epoch no truncation has left fewer tokens; 0: nobody has asked to be told. */
+    /* Since this epoch no truncation has left fewer tokens; 0: none has asked to be told. */
     uint32_t kept_epoch, n_kept;
 };
 
@@ -165,7 +165,7 @@ struct pace_cost {
 struct pool {
     kv_pool_id id;
     struct pool_spec spec;
-    uint32_t tenant; /* whose it is; of nobody's that is known, too */
+    uint32_t tenant; /* owner; may be a tenant that is no longer configured */
     uint32_t n_made; /* blocks that it was made with; what it has is in spec and config */
     struct backend_pool_config config; /* as clients know it */
     /* What computes it: the engine's device, or of a split pool all devices together (peers.h). */

@@ -87,7 +87,7 @@ attn_status pool_release_run(struct engine *e, struct request *req, uint32_t ses
 }
 
 /* Whose pool it is about: the session's own tenant's, or of whom an operator names. */
-static attn_status resize_whose(struct engine *e, struct request *req, struct tenant **who,
+static attn_status resize_owner(struct engine *e, struct request *req, struct tenant **who,
                                 struct answer *a)
 {
     const char *name = req->wire.header->pool_resize->tenant;
@@ -117,7 +117,7 @@ attn_status pool_resize_run(struct engine *e, struct request *req, uint32_t sess
     const Attnd__PoolResize *r = req->wire.header->pool_resize;
     struct tenant *who = session_tenant(e, session);
     uint64_t id = req->wire.request_id;
-    attn_status st = resize_whose(e, req, &who, a);
+    attn_status st = resize_owner(e, req, &who, a);
     if (st != ATTN_OK)
         return st;
     struct pool *p = pool_find(e, who, r->name);

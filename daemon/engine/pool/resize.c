@@ -102,7 +102,7 @@ static attn_status copy_blocks(struct engine *e, struct pool *p, const struct kv
     return ATTN_OK;
 }
 
-/* What the device is told of entries goes with the next batches; entries that are nobody's name no
+/* What the device is told of entries goes with the next batches; entries without an owner name no
  * block that is gone. */
 static void notify_tables(struct engine *e, struct pool *p, const struct kv_shrink *s)
 {

@@ -109,7 +109,7 @@ static bool has_mover(const struct engine *e, const struct pool *p)
     return e->tier.blocks != NULL && p->ops->moves_submit != NULL && engine_health(e) == ATTN_OK;
 }
 
-/* Blocks that are nobody's; those that can be evicted. */
+/* Blocks that have no owner; those that can be evicted. */
 static uint32_t n_free_blocks(struct engine *e, const struct pool *p, uint32_t *out_cached)
 {
     struct kv_pool_spec s;

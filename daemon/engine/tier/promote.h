@@ -20,7 +20,8 @@
 bool mover_promotes(struct engine *e, struct pool *p, uint32_t tenant, const struct kv_tokens *t,
                     struct request *req, uint32_t session, const struct task_ops *ops);
 void mover_forget(struct engine *e, struct task *t);
-/* Blocks of the pool come in, which are nobody's yet: the sequence is woken when they are there. */
+/* Blocks of the pool come in, which have no owner yet: the sequence is woken when they are
+ * there. */
 bool mover_is_bringing(struct engine *e, const struct pool *p, uint32_t seq);
 /* What the cache looks for (kv_tier_ops.find). */
 bool mover_find(struct engine *e, struct kv_content *c);
