@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Whether somebody may read it who should not; why says so. */
+/* Whether its mode lets others read it; why gets the sentence. */
 static bool is_exposed(FILE *f, const char *path, char *why, size_t why_bytes)
 {
     struct stat sb;

@@ -1,4 +1,5 @@
-/* credential.h: files that prove who somebody is: where they are, and who else may read them. */
+/* credential.h: files with secrets: where they are looked for, and whether their mode lets others
+ * read them. */
 #ifndef ATTND_DAEMON_BASE_CREDENTIAL_H
 #define ATTND_DAEMON_BASE_CREDENTIAL_H
 

@@ -153,7 +153,7 @@ static bool is_name(const char *key, size_t n)
     return false;
 }
 
-/* Do the n bytes, which begin with a quote, end in a backslash whose character was cut off? */
+/* Whether the n bytes, which begin with a quote, end in the first half of an escape. */
 static bool is_half_escape(const char *p, size_t n)
 {
     size_t n_backslashes = 0;
@@ -396,7 +396,7 @@ static void tell(const struct log_limit *l, uint32_t n)
                   (unsigned)(n - LOG_LIMIT));
 }
 
-/* A second is over: what it left out is told by whoever comes first. */
+/* A second has passed: the first caller afterwards logs how many lines were left out. */
 static void turn(struct log_limit *l, uint64_t second)
 {
     uint64_t then = atomic_load(&l->second);

@@ -42,18 +42,18 @@ struct log_record {
 uint32_t log_read(uint64_t after, struct log_record out[LOG_KEPT]);
 /* The number of the latest. */
 uint64_t log_count(void);
-/* Is told, on the thread that logs, of every line; must neither log nor wait. NULL: none is.
- * After the call nobody is in the one before. */
+/* Called for each line, on the thread that logs; must not log or block. NULL: none. On return the
+ * previous listener is no longer running. */
 void log_set_listener(void (*tell)(void *user), void *user);
 
-/* What others can make us say any number of times passes a limit: LOG_LIMIT lines per second, and
+/* Messages that clients can cause at will are limited to LOG_LIMIT lines per second, and
  * log_flush_left_out says how many more there were. One static limit per message, zeros but for
  * name, what its lines are, and their level. */
 enum { LOG_LIMIT = 10 };
 struct log_limit {
     const char *name;
     enum log_level level;
-    struct log_limit *next; /* of log.c's stack, which nobody takes */
+    struct log_limit *next; /* in log.c's list of limits, which only grows */
     _Atomic bool is_known;
     _Atomic uint64_t second;
     _Atomic uint32_t n;

@@ -1,4 +1,4 @@
-/* principal.h: who sends a request, as far as its transport can tell. Filled by the transport
+/* principal.h: the sender of a request, as far as its transport knows. Filled by the transport
  * before the request is submitted; a value, copied with it. */
 #ifndef ATTND_DAEMON_BASE_PRINCIPAL_H
 #define ATTND_DAEMON_BASE_PRINCIPAL_H
@@ -24,7 +24,7 @@ struct principal {
     pid_t pid;
     unsigned char host[16]; /* of PRINCIPAL_ANONYMOUS: its address; of IPv4 mapped into IPv6 */
     char certificate[TENANT_NAME_BYTES]; /* common name of its TLS certificate; "" none */
-    char tenant[TENANT_NAME_BYTES]; /* as hello found out; "" not yet, or nobody asks */
+    char tenant[TENANT_NAME_BYTES]; /* set by hello; "": not yet, or there are no tenants */
 };
 
 enum { PRINCIPAL_TEXT_BYTES = 192 };

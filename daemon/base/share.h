@@ -1,5 +1,5 @@
-/* share.h: what one connection, and one principal with all of its connections, holds of the things
- * that all peers share, and how much that may be.
+/* share.h: how much of the resources that all peers share one connection may hold, and one
+ * principal over all of its connections.
  *
  * The rule is the same for all of them. A connection may have a 32nd of everything as long as there
  * is any, and one piece in any case. Beyond that it may have so many percent of what the others

@@ -2,9 +2,9 @@
  * threads.
  *
  * Head   _Atomic(struct node *), NULL when empty.
- * Node   any struct with a member `next` of its own type. It is the pusher's until it is pushed,
- *        the taker's from then on: nothing of it is touched after the exchange, so it may be freed
- *        at once.
+ * Node   any struct with a member `next` of its own type. It belongs to the pusher until it is
+ *        pushed and to the taker from then on: the pusher does not touch it after the exchange, so
+ *        it may be freed at once.
  * Order  Pushing, taking and looking are sequentially consistent: who says "I sleep" and then finds
  *        the stack empty, while the other pushes and then looks for sleepers, is woken.
  *
@@ -19,7 +19,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* True if the stack was empty: who pushes the first node wakes the taker. Any thread. */
+/* True if the stack was empty: the pusher of the first node wakes the taker. Any thread. */
 #define stack_push(head, node)                                                                     \
     __extension__({                                                                                \
         __typeof__(node) stack_node_ = (node);                                                     \
@@ -49,7 +49,7 @@
     for (type *node = (list), *stack_next_; node != NULL && (stack_next_ = node->next, true);      \
          node = stack_next_)
 
-/* What another thread does meanwhile can make it untrue. Any thread. */
+/* Another thread can make the answer stale at once. Any thread. */
 #define stack_is_empty(head) (atomic_load(head) == NULL)
 
 #endif

@@ -216,7 +216,7 @@ struct stats_pool {
     char name[STATS_POOL_NAME_BYTES];
     uint64_t blocks, free, tiered, sequences; /* tiered: not of blocks */
 };
-/* n of them, all there are; those past STATS_MAX_POOLS are told as one, "(others)". Any thread; a
+/* Publishes all n pools; those past STATS_MAX_POOLS are summed as one, "(others)". Any thread; a
  * short copy under a lock. */
 void stats_set_pools(const struct stats_pool *pools, size_t n);
 

@@ -1,4 +1,5 @@
-/* balance.c: see balance.h. */
+/* balance.c: decides from the load of the cards which one should give sequences to which, and how
+ * much. Pure functions, called by the engine that looks for a sequence to move. */
 #include "daemon/cards/balance.h"
 
 enum { BUSY_PERMILLE = 800 };

@@ -1,5 +1,6 @@
-/* cards.h: what is above the engines of a daemon with several cards: which request goes to which,
- * where sequences are, and what engines tell each other. A daemon with one card has none of it.
+/* cards.h: what is above the engines of a daemon with several cards: which request goes to which
+ * engine, where sequences are, and the messages between engines. A daemon with one card has no such
+ * table.
  *
  * The first card's engine is the primary: listeners give it everything, and engine_submit comes
  * here (cards/peers.c). An epoch on the wire has the card in its lowest bits, so a request that

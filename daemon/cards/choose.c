@@ -8,7 +8,7 @@
 #include "daemon/cards/internal.h"
 #include "daemon/engine/core/pool_table.h"
 
-/* That a sequence has: of its table, but for what its windows release. */
+/* Blocks of a sequence: its table's, without those its windows have released. */
 static uint32_t blocks_of(const struct kv_seq_info *info)
 {
     return info->n_blocks - (info->hole_past - info->hole_first);
@@ -27,7 +27,7 @@ static uint64_t active_blocks(struct engine *e, uint32_t pool)
     return n;
 }
 
-/* The largest sequence of the pool's with so many blocks at most, few of them shared. */
+/* The pool's largest sequence of at most `most` blocks, few of which are shared. */
 static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_active,
                  kv_seq_id *out)
 {

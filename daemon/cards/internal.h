@@ -22,8 +22,9 @@ struct cards {
     uint64_t prefix_seed;
     pthread_rwlock_t route; /* cards/route.c; taken before lock */
     _Atomic(struct card_move *) move; /* the one that is under way; NULL: none */
-    _Atomic uint32_t move_pool; /* plus one: whose blocks it copies; 0: none */
-    _Atomic uint32_t n_copying; /* a backend's threads have its blocks, or tell that they had */
+    _Atomic uint32_t move_pool; /* index plus one of the pool whose blocks it copies; 0: none */
+    /* backend threads that copy its blocks or are about to report that they did */
+    _Atomic uint32_t n_copying;
     _Atomic uint32_t n_moved; /* sequences whose epoch names another card */
     pthread_mutex_t lock; /* of all below */
     struct card_name *moved[1 << CARDS_MOVED_BITS]; /* those, by name */

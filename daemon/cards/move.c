@@ -83,7 +83,7 @@ static void stays(struct engine *e, struct card_move *m, attn_status st, const c
     card_move_notify(m->to, m, MOVE_DROPPED);
 }
 
-/* It is in another's, who will hear of it when it comes back. */
+/* The move is in the other engine's hands and will be told when it comes back. */
 static void abandon(struct engine *e, attn_status st, const char *why)
 {
     struct card_move *m = e->leave.move;
@@ -91,7 +91,7 @@ static void abandon(struct engine *e, attn_status st, const char *why)
     say_stays(e, m, st, why);
 }
 
-/* Nobody reads the source's blocks any more. */
+/* Drops the hold on the source's blocks; nothing reads them any more. */
 static void reading_release(struct engine *e)
 {
     kv_seq_import_cancel(e->env.kv, e->leave.reading);
@@ -99,8 +99,8 @@ static void reading_release(struct engine *e)
     seqs_have_room(e);
 }
 
-/* Has the target take [first, first + n). They are held here: a truncation or a close may come
- * meanwhile, and they would be others'. */
+/* Has the target take [first, first + n). They are held here, since a truncation or a close in the
+ * meantime would give them to another sequence. */
 static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t n,
                 const struct kv_seq_info *info)
 {
@@ -138,7 +138,7 @@ static uint32_t chunk(const struct card_move *m, uint64_t bytes)
     return n < 1 ? 1 : n > CARD_MOVE_BLOCKS ? CARD_MOVE_BLOCKS : (uint32_t)n;
 }
 
-/* The next full blocks; or, if few are left, the rest of them as soon as nothing is in work. */
+/* Copies the next full blocks or, if few are left, the rest once no item is in work. */
 static void go_ahead(struct engine *e, struct card_move *m)
 {
     struct engine_leave *l = &e->leave;

@@ -1,4 +1,5 @@
-/* move_leave.c: see move_leave.h. */
+/* move_leave.c: what handlers ask and report about a sequence that is moving to another card:
+ * whether it is stopped, that it changed, that it closed. Engine thread. */
 #include "daemon/cards/move_leave.h"
 
 #include "daemon/cards/internal.h"

@@ -1,6 +1,7 @@
-/* move_target.c: see move_target.h. The target has a place for what comes, and the sequence, once
- * it is whole; it belongs to nobody there before the source says so.
- */
+/* move_target.c: the target's side of a move between cards, and the copying that both sides share.
+ * The target reserves blocks for what comes and builds the sequence once all has come; the sequence
+ * has no owner there until the source says so. Each step runs on the thread of the engine that
+ * holds the move. */
 #include "daemon/cards/move_target.h"
 
 #include <inttypes.h>

@@ -1,4 +1,6 @@
-/* names.c: see names.h. */
+/* names.c: tables of a daemon with several cards: which card has the sequence of a name, names
+ * whose epoch was made by another card, and the tenant of each session. Called by routing and by
+ * every engine; one lock protects all. */
 #define _GNU_SOURCE
 #include "daemon/cards/names.h"
 
@@ -76,7 +78,7 @@ static struct card_name **moved_place(struct cards *c, struct seq_name name)
     return &c->moved[hash >> (64 - CARDS_MOVED_BITS)];
 }
 
-/* The sequence is at this epoch; 0: it is no more. */
+/* Records the sequence's epoch; 0: it is closed. */
 static void moved_note(struct cards *c, struct card_name *n, uint32_t epoch)
 {
     struct card_name **at = moved_place(c, n->name);
@@ -135,7 +137,7 @@ bool cards_are_elsewhere(struct cards *c, uint32_t card, struct seq_name name)
     return is;
 }
 
-/* Nobody has the name or is about to: it is free. */
+/* Frees an unused name. */
 static void name_look(struct cards *c, struct card_name *n)
 {
     if (n->is_open || n->n_pending > 0)
@@ -282,7 +284,7 @@ void cards_name_fini(struct cards *c)
     tdestroy(c->sessions, free);
 }
 
-/* --- whose a session is ----------------------------------------------------------------------- */
+/* --- owners of sessions ----------------------------------------------------------------------- */
 
 struct card_session {
     uint64_t id; /* first: what the tree compares */

@@ -1,4 +1,4 @@
-/* names.h: which card a sequence of a name is on, or will be, and whose a session is that
+/* names.h: which card a sequence of a name is on, or will be, and which tenant owns a session that
  * requests name. Any thread, unless said otherwise.
  */
 #ifndef ATTND_DAEMON_CARDS_NAMES_H
@@ -15,7 +15,7 @@ bool cards_are_elsewhere(struct cards *c, uint32_t card, struct seq_name name);
 uint32_t cards_at(struct cards *c, struct seq_name name, uint32_t epoch);
 /* The sequence has moved. */
 void cards_moved(struct cards *c, struct seq_name name, uint32_t to, uint32_t epoch);
-/* A sequence is open on this card, or is no more. Its engine's thread. ATTN_EEXIST: it is open on
+/* A sequence was opened on this card, or closed. Its engine's thread. ATTN_EEXIST: it is open on
  * another card; ATTN_ENOMEM. */
 attn_status cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool,
                          uint32_t epoch);
@@ -35,10 +35,11 @@ struct card_place {
 uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name, uint32_t pool,
                      struct card_place to, bool *out_no_memory);
 
-/* Whose a session is that requests will name; and that it is over. ATTN_ENOMEM. */
+/* Sets the tenant of a session that requests will name; forgets it when the session ends.
+ * ATTN_ENOMEM. */
 attn_status cards_tenant_set(struct cards *c, uint64_t session, uint32_t tenant);
 void cards_tenant_forget(struct cards *c, uint64_t session);
-/* Of a session that nobody knows, and where nobody asks: the operator. */
+/* For an unknown session, and without tenants: the operator. */
 uint32_t cards_tenant(struct cards *c, uint64_t session);
 void cards_name_fini(struct cards *c);
 

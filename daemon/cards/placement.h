@@ -18,9 +18,9 @@ struct card_affinity {
 struct card_affinity *card_affinity_of(struct cards *c, uint64_t session);
 /* One more (by is 1) or less (-1) on a card. NULL is fine; one that then has none is gone. */
 void card_affinity_count(struct cards *c, struct card_affinity *h, uint32_t card, int by);
-/* The card that has most of them, if one more of the pool there leaves enough for the others:
- * so many as all sequences over the cards that are not lost, or as many as there would be if every
- * session made as many as this one, and a quarter more. Else CARDS_MAX. */
+/* The card with most of the session's sequences, unless one more there would exceed its fair share
+ * by over a quarter. The fair share is all sequences over the live cards, or what it would be if
+ * every session had as many as this one. Else CARDS_MAX. */
 uint32_t card_affinity_choose(const struct cards *c, const struct card_affinity *h, uint32_t pool);
 void cards_affinity_fini(struct cards *c);
 

@@ -33,7 +33,7 @@ static void give_back(struct request *req)
     engine_wake(primary);
 }
 
-/* As the tables of the transports that are polled, but for the way back. */
+/* The tables of the polled transports, but with another way back for replies. */
 static const struct transport_ops *returning_ops(enum stats_transport label)
 {
     static const struct transport_ops shm = {.label = STATS_SHM, .reply = give_back};
@@ -51,7 +51,7 @@ static void leave_primary(struct cards *c, struct request *req)
     req->transport = returning_ops(req->transport->label);
 }
 
-/* From: whose it was until now; NULL: a listener's. */
+/* from: the engine that had it; NULL: it comes from a listener. */
 static void send_to(struct cards *c, struct request *req, struct engine *from, uint32_t card)
 {
     if (card != 0) {
@@ -64,7 +64,7 @@ static void send_to(struct cards *c, struct request *req, struct engine *from, u
         engine_hand_over(c->peers.at[card], req);
 }
 
-/* Who had it refuses it in its turn. */
+/* The engine that had it refuses it, on its own thread. */
 static void refuse(struct cards *c, struct request *req, struct engine *from, attn_status st,
                    const char *why)
 {
@@ -122,7 +122,7 @@ static void send_maker(struct cards *c, struct request *req, struct engine *from
     refuse(c, req, from, no_memory ? ATTN_ENOMEM : ATTN_EEXIST, why);
 }
 
-/* Whose names the request's sequences are among: of its session, or as an operator says. */
+/* Tenant whose namespace applies: the session's, or the one that an operator names. */
 static uint32_t tenant_of(struct cards *c, const Attnd__Request *h)
 {
     if (!c->has_tenants)

@@ -1,4 +1,6 @@
-/* session.c: see session.h. */
+/* session.c: keeps the sessions of the other cards in step with the primary's: their begin and end,
+ * and the requests they have had carried out. Called by the primary's engine; each change travels
+ * as a message to the other engines. */
 #include "daemon/cards/session.h"
 
 #include <inttypes.h>

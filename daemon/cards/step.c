@@ -1,6 +1,6 @@
-/* step.c: a step whose sequences are on several cards. Each card's engine gets a request of
- * its own over the same message, computes the items that are its own in place, and passes over the
- * others; outputs go into one reply. Whose shard is done last answers the step.
+/* step.c: a step whose sequences are on several cards. Each card's engine gets a request of its own
+ * over the same message, computes the items that are its own in place, and passes over the others;
+ * outputs go into one reply. The engine that finishes the last shard answers the step.
  */
 #include "daemon/cards/step.h"
 
@@ -16,7 +16,7 @@
 #include "daemon/engine/core/answer.h"
 #include "daemon/engine/core/inbox.h"
 
-/* Whose sequences a step names. */
+/* The sequences that a step names. */
 struct step_items {
     const Attnd__Step *step;
     uint32_t tenant;
@@ -159,7 +159,7 @@ static void shard_reply(struct request *req)
 
 /* --- the beginning ---------------------------------------------------------------------------- */
 
-/* One more shard; nobody looks at the list before the last is done. NULL: no memory. */
+/* One more shard; the list is read only when the last is done. NULL: no memory. */
 static struct step_shard *shard_new(struct step_whole *w, uint32_t card)
 {
     static const struct transport_ops ops = {.label = STATS_IPC, .reply = shard_reply};
@@ -187,8 +187,8 @@ static struct step_shard *shard_new(struct step_whole *w, uint32_t card)
     return shard;
 }
 
-/* The first item whose sequence an earlier one has, too; n_items: none. slots: 2 * n_items or more,
- * a power of two. */
+/* The first item that repeats the sequence of an earlier one; n_items: none. slots: 2 * n_items or
+ * more, a power of two. */
 static uint32_t first_twin(const Attnd__Step *s, uint32_t *slots, uint32_t n_slots)
 {
     memset(slots, 0, n_slots * sizeof *slots);

@@ -1,4 +1,6 @@
-/* step_shard.c: see step_shard.h. */
+/* step_shard.c: what one engine asks and reports about its shard of a step over several cards:
+ * which items it has, where its outputs go, what it is answered with. Called by the step's
+ * handlers, on the shard's engine thread. */
 #include "daemon/cards/step_shard.h"
 
 #include <stdio.h>

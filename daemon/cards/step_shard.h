@@ -38,7 +38,7 @@ struct step_whole {
     int32_t item_status[]; /* [n_items] */
 };
 
-/* All on the thread of the engine whose shard it is. */
+/* All on the thread of the engine that has the shard. */
 
 /* Whether the item is of another card. */
 bool cards_step_is_foreign(const struct request *req, uint32_t item);

@@ -7,7 +7,7 @@
 
 #define TIER_STAGING_BYTES ((uint64_t)64 << 20) /* of a disk without host memory before it */
 
-/* Who can reach an address decides what it needs. */
+/* What an address requires depends on how far it can be reached. */
 static attn_status check_listeners(const struct config *c, char *why, size_t why_bytes)
 {
     bool has_tenants = c->tenants[0] != '\0', has_ca = c->tls_ca[0] != '\0';

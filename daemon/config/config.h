@@ -97,11 +97,11 @@ struct config_fault {
 attn_status config_load(int argc, char **argv, struct config *c, enum config_action *out_action,
                         struct config_fault *out_fault);
 
-/* Is told of a setting that changed, with its new value as text (of a list: its first); is_taken:
- * it takes effect at once, else with a restart. */
+/* Called for each setting that changed, with its new value as text (of a list, its first).
+ * is_taken: it takes effect at once; else with a restart. */
 typedef void (*config_change_fn)(void *user, const char *name, const char *value, bool is_taken);
-/* Takes over from *now what takes effect at once, and tells of every setting that differs. Numbers
- * are stored atomically: another thread may load them so, without a lock. */
+/* Copies from *now the settings that take effect at once; calls back for every setting that
+ * differs. Numbers are stored atomically: another thread may load them so, without a lock. */
 void config_take_over(struct config *c, const struct config *now, config_change_fn tell,
                       void *user);
 /* *out_next is *c with one setting changed that takes effect at once; it owns nothing.

@@ -174,7 +174,7 @@ static void load_file(struct loader *l, const char *file, bool must_exist)
                  strerror(errno));
         l->st = ATTN_EINVAL;
     }
-    /* inih reads on behind its first error; the earlier mistake is the one to tell */
+    /* inih reads on after its first error; report the earlier mistake */
     if (line > 0 && (l->st == ATTN_OK || (uint32_t)line < l->failed_line)) {
         snprintf(l->fault->why, sizeof(l->fault->why),
                  "%s:%d: is neither [section] nor key = value", file, line);

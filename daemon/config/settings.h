@@ -1,5 +1,5 @@
-/* settings.h: the settings of a running daemon: what may change is changed here, whoever asks
- * (SIGHUP on the loop's thread, operators on the engine's). */
+/* settings.h: the settings of a running daemon: all changes are made here, by SIGHUP on the loop's
+ * thread or by operators on the engine's. */
 #ifndef ATTND_DAEMON_CONFIG_SETTINGS_H
 #define ATTND_DAEMON_CONFIG_SETTINGS_H
 
@@ -10,11 +10,11 @@ struct settings;
 /* Hands on what any thread looks up by itself: how much is logged, what counts as slow. */
 void settings_publish(const struct config *cfg);
 
-/* Who is told of changes, inside of the call that makes them; on the thread that does. */
+/* Callbacks for changes, run inside the call that makes them, on its thread. */
 struct settings_user {
     void *user;
-    /* Reads again the files that settings name. ATTN_EINVAL and others: why, and nothing of it has
-     * changed. */
+    /* Reads again the files that settings name. ATTN_EINVAL and others: why gets the sentence;
+     * nothing has changed. */
     attn_status (*read_files)(void *user, const struct config *cfg, char *why, size_t why_bytes);
     /* Takes the new values over. */
     void (*took)(void *user, const struct config *cfg);

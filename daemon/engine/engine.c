@@ -201,7 +201,7 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     uint64_t now_ns = e->turn_ns = clock_now_ns();
     kv_set_time(e->env.kv, (uint32_t)(now_ns / UINT64_C(1000000000)));
     health_beat(HEALTH_ENGINE + e->env.card);
-    tenants_turn(e); /* before the first hello: who is gone is refused at once */
+    tenants_turn(e); /* before the first hello, so that removed tenants are refused at once */
     bool is_busy = engine_poll_pollers(e);
     is_busy |= take_inbox(e, now_ns);
     is_busy |= mover_turn(e);

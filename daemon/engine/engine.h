@@ -16,8 +16,8 @@
 /* The limits of a cache for a device with kv_bytes of KV memory. */
 struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes);
 
-/* Makes an engine without a thread; engine_start gives it one. why gets the sentence of a failure.
- * Errors   ATTN_ENOMEM; ATTN_EINVAL a setting of the tiers that can't be had; ATTN_EINTERNAL */
+/* Makes an engine without a thread; engine_start gives it one. why gets the reason of a failure.
+ * Errors   ATTN_ENOMEM; ATTN_EINVAL a tier setting that cannot be met; ATTN_EINTERNAL */
 attn_status engine_open(const struct engine_env *env, struct engine **out_engine, char *why,
                         size_t why_bytes);
 attn_status engine_start(struct engine *e, char *why, size_t why_bytes);
@@ -28,7 +28,7 @@ struct engine_kept {
     uint64_t n_dropped; /* sequences and pools that failed a check */
 };
 /* Takes up the pools, then the sequences and sessions of a cache that kv_open took from a
- * predecessor, whose KV memory the backend has imported. Between engine_open and engine_start.
+ * predecessor, with its KV memory imported by the backend. Between engine_open and engine_start.
  * Pools that can't be made again are dropped with their sequences, and logged.
  * Errors   ATTN_EDEVICE, ATTN_ENOMEM: nothing is dropped, another engine may take it up */
 attn_status engine_restore_pools(struct engine *e, struct engine_kept *out_kept);
@@ -43,8 +43,8 @@ void engine_reload(struct engine *e, const struct config *cfg);
 /* The first half of engine_close: all but the freeing. Engines of several cards all stop before the
  * first is freed. */
 attn_status engine_stop(struct engine *e);
-/* What engines of other cards have sent this one, and their replies that only its thread may give:
- * at every turn, and once more when all have stopped. */
+/* Handles messages from other cards' engines, and gives the replies that only this thread may give.
+ * At every turn, and once more when all have stopped. */
 void engine_take_messages(struct engine *e);
 /* Answers what is left with ATTN_EDRAINING, of a lost device with ATTN_EDEVICE, stops the thread,
  * frees all. NULL is fine.

@@ -1,4 +1,6 @@
-/* gauges.c: see gauges.h. */
+/* gauges.c: publishes the gauges of the engine's cache, sessions and pools when they have changed.
+ * Called once per turn of the engine's loop; gauges are sums over engines, so only the differences
+ * are added. */
 #include "daemon/engine/gauges.h"
 
 #include <stdio.h>

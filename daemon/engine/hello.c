@@ -37,7 +37,7 @@ static const char *lane_url(const struct engine *e)
     return "";
 }
 
-/* Who says hello; a connection is one tenant's for good. */
+/* Identifies the sender of a hello; a connection keeps its tenant. */
 static attn_status identify(struct engine *e, struct request *req, struct tenant **out, char *why,
                             size_t why_bytes)
 {
@@ -59,8 +59,8 @@ static attn_status identify(struct engine *e, struct request *req, struct tenant
     return st;
 }
 
-/* What tells a repeated hello from another: its nonce; of a client that gives none, the connection,
- * the way back and the request id, which the same client uses again only to repeat. */
+/* Key that detects a repeated hello: its nonce; without one, the connection, the reply path and the
+ * request id, which a client reuses only to repeat. */
 static uint64_t hello_key(const struct engine *e, const struct request *req,
                           const struct tenant *who)
 {

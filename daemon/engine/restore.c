@@ -1,6 +1,6 @@
-/* restore.c: an engine takes up what a predecessor left in the cache: its pools are made on
- * the device again, the device is told the block tables, its sessions begin their leases anew. Runs
- * once, before the engine has a thread.
+/* restore.c: an engine takes up what a predecessor left in the cache: makes its pools on the device
+ * again, uploads the block tables, and restarts the sessions' leases. Runs once, before the engine
+ * has a thread.
  */
 #include <inttypes.h>
 
@@ -92,7 +92,7 @@ static void restore_sessions(struct engine *e, struct engine_kept *kept)
         struct tenant *who = tenants_of_id(e->env.tenants, tenant);
         kv_seq_id any;
         if (who == NULL && tenant != TENANT_OPERATOR)
-            id = 0; /* its tenant is no more */
+            id = 0; /* its tenant was removed */
         if (id != 0 && session_restore(e->env.sessions, slot, id, kv_owner_label(kv, slot),
                                        now_ns) == ATTN_OK) {
             session_at(e->env.sessions, slot)->tenant = who;

@@ -62,7 +62,7 @@ static attn_status no_device(struct engine *e, struct answer *a)
     return answer_no(a, engine_health(e), "the device is lost");
 }
 
-/* What nobody needs to look into. */
+/* Checks that need no handler. */
 static attn_status check_unread(struct engine *e, const struct request *req, struct answer *a)
 {
     if (atomic_load_explicit(&e->is_stopping, memory_order_relaxed))

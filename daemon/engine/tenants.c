@@ -1,6 +1,6 @@
-/* tenants.c: see tenants.h. Sessions end at once, sequences as those of expired
- * sessions do, a pool once no sequence lives in it.
- */
+/* tenants.c: applies a new file of tenants to a running engine, a slice per turn. Sessions of
+ * removed tenants end at once, their sequences as those of expired sessions do, a pool once it has
+ * no sequences. Called by the engine's loop. */
 #include "daemon/engine/tenants.h"
 
 #include <inttypes.h>
@@ -17,7 +17,7 @@ static void take_tenants(struct engine *e, struct tenants *now)
     engine_wake(e);
 }
 
-/* The primary last: whom it lets in the others know. */
+/* The primary last, so that the others know every tenant that it admits. */
 void engine_take_tenants(struct engine *e, struct tenants *now)
 {
     for (uint32_t i = 1; i < peers_n(e); i++) {
@@ -44,7 +44,7 @@ static void end_sessions(struct engine *e)
     }
 }
 
-/* true: there are more, in which sequences live or whose work is not over. */
+/* true: some are left, with open sequences or unfinished work. */
 static bool drop_pools(struct engine *e)
 {
     bool is_more = false;

@@ -1,4 +1,4 @@
-/* tenants.h: another file of tenants: who is gone loses sessions, sequences and pools. */
+/* tenants.h: another file of tenants: removed tenants lose sessions, sequences and pools. */
 #ifndef ATTND_DAEMON_ENGINE_TENANTS_H
 #define ATTND_DAEMON_ENGINE_TENANTS_H
 

@@ -183,7 +183,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
         return MHD_NO;
     }
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, page->content_type);
-    if (page->write == page_dashboard) /* nobody else is asked, whatever a name in it says */
+    if (page->write == page_dashboard) /* load from this server only, whatever a name in it says */
         MHD_add_response_header(response, "Content-Security-Policy",
                                 "default-src 'none'; style-src 'unsafe-inline'; "
                                 "script-src 'unsafe-inline'; connect-src 'self'");
@@ -220,7 +220,7 @@ attn_status http_open(const char *host_port, uint64_t stall_timeout_us, struct h
     }
     h->stall_timeout_ns = stall_timeout_us * 1000;
     char what[KEEP_NAME_BYTES];
-    int fd; /* a socket of our own, so that a failure has a reason to tell */
+    int fd; /* our own socket, so that a failure can be reported with its reason */
     snprintf(what, sizeof(what), "http://%s", host_port);
     if (socket_listen(what, &a, HTTP_MAX_CONNECTIONS, &fd, reason, sizeof(reason)) != ATTN_OK) {
         snprintf(why, why_bytes, "listen.http %s: %s", host_port, reason);

@@ -54,7 +54,7 @@ static void reserve_fill(struct http_listener *d)
     }
 }
 
-/* --- what libmicrohttpd tells ----------------------------------------------------------------- */
+/* --- libmicrohttpd's callbacks ---------------------------------------------------------------- */
 
 static void on_connection(void *user, struct MHD_Connection *connection, void **context,
                           enum MHD_ConnectionNotificationCode what)
@@ -98,7 +98,7 @@ static bool evict(struct http_listener *d)
     return p != TAILQ_FIRST(&d->taken);
 }
 
-/* A connection, -1 with EAGAIN: none waits; with another errno: no descriptor could be had. */
+/* Accepts a connection. -1 with EAGAIN: none waits; with another errno: no descriptor is free. */
 static int accept_one(struct http_listener *d)
 {
     for (;;) {

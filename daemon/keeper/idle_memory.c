@@ -15,7 +15,7 @@
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 
-/* Whether the predecessor's can be used; else nobody has it. */
+/* Whether the predecessor's memory is usable; else it is dropped. */
 static bool is_usable(int fd, uint64_t bytes)
 {
     struct stat sb;

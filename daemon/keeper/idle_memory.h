@@ -9,7 +9,7 @@ struct idle_memory {
     int fd; /* this process's; -1: there is none */
     uint8_t *base;
     uint64_t bytes;
-    bool is_new; /* nothing of a predecessor's is in it */
+    bool is_new; /* it has no predecessor's data */
 };
 
 /* fd: what a predecessor left, which becomes this one's if it is as large, and is closed else; -1:

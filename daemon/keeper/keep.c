@@ -43,7 +43,7 @@ void keep_begin(void)
         if (names != NULL)
             names += name_bytes + (names[name_bytes] == ':');
     }
-    unsetenv("LISTEN_PID"); /* they are nobody else's */
+    unsetenv("LISTEN_PID"); /* they are not for child processes */
     unsetenv("LISTEN_FDS");
     unsetenv("LISTEN_FDNAMES");
 }

@@ -31,7 +31,7 @@ bool keep_put(const char *name, int fd);
 /* The keeper releases the name, and so does this process where it was not taken. Returns when
  * that is done. */
 void keep_drop(const char *name);
-/* The same of all that was handed in and nobody took. */
+/* The same for all descriptors that were handed in and not taken. */
 void keep_drop_rest(void);
 
 #endif

@@ -29,7 +29,7 @@ bool kept_cache_take(struct kept_owner owner, struct kept_cache *out)
     snprintf(prefix[0], sizeof prefix[0], ARENA "%s", owner.text);
     snprintf(prefix[1], sizeof prefix[1], MEMORY "%s", owner.text);
     if (!keep_find(prefix[0], arena) || !keep_find(prefix[1], memory))
-        return false; /* a process died before it had put both, and had served nobody */
+        return false; /* a process died before it had stored both; it had not served yet */
     const char *backend = memory + strlen(prefix[1]), *dash = strchr(backend, '-');
     if (dash == NULL || strcmp(dash + 1, arena + strlen(prefix[0])) != 0)
         return false;

@@ -23,7 +23,7 @@ struct kept_owner kept_owner(uint32_t card, uint32_t n_cards, uint32_t device_in
 bool kept_cache_take(struct kept_owner owner, struct kept_cache *out);
 /* Closes this process's copies: both have been opened. */
 void kept_cache_close(struct kept_cache *k);
-/* It is of no use: nobody holds it any more when this returns. */
+/* Drops a cache that cannot be used, here and at the keeper. */
 void kept_cache_drop(struct kept_cache *k);
 /* Gives the keeper the arena and the device's memory; false: it does not have both. Logs why. What
  * kept_cache_drop needs to drop them is in *out, which has no descriptors. */

@@ -1,4 +1,5 @@
-/* notify.c: systemd's notification protocol: see sd_notify(3), "Notes". */
+/* notify.c: sends states and descriptors to systemd by its notification protocol, see sd_notify(3).
+ * Called by the daemon's life cycle and by keep.c; main thread. */
 #define _GNU_SOURCE /* pipe2 */
 #include "daemon/keeper/notify.h"
 
@@ -41,8 +42,8 @@ bool notify_send_fd(const char *state, int fd)
         control.head.cmsg_len = CMSG_LEN(sizeof fd);
         memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
     }
-    /* most states may get lost when nobody reads; a descriptor, and that the start is over, are
-     * worth a wait */
+    /* most states may get lost if systemd does not read; descriptors and READY=1 are worth a
+     * wait */
     bool is_awaited = fd >= 0 || strncmp(state, "READY=1", 7) == 0;
     int type = SOCK_DGRAM | SOCK_CLOEXEC | (is_awaited ? 0 : SOCK_NONBLOCK);
     const struct timeval patience = {.tv_sec = PATIENCE_S};
@@ -67,7 +68,7 @@ void notify_wait_until_read(void)
         return;
     bool is_sent = notify_send_fd("BARRIER=1", ends[1]);
     close(ends[1]);
-    if (is_sent) { /* who has read it closes the other end */
+    if (is_sent) { /* the reader closes the other end */
         struct pollfd p = {.fd = ends[0]};
         (void)poll(&p, 1, 1000 * PATIENCE_S);
     }

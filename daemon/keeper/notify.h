@@ -1,4 +1,4 @@
-/* notify.h: tells systemd about the daemon's state: one datagram to $NOTIFY_SOCKET. Without that
+/* notify.h: reports the daemon's state to systemd: one datagram to $NOTIFY_SOCKET. Without that
  * variable nothing happens. Main thread only. */
 #ifndef ATTND_DAEMON_KEEPER_NOTIFY_H
 #define ATTND_DAEMON_KEEPER_NOTIFY_H
@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* state: "READY=1", "STOPPING=1", "WATCHDOG=1", with "\nSTATUS=..." if wanted. Never fails: who
- * does not listen does not want to know. Blocks only with READY=1, some seconds at most. */
+/* state: "READY=1", "STOPPING=1", "WATCHDOG=1", with "\nSTATUS=..." if wanted. Never fails: a
+ * missing reader is no error. Blocks only with READY=1, some seconds at most. */
 void notify_send(const char *state);
 /* The same with a descriptor, which the other side gets a copy of (-1: none). false: it was not
  * sent, after some seconds at most. */

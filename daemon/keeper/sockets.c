@@ -31,7 +31,7 @@ static socklen_t address_bytes(const struct address *a)
     }
 }
 
-/* Somebody may have removed the file of a socket that was kept: then nobody finds it. */
+/* The file of a kept socket may have been removed: then clients cannot reach it. */
 static bool is_reachable(const struct address *a)
 {
     struct stat sb;
@@ -49,7 +49,8 @@ static int listen_at(const struct address *a, int backlog)
         return -1;
     if (!is_unix)
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    /* the group may connect, but to the admin socket; others may not; nobody can before listen */
+    /* the group may connect, except to the admin socket; others may not. Connecting fails before
+     * listen */
     mode_t mode = a->is_admin ? 0600 : 0660;
     if (bind(fd, &a->sa.any, address_bytes(a)) == 0 &&
         (!is_unix || chmod(a->sa.un.sun_path, mode) == 0) && listen(fd, backlog) == 0)

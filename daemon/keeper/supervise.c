@@ -87,7 +87,7 @@ static void child_start(struct supervisor *s)
         return;
     }
     sigprocmask(SIG_SETMASK, &s->before, NULL);
-    prctl(PR_SET_PDEATHSIG, SIGTERM); /* nobody would keep its cache any more */
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* without the parent its cache would not be kept */
     if (getppid() == parent && store_hand_over(&s->store))
         execv(s->path, s->argv);
     log_error("%s can't be started: %s", s->path, strerror(errno));

@@ -32,7 +32,7 @@ attn_status store_open(struct store *s)
     uint64_t asked_us = notify_watchdog_us(); /* what the child says is passed on */
     *s = (struct store){.notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0),
                         .watchdog_us = asked_us != 0 ? asked_us : DEFAULT_WATCHDOG_US};
-    /* a name of the kernel's choice in the abstract namespace; senders are told by their process */
+    /* an abstract name chosen by the kernel; senders are identified by their process */
     if (s->notify_fd < 0 || bind(s->notify_fd, (struct sockaddr *)&a, sizeof a.sun_family) != 0 ||
         setsockopt(s->notify_fd, SOL_SOCKET, SO_PASSCRED, &one, sizeof one) != 0 ||
         getsockname(s->notify_fd, (struct sockaddr *)&a, &n) != 0)
@@ -167,7 +167,7 @@ bool store_read(struct store *s, pid_t child)
             sender = who.pid;
         }
     }
-    if (child != 0 && sender == child) { /* 0 is who lives in another namespace */
+    if (child != 0 && sender == child) { /* 0: a sender in another pid namespace */
         take_message(s, text, fds, n_fds);
         return true;
     }

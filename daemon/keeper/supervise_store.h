@@ -26,7 +26,7 @@ void store_close(struct store *s);
 /* Takes one message of the child's (0: there is none), drops one of anybody else's; false: none is
  * there. States are passed on to $NOTIFY_SOCKET. */
 bool store_read(struct store *s, pid_t child);
-/* Forgets all descriptors whose name begins so. */
+/* Closes all descriptors whose name has this prefix. */
 void store_drop(struct store *s, const char *prefix);
 /* In the child, before exec: descriptors to their places, variables. false: the system refuses. */
 bool store_hand_over(const struct store *s);

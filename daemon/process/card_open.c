@@ -19,7 +19,7 @@ enum { CARD_WHY_BYTES = 512, LAST_ROUNDS = 4 };
 
 /* --- devices ---------------------------------------------------------------------------------- */
 
-/* The kept caches are of no use, whatever was taken of them. */
+/* Drops the kept caches, which cannot be used, whatever was taken up already. */
 static void start_empty(struct card_list *list, const char *why)
 {
     log_warn("starting empty, the kept cache can't be used: %s", why);
@@ -47,7 +47,7 @@ static int device_begin(const struct config *cfg, struct card_list *list,
     return device_open(cfg, which, &card->device) == ATTN_OK ? EX_OK : EX_UNAVAILABLE;
 }
 
-/* What a predecessor with the same cards left; of all of them, or of none. */
+/* Takes up what a predecessor with the same cards left: of all cards or of none. */
 static void caches_take(struct card_list *list, const struct config_device *devices)
 {
     uint32_t n_taken = 0;
@@ -370,7 +370,7 @@ attn_status cards_stop(struct card_list *list)
             st = ATTN_EDEVICE;
         }
     }
-    /* what they told each other last, and what one may say to that */
+    /* the last messages between them, and the answers to those */
     for (uint32_t i = 0; i < LAST_ROUNDS * list->n && list->cards != NULL && has_all; i++)
         engine_take_messages(list->at[i % list->n].engine);
     for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++) {

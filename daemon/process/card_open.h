@@ -14,9 +14,9 @@ struct card {
     struct kv *kv;
     struct idle_memory idle; /* of cache.idle_memory */
     struct session_table *sessions;
-    struct tenants *tenants; /* of cards but the first, whose are the process's */
+    struct tenants *tenants; /* of every card but the first, which uses the process's */
     struct engine *engine;
-    bool is_given_up; /* it is lost, and nobody keeps its memory */
+    bool is_given_up; /* it is lost, and its memory is no longer kept */
 };
 
 struct card_list {
@@ -34,13 +34,13 @@ attn_status cards_engines_begin(struct card_list *list, const struct engine_env 
                                 size_t why_bytes);
 /* No card is left that works. */
 bool cards_are_lost(const struct card_list *list);
-/* Nobody keeps the memory of a card that is lost while others go on. */
+/* Drops the kept memory of cards that are lost while others go on. */
 void cards_give_up(struct card_list *list);
 /* Some engine's thread has shown no life for so long. */
 bool cards_are_stalled(const struct card_list *list, uint64_t timeout_ns);
 
 /* Stops all engines. ATTN_ETIMEDOUT, ATTN_EDEVICE: a device does not give its batches back, or is
- * lost: nothing of the cards may be touched any more. */
+ * lost: the cards' memory must not be touched any more. */
 attn_status cards_stop(struct card_list *list);
 /* After that, or of what never began: all but the devices, which have the message buffers. */
 void cards_end(struct card_list *list);

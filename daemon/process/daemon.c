@@ -1,8 +1,8 @@
 /* daemon.c: the daemon's life: settings, stats endpoint, transports, device, message buffers,
  * engine; run; and the same backwards. The main thread runs the event loop: sockets and signals.
  *
- * Sockets listen before the device is opened, which may take seconds: who connects meanwhile waits
- * in the backlog until the loop runs.
+ * Sockets listen before the device is opened, which may take seconds: connections made in the
+ * meantime wait in the backlog until the loop runs.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -138,7 +138,7 @@ static void drain(struct daemon *d)
     uv_timer_start(&d->tick, on_tick, DRAIN_TICK_MS, DRAIN_TICK_MS);
 }
 
-/* Nothing is in flight, and nobody is there who is in the middle of a token. */
+/* Nothing is in flight, and no sequence is in the middle of a token. */
 static bool is_over(const struct daemon *d)
 {
     bool has_workers = !d->is_handing_over && d->env.n_peers > 0;
@@ -146,7 +146,7 @@ static bool is_over(const struct daemon *d)
     return is_still && transports_are_idle(d);
 }
 
-/* Says that it is not ready and goes on: who asks /readyz sends nobody here any more. */
+/* Reports not ready and keeps serving: a balancer that asks /readyz sends no new clients. */
 static void leave_later(struct daemon *d)
 {
     d->leave_at_ns = clock_now_ns() + config_now(d->cfg, drain_delay_us) * 1000;

@@ -4,9 +4,9 @@
 
 #include "daemon/config/config.h"
 
-/* Serves until it is told to end; once in a process, on its main thread. An exit code of
- * sysexits.h: 75 if a restart may help. cfg stays the caller's and may change meanwhile; argc and
- * argv are what it was loaded from. */
+/* Serves until a signal or a drain ends it. Once per process, on its main thread. An exit code of
+ * sysexits.h: 75 if a restart may help. cfg stays the caller's and may change while it runs; argc
+ * and argv are what it was loaded from. */
 int daemon_run(struct config *cfg, int argc, char **argv);
 
 #endif

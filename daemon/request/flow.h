@@ -1,9 +1,9 @@
 /* flow.h: device time between tenants: weighted fair queueing, by the start of batches. Pure
  * functions: no engine, no clock.
  *
- * A flow is a tenant's. Its virtual time is the device time that it has had over its share; the
- * flow whose next batch would start earliest goes next. The clock of all is where the latest batch
- * has started: who had nothing to do begins there, and has saved nothing. A flow that always has
+ * A flow is a tenant's. Its virtual time is its device time divided by its share; the flow whose
+ * next batch would start earliest goes next. The clock of all is where the latest batch has
+ * started: a flow that was idle starts there, and has saved nothing. A flow that always has
  * something ready gets its part of the shares of all such flows, whatever the others send.
  */
 #ifndef ATTND_DAEMON_REQUEST_FLOW_H
@@ -18,11 +18,11 @@ struct flow {
     uint64_t end; /* virtual: where its last batch ends, and the next one starts */
 };
 
-/* It had nothing to do, and has now. */
+/* The flow was idle and now has work. */
 void flow_begin(struct flow *f, uint64_t clock);
-/* A batch of it that will probably take ns starts. */
+/* Charges the flow for a batch that starts and will probably take ns. */
 void flow_charge(struct flow *f, uint64_t *clock, uint64_t ns);
-/* A batch that was charged with charged_ns has taken took_ns; 0: it never ran. */
+/* Corrects the charge: a batch charged with charged_ns took took_ns; 0: it never ran. */
 void flow_settle(struct flow *f, uint64_t charged_ns, uint64_t took_ns);
 
 #endif

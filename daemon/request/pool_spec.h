@@ -1,6 +1,6 @@
 /* pool_spec.h: a pool's description in its three forms: as clients send it (PoolSpec), as the
  * backend and the cache take it, and the canonical PoolSpec in between, with every default filled
- * in, which is what is stored, compared and told to clients. No device and no cache in here.
+ * in, which is stored, compared and sent to clients. No device and no cache in here.
  */
 #ifndef ATTND_DAEMON_REQUEST_POOL_SPEC_H
 #define ATTND_DAEMON_REQUEST_POOL_SPEC_H
@@ -17,7 +17,7 @@ struct pool_spec {
     uint64_t attention; /* a digest of how the layers attend: on it K and V behind them depend */
 };
 
-/* Checks what the wire form alone can tell (names, counts, enums, required features) and fills the
+/* Checks what the wire form alone shows (names, counts, enums, required features) and fills the
  * defaults in. Geometry is the backend's to judge.
  * Errors   ATTN_EINVAL, ATTN_ENOTSUP an unknown required feature, ATTN_ENOMEM; why names the
  *          field */

@@ -30,7 +30,7 @@ enum {
 struct request_bell {
     uint8_t *out; /* where its outputs go */
     struct backend_word done; /* written by the device where the step is whole in one batch: */
-    bool is_signalled; /* the batch was told to */
+    bool is_signalled; /* the batch carries its signal */
     char why[192]; /* of its failure, on the way back from another card */
 };
 
@@ -44,7 +44,7 @@ struct request {
     void *peer; /* the transport's own */
     uint64_t peer_data[10]; /* the transport's own: reply address (ids of REQ), ring slot */
     uint32_t peer_data_bytes;
-    struct principal principal; /* who sent it: the transport's answer */
+    struct principal principal; /* its sender, from the transport */
     struct share *share; /* of its connection: what it holds is counted there; NULL: nowhere */
     struct charge charge; /* what it holds beside its buffers, until it is answered */
     struct iobuf *msg; /* received message */
@@ -56,7 +56,7 @@ struct request {
     const char *why; /* of a bell's failure, while transport->reply runs */
     /* with several cards (cards.h) */
     struct step_shard *shard; /* NULL: it is not one card's shard of a step */
-    struct engine *primary; /* whose thread gives the reply to polled->reply */
+    struct engine *primary; /* its thread passes the reply to polled->reply */
     const struct transport_ops *polled; /* NULL: the reply goes its way by itself */
     bool is_promoted; /* an open: it goes on with what is there (engine/tier/mover.c) */
     uint64_t received_ns; /* CLOCK_MONOTONIC */
@@ -94,9 +94,8 @@ void request_init(struct request *req, const struct transport_ops *t, void *peer
  * known. */
 attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
                            uint64_t max_timeout_us, char *why, size_t why_bytes);
-/* The same where req->msg can change under our eyes: head is a private copy of all before the
- * payload (whose preamble says how long the whole is), and payload is where that lies in
- * req->msg. */
+/* The same where the client can change req->msg at any time: head is a private copy of everything
+ * before the payload (its preamble has the total length); payload points into req->msg. */
 attn_status request_decode_apart(struct request *req, uint8_t *head, uint8_t *payload,
                                  uint64_t now_ns, uint64_t default_timeout_us,
                                  uint64_t max_timeout_us, char *why, size_t why_bytes);
@@ -104,12 +103,12 @@ attn_status request_decode_apart(struct request *req, uint8_t *head, uint8_t *pa
 /* The session that a decoded request is about, also the one that hello resumes; 0: none. */
 uint64_t request_session(const struct request *req);
 
-/* May change the daemon for everybody: it came through the admin socket, or from root or the
- * daemon's own user, who could as well send a signal. */
+/* May change the daemon for all clients: it came over the admin socket, or from root or the
+ * daemon's own user, which could send a signal anyway. */
 bool request_may_administer(const struct request *req);
 
-/* Takes a step that a bell stands for as if it had been decoded: header, tensors at payload, and
- * bell are the transport's. Its reply has no message: transport->reply gets status and why. */
+/* Fills in the step that a bell stands for, as if it had been decoded: header, tensors at payload,
+ * and bell are the transport's. Its reply has no message: transport->reply gets status and why. */
 void request_take_bell(struct request *req, struct request_bell *bell, const Attnd__Request *header,
                        uint8_t *payload, size_t payload_bytes, uint64_t now_ns,
                        uint64_t timeout_us);

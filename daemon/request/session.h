@@ -59,14 +59,14 @@ attn_status session_open(struct session_table *t, const struct session_hello *he
                          uint64_t now_ns, uint32_t *out_slot, char *why, size_t why_bytes);
 /* Whether the session of this hello lives. */
 bool session_is_known(const struct session_table *t, const struct session_hello *hello);
-/* A predecessor's session in the free slot that it had; its lease begins anew. id 0: it has expired
- * and left sequences behind. ATTN_EEXIST: the id is another slot's. */
+/* Restores a predecessor's session in its old slot, with a new lease. id 0: an expired one that
+ * left sequences. ATTN_EEXIST: the id is another slot's. */
 attn_status session_restore(struct session_table *t, uint32_t slot, uint64_t id,
                             const char *client_name, uint64_t now_ns);
 /* ATTN_ENOTFOUND: never made, or expired. */
 attn_status session_find(const struct session_table *t, uint64_t id, uint32_t *out_slot);
 void session_renew(struct session_table *t, uint32_t slot, uint64_t now_ns);
-/* Renews the session of a request that is refused before the engine sees it; an id of none is fine.
+/* Renews the session of a request that is refused before the engine sees it; an unknown id is fine.
  * A session whose last traffic was of this kind may outlive its lease, by as much again at most.
  * Any thread. */
 void session_touch(struct session_table *t, uint64_t id, uint64_t now_ns);
@@ -81,7 +81,7 @@ uint32_t session_expire(struct session_table *t, uint64_t now_ns, uint64_t lease
                         const _Atomic uint32_t *held);
 /* When the next session may expire; UINT64_MAX without one. */
 uint64_t session_next_expiry_ns(const struct session_table *t, uint64_t lease_ns);
-/* An expired session whose slot is not released; SESSION_NONE. */
+/* An expired session with its slot still taken; SESSION_NONE: none. */
 uint32_t session_expired_first(const struct session_table *t);
 /* The slot may be used again. */
 void session_release(struct session_table *t, uint32_t slot);

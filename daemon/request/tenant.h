@@ -1,9 +1,9 @@
-/* tenant.h: who may use the daemon and how much of it: listen.tenants, a file with a section for
- * each tenant:
+/* tenant.h: tenants, which may use the daemon, and their quotas: listen.tenants, a file with a
+ * section for each tenant:
  *
  *   [research]                     its name: letters, digits, '.', '_' and '-'
  *   token_sha256 = 9f86d0...       of the token that its workers send in hello (attnctl keys)
- *   users = alice 1007             who connects as these on Unix sockets is the tenant, too
+ *   users = alice 1007             these users on Unix sockets are the tenant, too
  *   blocks = 100000                most that its pools may have, together; so below; 0: no bound
  *   sequences = 1000
  *   sessions = 64
@@ -60,25 +60,25 @@ struct tenant {
     uint32_t n_steps; /* admitted and not answered */
 };
 
-/* The tenants of one engine, but for what they have used, which all copies count together. */
+/* The tenants of one engine. What they have used is shared by all engines' copies. */
 struct tenants;
 
-/* Reads the file (credential.h); "": nobody is asked, NULL. ATTN_EINVAL: why names file, line and
- * value; ATTN_ENOMEM. */
+/* Reads the file (credential.h); "": there are no tenants, NULL. ATTN_EINVAL: why names file, line
+ * and value; ATTN_ENOMEM. */
 attn_status tenants_open(const char *file, struct tenants **out_t, char *why, size_t why_bytes);
 void tenants_close(struct tenants *t); /* NULL is fine */
 /* The same for another card's engine, with nothing in work; of NULL: NULL. ATTN_ENOMEM. */
 attn_status tenants_copy(const struct tenants *t, struct tenants **out_t);
 /* What tenant_id gives for one of this name. Any thread. */
 uint32_t tenant_id_of_name(const char *name);
-/* Takes over from `now`, which is closed: who is new, whose token, users or quotas are others, and
- * who is gone; whoever stays has the same struct. false: there is no room for some until what those
- * who are gone have had has ended. Engine thread. */
+/* Takes over from `now`, which is closed: new tenants, changed tokens, users and quotas, removed
+ * tenants; those that stay keep their struct. false: some do not fit until everything of removed
+ * tenants has ended. Engine thread. */
 bool tenants_update(struct tenants *t, struct tenants *now);
 
-/* Whose request it is: by token, else by certificate, else by user; t NULL: the operator's, out
- * NULL. Compares every token with all hashes, in constant time. ATTN_EAUTH: nobody's, or two say
- * different things; why says so and tells nothing. */
+/* Identifies the tenant of a request by token, else by certificate, else by user; t NULL: the
+ * operator, out NULL. Compares every token with all hashes, in constant time. ATTN_EAUTH: no tenant
+ * matches, or two of them contradict; why says so without details. */
 attn_status tenants_identify(struct tenants *t, const struct principal *p, const char *token,
                              struct tenant **out, char *why, size_t why_bytes);
 /* NULL: none has this id, or t is NULL. */
@@ -91,10 +91,10 @@ struct tenant *tenants_find(struct tenants *t, const char *name);
 
 /* As the file spells it. */
 const char *tenant_quota_name(enum tenant_quota what);
-/* Of who is NULL: none asks, nothing is counted. */
+/* who NULL: there are no tenants, nothing is counted. */
 uint32_t tenant_id(const struct tenant *who);
 bool tenant_is_operator(const struct tenant *who);
-/* The shares of all who have steps in the engine, together. */
+/* Sum of the shares of tenants with steps in the engine. */
 uint32_t tenants_busy_shares(const struct tenants *t);
 /* How much it may still take of this. */
 uint64_t tenant_left(const struct tenant *who, enum tenant_quota what);

@@ -20,7 +20,7 @@ __attribute__((format(printf, 2, 3))) static int refuse(struct reader *r, const 
 {
     va_list args;
     va_start(args, format);
-    if (r->why[0] == '\0') /* the first mistake is the one to tell */
+    if (r->why[0] == '\0') /* report the first mistake */
         vsnprintf(r->why, sizeof r->why, format, args);
     va_end(args);
     return 0;

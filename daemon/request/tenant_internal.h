@@ -7,7 +7,7 @@
 
 #include "daemon/request/tenant.h"
 
-/* What a tenant has used. Stays as long as any table of it: a tenant that is gone may come back. */
+/* What a tenant has used. Kept as long as any table, since a removed tenant may come back. */
 struct book_entry {
     SLIST_ENTRY(book_entry) link;
     uint32_t id;
@@ -29,7 +29,7 @@ struct tenants {
 
 struct book *tenant_book_new(void); /* NULL: no memory */
 _Atomic uint64_t *tenant_book_find(struct book *b, uint32_t id); /* NULL: no memory */
-/* SHA-256. false: it is not to be had. */
+/* SHA-256. false: OpenSSL does not provide it. */
 bool tenant_hash(const char *text, uint8_t out[TENANT_HASH_BYTES]);
 
 #endif

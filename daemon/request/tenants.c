@@ -149,7 +149,7 @@ bool tenants_update(struct tenants *t, struct tenants *now)
     return is_all;
 }
 
-/* ---- who it is ---- */
+/* ---- identification -------------------------------------------------------------------------- */
 
 static struct tenant *of_token(struct tenants *t, const char *token)
 {
@@ -264,7 +264,7 @@ static void publish(const struct tenant *who, enum tenant_quota what)
     uint64_t n;
     if (tenant_is_operator(who))
         return;
-    do { /* another card's may change it meanwhile */
+    do { /* another card's engine may change it concurrently */
         n = who->used[what];
         atomic_store(&stats.tenants[who->stats].used[what], n);
     } while (n != who->used[what]);

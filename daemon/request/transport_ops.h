@@ -24,7 +24,7 @@ struct transport_ops {
     const char *scheme; /* "ipc://": the beginning of its urls */
     enum stats_transport label; /* of its histograms */
     bool is_polled; /* reply is for the thread of the engine that polls it alone */
-    bool is_admin; /* who can connect may do what changes the daemon for everybody */
+    bool is_admin; /* its clients may change the daemon for all */
 
     /* Listens at url and serves from the loop's next turn on. A stale socket file is replaced, a
      * live one is an error; its mode is 0660. May block for the moment that making the file takes.
@@ -34,8 +34,8 @@ struct transport_ops {
                         char *why, size_t why_bytes);
     /* Where it listens: as given, but with the port that was taken where 0 was asked for. */
     const char *(*url)(const struct transport *t);
-    /* Accepts nobody and takes no requests from now on; those taken are still answered. Before
-     * engine_close; may be repeated. */
+    /* Accepts no connections and takes no requests from now on; those taken are still answered.
+     * Before engine_close; may be repeated. */
     void (*stop)(struct transport *t);
     /* No reply is owed to any peer and none is waiting to be written. */
     bool (*is_idle)(const struct transport *t);
@@ -43,9 +43,9 @@ struct transport_ops {
      * have ended theirs, as they do when they have read everything. libnanomsg forgets replies that
      * it has not handed out yet when a connection is closed under it. Call again until true. */
     bool (*hang_up)(struct transport *t);
-    /* Closes all peers, stops first if nobody has. Only after engine_close: by then the engine has
-     * given back every request. t is gone for the caller; its memory goes with the loop's last
-     * close callback. */
+    /* Closes all peers; stops first if that was not done. Only after engine_close: by then the
+     * engine has given back every request. the caller must not use t any more; it is freed by the
+     * loop's last close callback. */
     void (*close)(struct transport *t);
 
     /* Reads its files again, for connections that come from now on. ATTN_EINVAL, ATTN_ENOMEM: why

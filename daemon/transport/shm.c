@@ -226,11 +226,11 @@ static void on_deadline(uv_timer_t *timer)
     client_close(c);
 }
 
-/* --- who may connect -------------------------------------------------------------------------- */
+/* --- access ----------------------------------------------------------------------------------- */
 
-/* Ourselves, root, and whom the socket file's mode lets in as group or other. The kernel checked
- * the mode at connect; this holds it also for a socket that was passed on or whose directory was
- * bypassed. */
+/* Our own user, root, and those that the socket file's mode admits as group or other. The kernel
+ * checked the mode at connect; this check also covers a socket that was passed on, or a directory
+ * that was bypassed. */
 static bool may_connect(const struct transport_shm *t, int fd, const struct principal *who)
 {
     struct stat sb;

@@ -219,7 +219,7 @@ void shm_reply(struct request *req)
     struct shm_slot *s = (struct shm_slot *)(void *)req; /* its first member */
     const struct iobuf *reply = req->reply;
     request_sent(req); /* the client has it a moment later */
-    if (req->principal.tenant[0] != '\0') /* its hello told whose client this is */
+    if (req->principal.tenant[0] != '\0') /* its hello has identified the tenant */
         c->principal = req->principal;
     wire_arena_reset(&req->arena);
     s->is_busy = false;
@@ -328,7 +328,7 @@ void shm_awake(struct engine_poller *p)
             atomic_store_explicit(&c->control->daemon_sleeps, 0, memory_order_relaxed);
 }
 
-/* A bell wakes nobody: where one is awaited the engine does not sleep for long, or at all. */
+/* A bell wakes no thread: while one is expected the engine sleeps briefly or not at all. */
 uint64_t shm_nap_ns(struct engine_poller *p)
 {
     struct transport_shm *t = of_poller(p);

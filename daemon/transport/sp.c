@@ -146,7 +146,7 @@ static void on_async(uv_async_t *async)
         }
         sp_peer_queue(p, req);
     }
-    /* a peer cut meanwhile is still there: it is freed by its close callback, not before */
+    /* a peer that was cut is still valid: its close callback frees it later */
     while (!SLIST_EMPTY(&dirty)) {
         struct sp_peer *p = SLIST_FIRST(&dirty);
         SLIST_REMOVE_HEAD(&dirty, dirty);

@@ -93,10 +93,10 @@ struct sp_peer {
     bool is_eof; /* sends no more; closed when all is answered */
     bool is_doomed; /* what it sends is dropped; closed when all is answered */
     bool is_shut, is_closing, is_closed, is_dirty;
-    bool is_late; /* to be a tenant's: it has had its time, and as long again for an answer */
+    bool is_late; /* it has not been identified in time; it has as long again for an answer */
 
     struct sp_wait read_wait, progress_wait, write_wait;
-    struct sp_wait hello_wait; /* until it is known whose connection this is */
+    struct sp_wait hello_wait; /* until the connection's tenant is known */
 
     struct request *req; /* the message being received */
     uint64_t n_body; /* of it, so far */
@@ -136,7 +136,8 @@ void sp_peer_free_if_done(struct sp_peer *p);
 void sp_request_done(struct transport_sp *t, struct request *req);
 /* A peer that breaks a rule; the caller has counted it by reason. */
 void sp_peer_cut(struct sp_peer *p, const char *why);
-/* Where the next bytes of a large message go, and how many of them; NULL: no such message. */
+/* Where the next bytes of a large message go, and how many; NULL: no large message is being
+ * read. */
 uint8_t *sp_peer_room(struct sp_peer *p, size_t *out_n);
 /* n bytes have come; they are in that place already if bytes is NULL. */
 void sp_peer_take(struct sp_peer *p, const uint8_t *bytes, size_t n);
@@ -166,7 +167,7 @@ void sp_tls_free(struct sp_peer *p);
 void sp_tls_take(struct sp_peer *p, const uint8_t *bytes, size_t n);
 bool sp_tls_is_inside(const struct sp_peer *p); /* part of a record is missing */
 void sp_tls_flush(struct sp_peer *p);
-/* Tells the peer, if it can be told at once, that nothing more will come. */
+/* Sends close-notify if that is possible without waiting. */
 void sp_tls_end(struct sp_peer *p);
 
 #endif

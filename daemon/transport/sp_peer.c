@@ -103,7 +103,7 @@ void sp_peer_expire_handshake(struct sp_peer *p)
 
 void sp_peer_expire_hello(struct sp_peer *p)
 {
-    if (p->n_requests > 0 && !p->is_late) { /* the engine has yet to say whose it is */
+    if (p->n_requests > 0 && !p->is_late) { /* the engine has not identified its tenant yet */
         p->is_late = true;
         sp_wait_start(&p->t->hellos, &p->hello_wait);
         return;
@@ -114,7 +114,7 @@ void sp_peer_expire_hello(struct sp_peer *p)
 
 void sp_peer_expire_body(struct sp_peer *p)
 {
-    if (p->is_shut) { /* already counted; it had its time to read the answer */
+    if (p->is_shut) { /* already counted; its time to read the answer is over */
         sp_peer_close(p);
         return;
     }
@@ -226,8 +226,8 @@ static bool message_drop(struct sp_peer *p, enum sp_refusal refusal)
     return true;
 }
 
-/* What a message of so many bytes takes next, when it has filled a buffer of `has`: all of it, but
- * for large ones no more than sixteen times what has come. */
+/* The next buffer size of a message of body_bytes that has filled `has`: the whole, but for large
+ * ones at most sixteen times what has arrived. */
 static size_t next_room(uint64_t body_bytes, size_t has)
 {
     return body_bytes <= (has == 0 ? IOBUF_SMALL_BYTES : 32 * (uint64_t)has) ? (size_t)body_bytes
@@ -309,7 +309,7 @@ static void consume(struct sp_peer *p, const uint8_t *bytes, size_t n)
             k = sp_frame_feed(&p->frame, bytes, n, &event);
             if (event == SP_READY) {
                 sp_wait_stop(&p->read_wait);
-                /* who is on a network and nobody's keeps no place */
+                /* a network peer without a tenant keeps no place */
                 if (!p->t->is_ipc && p->t->env->cfg->tenants[0] != '\0')
                     sp_wait_start(&p->t->hellos, &p->hello_wait);
             } else if (event == SP_MESSAGE) {

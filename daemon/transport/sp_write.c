@@ -157,7 +157,7 @@ void sp_peer_queue(struct sp_peer *p, struct request *req)
     memcpy(ids, req->peer_data, req->peer_data_bytes);
     req->peer_data_bytes = (uint32_t)sp_head_encode(t->is_ipc, ids, n_ids, req->reply->n_bytes,
                                                     (uint8_t *)req->peer_data);
-    if (req->principal.tenant[0] != '\0') { /* the engine has found out whose connection this is */
+    if (req->principal.tenant[0] != '\0') { /* the engine has identified the connection's tenant */
         p->principal = req->principal;
         sp_wait_stop(&p->hello_wait);
     }

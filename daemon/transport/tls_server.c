@@ -28,7 +28,7 @@ static const char *last_error(void)
     return text != NULL ? text : "nothing in it can be used";
 }
 
-/* Keys with a pass phrase are no keys for a daemon; nobody is asked on its terminal. */
+/* Keys with a pass phrase are refused; nothing is asked on the terminal. */
 static int no_pass_phrase(char *out, int n, int is_write, void *user)
 {
     (void)out, (void)n, (void)is_write, (void)user;

@@ -17,8 +17,8 @@ struct iobuf_pool;
 struct share_table;
 struct uv_loop_s;
 
-/* What transports live on; one for all of them. loop and cfg are there when a transport is opened,
- * all else before the loop first runs. */
+/* The environment of all transports. loop and cfg are there when a transport is opened, all else
+ * before the loop first runs. */
 struct transport_env {
     struct uv_loop_s *loop;
     const struct config *cfg;

@@ -18,7 +18,7 @@ struct pool_split {
     struct attn_layer_spec *layers; /* [num_layers] of config; owned */
 };
 
-/* whole is borrowed for the call, but for the arrays of its layers.
+/* whole is borrowed for the call; its layers' arrays for as long as s.
  * Errors   ATTN_ENOTSUP what cannot be split so, by field and value; ATTN_ENOMEM */
 attn_status pool_split_init(struct pool_split *s, const struct backend_pool_config *whole,
                             attn_split how, uint32_t n_cards, uint32_t card, char *why,

@@ -1,4 +1,6 @@
-/* outputs.c: see outputs.h. */
+/* outputs.c: memory and merging for batches of a pool that is split by tokens: each card's partial
+ * outputs, the words that signal them, and the merge into the batch's outputs. Called by the
+ * primary's engine; attach and fail by each card's. */
 #include "daemon/cards/split/outputs.h"
 
 #include <stdlib.h>
@@ -121,7 +123,7 @@ static attn_status grow(struct engine *primary, struct cards_outputs *o, uint64_
 
 /* --- a batch ---------------------------------------------------------------------------------- */
 
-/* The primary's device merges, and the others tell it. */
+/* The primary's device can merge, and the others can signal it. */
 static bool can_merge(const struct engine *primary)
 {
     bool can = primary->info.features & BACKEND_HAS_MERGES;

@@ -2,9 +2,9 @@
  * become the batch's own.
  *
  * They lie together. Where every card reaches the primary's memory it is there: each stores its own
- * over the link, tells a word, and the primary's device merges behind its own shard. Else it is
- * host memory that all devices work with. Where the primary's device has no merges, or another's no
- * words, the primary merges on the host when all shards are back.
+ * over the link and signals a word, and the primary's device merges behind its own shard. Else it
+ * is host memory that all devices work with. Where the primary's device has no merges, or another's
+ * no words, the primary merges on the host when all shards are back.
  *
  * The primary's thread, unless said otherwise.
  */
@@ -24,10 +24,10 @@ attn_status cards_outputs_begin(struct engine *primary, struct cards_outputs *o,
                                 const struct shard_tensors *t, uint32_t n_cards, uint64_t order);
 /* Where a card's are. Any engine's thread, until the batch is done. */
 uint8_t *cards_outputs_of(const struct cards_outputs *o, uint32_t card);
-/* What the last of a card's batches does behind its attention: it tells, or merges. The card's
+/* Adds to a card's last batch what follows its attention: a signal, or the merge. The card's
  * thread. */
 void cards_outputs_attach(const struct cards_outputs *o, uint32_t card, struct backend_batch *last);
-/* The card's device won't tell. */
+/* Signals in place of the card's device, which has failed. */
 void cards_outputs_fail(const struct cards_outputs *o, uint32_t card);
 /* All are there: merges what no device has merged. */
 void cards_outputs_merge(const struct cards_outputs *o, const struct backend_pool_config *whole);

@@ -25,9 +25,9 @@ static const uint64_t INLINE_WAIT_NS = 1000 * 1000;
 /* One device's shard of a batch. */
 struct shard {
     struct backend_batch device; /* first: shard_done finds the shard by it */
-    struct shard *next; /* of who has it in a list */
+    struct shard *next; /* in the list of its current holder */
     struct split_batch *batch;
-    struct split *split; /* whose device computes it */
+    struct split *split; /* the engine that computes it */
     struct shard_tensors tensors;
     uint32_t items_capacity, n_sent; /* of its items, to the device */
     size_t staging_bytes;
@@ -44,7 +44,8 @@ struct split_batch {
     struct cards_outputs *outputs; /* split by tokens */
     attn_status outputs_status; /* is there memory for them? */
     uint32_t n_out; /* shards that are not back */
-    uint64_t order, oldest; /* of the primary's batches; the first that had not come back then */
+    /* its number, and that of the oldest batch still out when it was sent */
+    uint64_t order, oldest;
     bool has_bells; /* some tensors lie in lanes' regions */
     char why[WHY_BYTES]; /* it failed */
 };

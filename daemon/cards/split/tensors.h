@@ -13,7 +13,7 @@ struct shard_tensors {
     const struct backend_pool_config *config; /* of the pool as a whole */
     const struct backend_item *whole; /* [n_whole] */
     uint32_t n_whole;
-    struct backend_item *items; /* what the device is told, appends first; as many as needed */
+    struct backend_item *items; /* items for the device, appends first; grown as needed */
     uint32_t n_items;
     uint8_t *staging; /* as large as needed, in memory of the device's host_alloc */
     uint8_t *outputs; /* split by tokens: as large as needed, where the device writes */

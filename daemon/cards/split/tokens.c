@@ -194,8 +194,8 @@ static void cut_queries(struct shard_tensors *t, const struct backend_item *d, c
     }
 }
 
-/* Queries of a dilated layer, all from the first that sees as far as the card's keys: which of them
- * each sees is the device's to say, and it has outputs of those that see none. */
+/* Queries of a dilated layer, all from the first that sees as far as the card's keys: the device
+ * decides which keys each sees, and has an output even for those that see none. */
 static void cut_dilated(struct shard_tensors *t, const struct backend_item *d, const struct rows *r,
                         uint8_t *out, uint8_t *lse)
 {

@@ -181,7 +181,7 @@ static void fill_failed_rows(struct task *t)
     }
 }
 
-/* Between out and lse are bytes of whoever had the buffer before. */
+/* Clears the gap between out and lse, which has bytes of the buffer's previous use. */
 static void clear_gap(struct task *t)
 {
     const struct backend_pool_config *c = &t->pool->config;

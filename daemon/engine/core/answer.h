@@ -9,7 +9,7 @@
 /* When a refused client should try again. Any thread. */
 uint64_t engine_retry_after_us(const struct engine *e);
 
-/* What is told to who asked: a handler fills it in and returns a status; engine_end sends it. */
+/* A reply being built: a handler fills it in and returns a status; engine_end sends it. */
 struct answer {
     Attnd__Reply header; /* if all is well; without a body it says just that */
     union {

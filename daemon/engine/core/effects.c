@@ -77,7 +77,7 @@ attn_status pool_layers_write(const struct pool *p, uint32_t block, struct pool_
 /* --- effects ---------------------------------------------------------------------------------- */
 
 /* A device applies patches in any order, so those of one entry must agree: with what the entry is
- * now. Entries past the sequence's end are read by nobody. */
+ * now. Entries past the sequence's end are never read. */
 void pool_effects_export(struct engine *e, struct pool *p, struct backend_patch *patches,
                          struct backend_copy *copies)
 {

@@ -21,8 +21,8 @@ attn_status pool_layers_read(const struct pool *p, uint32_t block, struct pool_l
 attn_status pool_layers_write(const struct pool *p, uint32_t block, struct pool_layers layers,
                               const uint8_t *bytes, char *why, size_t why_bytes);
 
-/* The pool's effects in the backend's form; what is of no use any more is left out of them. Room
- * for the capacity and margin of patches. */
+/* The pool's effects in the backend's form, without those that no longer matter. Room for the
+ * capacity and margin of patches. */
 void pool_effects_export(struct engine *e, struct pool *p, struct backend_patch *patches,
                          struct backend_copy *copies);
 /* The device may not have seen a failed batch's patches: they go again, as the tables are now. */

@@ -27,7 +27,7 @@ struct engine_env {
     bool is_kept; /* a successor will take up the cache */
     struct settings *settings; /* what operators may change; NULL: nothing */
     struct peers *peers; /* all engines of the daemon; NULL: it is the only one */
-    uint32_t card; /* which it is of them; 0 is the primary */
+    uint32_t card; /* its index; 0 is the primary */
     const struct idle_memory *idle; /* as kv knows of it; NULL: none */
 };
 
@@ -48,13 +48,13 @@ struct engine_poller {
     struct engine_poller *next; /* the engine's */
     /* true: there was something. Called at every turn, and without pause while the engine spins. */
     bool (*poll)(struct engine_poller *p);
-    /* The engine is about to sleep: who brings something from now on must make a watched descriptor
-     * readable. false: something is there already. */
+    /* The engine is about to sleep: from now on new work must make a watched descriptor readable.
+     * false: there is work already. */
     bool (*may_sleep)(struct engine_poller *p);
     void (*awake)(
-        struct engine_poller *p); /* after each may_sleep: nobody needs to do so any more */
-    /* How long the engine may sleep at most, though what it waits for cannot wake it; 0: not at
-     * all. NULL: as long as it likes. */
+        struct engine_poller *p); /* after each may_sleep: no wake-up is needed any more */
+    /* The longest that the engine may sleep while work can arrive without waking it; 0: not at all.
+     * NULL: no limit. */
     uint64_t (*nap_ns)(struct engine_poller *p);
 };
 /* p is used until engine_close. Any thread. */
@@ -72,8 +72,8 @@ static const uint64_t LANE_SOON_NS = 10 * 1000 * 1000;
 
 /* --- operating -------------------------------------------------------------------------------- */
 
-/* Another file of tenants, whose sessions, sequences and pools end if they are not in it; it is the
- * engine's from now on. NULL, where there are no tenants, changes nothing. Any thread. */
+/* Another file of tenants; sessions, sequences and pools of tenants that are not in it end; it is
+ * the engine's from now on. NULL, where there are no tenants, changes nothing. Any thread. */
 void engine_take_tenants(struct engine *e, struct tenants *now);
 
 /* No new sequences, sessions or pools from now on; steps go on. Any thread, also from a signal's

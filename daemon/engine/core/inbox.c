@@ -1,8 +1,6 @@
-/* inbox.c: see inbox.h.
- *
- * The inbox is a stack that any thread pushes to; the engine takes all of it at once. An awake
- * engine costs its producers no system call, a sleeping one (engine/core/sleep.c) one.
- */
+/* inbox.c: takes requests from any thread into one engine and applies its queue bounds. The inbox
+ * is a stack; the engine takes all of it at once. An awake engine costs its producers no system
+ * call, a sleeping one costs one wake-up. */
 #include "daemon/engine/core/inbox.h"
 
 #include <inttypes.h>

@@ -7,8 +7,8 @@
 
 /* Hands a request to this engine, as engine_submit does. */
 void engine_take(struct engine *e, struct request *req);
-/* The request was another engine's (or this one's, and is to be taken up again): nothing of it is
- * in work. */
+/* Moves a request from one engine to another (or back to the same), while none of its items is in
+ * work. */
 void engine_hand_over(struct engine *to, struct request *req);
 /* Counts the request as this engine's until it is answered; false: it is, with ATTN_EOVERLOAD. */
 bool engine_admit(struct engine *e, struct request *req);

@@ -2,8 +2,8 @@
  * thread: messages, and calls that wait for their end.
  *
  * A message is pushed before the reply that it belongs to; an engine takes its inbox first and its
- * messages then, and looks at the messages first: so a message is known before whatever its reply
- * led to.
+ * messages then, and handles the messages first, so a message is handled before anything that its
+ * reply led to.
  */
 #ifndef ATTND_DAEMON_ENGINE_CORE_MESSAGE_H
 #define ATTND_DAEMON_ENGINE_CORE_MESSAGE_H

@@ -1,7 +1,7 @@
 /* pace.h: when to launch a batch and how much it takes. Pure functions: no engine, no clock.
  *
- * An idle device gets what is there at once. Behind a batch in flight the next one gains nothing by
- * an early launch, and loses what it would still collect. It goes when the device should be six
+ * An idle device gets all ready items at once. Behind a batch in flight the next one gains nothing
+ * by an early launch, and loses what it would still collect. It goes when the device should be six
  * tenths through, but PACE_WAY_IN_NS before the end at the latest: early enough that its way in,
  * over the bus and from the caches of cores that may be asleep, is done in time; late enough that
  * workers who were answered meanwhile are in it.
@@ -33,21 +33,21 @@ uint64_t pace_due_ns(const struct pace_cost *c, uint64_t n_visible, uint64_t now
 
 /* The most items lately ready or in flight at a time, from the last answer and the number now. */
 uint32_t pace_concurrency(uint32_t last, uint32_t n_now);
-/* Items that make a batch full enough where another can run behind it. Workers who are answered
- * together come back together; if one batch took them all, device and workers would wait for each
- * other in turn. So it takes half of what there is about. */
+/* Items that fill a batch when another can run behind it. Workers answered together return
+ * together; if one batch took all of them, device and workers would take turns waiting. So a batch
+ * takes half of the concurrency. */
 uint32_t pace_enough(uint32_t concurrency);
 
 /* A batch that sees n_visible cached tokens is so long that more items would not make it cheaper:
  * they would only let everybody in it, and everybody behind it, wait longer. */
 bool pace_is_long(const struct pace_cost *c, uint64_t n_visible);
 
-/* Of the n_all requests that are held so many go before the next one of a flow that has n_own of
- * them, where flows with something held have shares of all_shares together. */
+/* How many of the n_all held requests go before the next one of a flow that holds n_own; all_shares
+ * is the sum of the shares of flows with requests. */
 uint32_t pace_ahead(uint32_t n_all, uint32_t n_own, uint32_t share, uint32_t all_shares);
 
-/* A request with so many before it, each of which takes request_ns, will be answered within
- * left_ns, though all of them took twice as long. */
+/* Whether a request behind n_ahead others of request_ns each is answered within left_ns, even at
+ * twice that time. */
 bool pace_is_in_time(uint32_t n_ahead, uint64_t request_ns, uint64_t left_ns);
 
 /* The recent time that a request takes, from the last answer and n requests that took batch_ns. */

@@ -1,4 +1,5 @@
-/* pool_table.c: see pool_table.h. */
+/* pool_table.c: looks pools up by handle, name or cache id, and keeps the sessions' holds of them.
+ * Called by all handlers; engine thread. */
 #include "daemon/engine/core/pool_table.h"
 #include "kernels/kv_layout.h"
 
@@ -51,7 +52,7 @@ static uint64_t pool_key(uint32_t tenant, uint32_t handle)
     return (uint64_t)tenant << 32 | handle;
 }
 
-/* All keys are looked at, so that the time tells nothing about handles of others. */
+/* All keys are compared, so that timing reveals nothing about other tenants' handles. */
 struct pool *pool_of_handle(struct engine *e, const struct tenant *who, uint32_t handle)
 {
     uint64_t key = pool_key(tenant_id(who), handle);

@@ -1,4 +1,4 @@
-/* pool_table.h: the table of an engine's pools: which there are, and who holds them. */
+/* pool_table.h: the table of an engine's pools and the sessions that hold them. */
 #ifndef ATTND_DAEMON_ENGINE_CORE_POOL_TABLE_H
 #define ATTND_DAEMON_ENGINE_CORE_POOL_TABLE_H
 
@@ -25,7 +25,7 @@ struct pool *pool_next(struct engine *e, struct pool *p); /* all in turn: behind
  * Returns  whether it is held now, and was not before */
 bool pool_hold(struct engine *e, struct pool *p, uint32_t session, uint64_t request);
 void pool_release(struct engine *e, struct pool *p, uint32_t session, uint64_t request);
-/* The session is no more; the pool is. */
+/* pools_unhold: the session has ended; pool_unhold_all: the pool is dropped. */
 void pools_unhold(struct engine *e, uint32_t session);
 void pool_unhold_all(struct engine *e, struct pool *p);
 /* The highest request by which the session has held a pool, or released one; 0: none. */

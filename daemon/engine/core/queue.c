@@ -34,8 +34,8 @@ void queue_fini(struct engine *e)
 
 /* --- claims ----------------------------------------------------------------------------------- */
 
-/* false: an item of this layer is in work, or too many layers are, or the sequence is copying. To
- * have all is to see that nobody has any: such an item runs at once and needs no claim. */
+/* false: an item of this layer is in work, or too many layers are, or the sequence is copying.
+ * CLAIM_ALL is granted when there are no claims: such an item runs at once and keeps none. */
 static bool seq_claim(struct seq_state *s, uint32_t layer)
 {
     if (layer == CLAIM_ALL)
@@ -259,7 +259,7 @@ void task_release(struct engine *e, struct task *t)
     s->n_held--;
     if (!is_primary(e))
         atomic_fetch_sub(&e->peers->held[t->session], 1);
-    if (s->id != 0) /* nobody has ended it */
+    if (s->id != 0) /* it has not been ended */
         /* the lease runs from the answer */
         session_renew(e->env.sessions, t->session, e->turn_ns);
 }

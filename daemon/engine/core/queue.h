@@ -15,17 +15,17 @@ void queue_fini(struct engine *e); /* of a half-opened engine, too */
 /* A held task has a place among all, keeps its session alive, and its deadline is watched. */
 void task_hold(struct engine *e, struct task *t);
 void task_release(struct engine *e, struct task *t);
-/* Refuses every task that waits or is ready and whose deadline has passed. */
+/* Refuses waiting and ready tasks whose deadline has passed. */
 void tasks_expire(struct engine *e, uint64_t now_ns);
 /* Refuses all of every task that is not in a batch. */
 void tasks_refuse(struct engine *e, attn_status st, const char *why);
 /* The same of the tasks of one session. */
 void tasks_refuse_of(struct engine *e, uint32_t session, attn_status st, const char *why);
 
-/* The item, whose seq is known, enters its sequence's queue. true: its turn is now, it has its
- * claim. */
+/* Puts the item, whose seq is set, into its sequence's queue. true: it has its claim and may run
+ * now. */
 bool item_enter(struct engine *e, struct item *it);
-/* The item, whose seq is known, waits before all others of its sequence. */
+/* Puts the item, whose seq is set, at the head of its sequence's queue. */
 void item_wait_first(struct engine *e, struct item *it);
 /* The item, which waits, leaves its sequence's queue. */
 void item_leave(struct engine *e, struct item *it);
@@ -49,7 +49,7 @@ bool seq_is_busy(const struct engine *e, uint32_t seq);
 void seq_closed(struct engine *e, uint32_t seq);
 /* Something that an item of the sequence waits for has come: it is woken with the others. */
 void seq_wake_later(struct engine *e, uint32_t seq);
-/* Its items wait until a pool has room; false: they did. Then all who wait are woken. */
+/* Makes the sequence wait until a pool has room; false: it already did. */
 bool seq_waits_for_room(struct engine *e, uint32_t seq);
 void seqs_have_room(struct engine *e);
 /* The sequence, of the pool of this index, has been used just now: idle ones make way in the order

@@ -1,7 +1,6 @@
-/* ready.c: ready tasks of a pool by age. New tasks come in order of age and go to a plain
- * list; tasks that become ready again (an item of theirs had to wait) go to a pairing heap. Both
- * are intrusive: nothing is allocated, and a task whose deadline passes is taken out from the
- * middle.
+/* ready.c: ready tasks of a pool by age. New tasks come in order of age and go to a plain list;
+ * tasks that become ready again after an item had to wait go to a pairing heap. Both are intrusive:
+ * nothing is allocated, and a task whose deadline passes is taken out from the middle.
  */
 #include "daemon/engine/core/ready.h"
 

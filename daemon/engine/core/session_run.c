@@ -42,7 +42,7 @@ void seq_close(struct engine *e, kv_seq_id seq)
     kv_seq_close(e->env.kv, seq);
 }
 
-/* Who has a session's number has its tenant's: the connection is this tenant's from now on. */
+/* A session id proves its tenant: the connection is this tenant's from now on. */
 static void claim_connection(struct principal *p, const struct tenant *who)
 {
     if (who != NULL && p->tenant[0] == '\0')
@@ -80,7 +80,7 @@ static void log_end(const struct session *s, const char *why)
 static void session_ended(struct engine *e, uint32_t slot, const char *why)
 {
     kv_owner_end(e->env.kv, slot);
-    if (e->env.card == 0) /* whose they are */
+    if (e->env.card == 0) /* the primary has the owners */
         tenant_give(session_tenant(e, slot), TENANT_SESSIONS, 1);
     pools_unhold(e, slot);
     e->is_dirty = true;
@@ -97,8 +97,8 @@ void session_kill(struct engine *e, uint32_t slot, const char *why)
     tasks_refuse_of(e, slot, ATTN_ENOTFOUND, why);
 }
 
-/* A longer lease counts at once. A shorter one counts once the old one is over: who renews in time
- * has said hello by then, and was told. */
+/* A longer lease counts at once. A shorter one counts once the old one is over: clients that renew
+ * in time have read it from a hello's reply by then. */
 static void lease_turn(struct engine *e, uint64_t now_ns)
 {
     uint64_t lease_ns = config_now(e->env.cfg, lease_us) * 1000;

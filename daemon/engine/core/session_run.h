@@ -7,7 +7,7 @@
 /* The session that a request names; renews it. ATTN_ENOTFOUND with a sentence. */
 attn_status session_of_request(struct engine *e, struct request *req, uint32_t *out_slot,
                                struct answer *a);
-/* Whose session it is; NULL: none asks. */
+/* The session's tenant; NULL: there are no tenants. */
 struct tenant *session_tenant(const struct engine *e, uint32_t slot);
 /* Closes a sequence, which is its tenant's no more. */
 void seq_close(struct engine *e, kv_seq_id seq);

@@ -1,5 +1,5 @@
-/* sleep.c: how an idle engine waits: it looks at its pollers without pause for a while, if
- * that has been worth it lately, then tells everybody that it sleeps and does.
+/* sleep.c: waiting of an idle engine: it polls without pause for a while, if that has paid off
+ * lately, then announces that it sleeps, and sleeps.
  *
  * Spinning is bounded by engine.spin and adapts: work that came within that time would have been
  * found by spinning, so the next spin is as long; work that came later halves it. Whoever brings
@@ -26,7 +26,7 @@ enum {
     PAUSES_A_LOOK = 8,
     EVENTS = 64,
 };
-static const uint64_t MIN_SPIN_NS = 1000; /* shorter ones are none */
+static const uint64_t MIN_SPIN_NS = 1000; /* below this, don't spin */
 static const uint64_t POLITE_NS = 20 * 1000; /* spinning for longer lets others run in between */
 static const uint64_t RECENT_NS = 10 * 1000 * 1000; /* pollers silent for longer are not spun for */
 
@@ -126,7 +126,8 @@ static void sleep_until_woken(struct engine *e, uint64_t max_ns)
     atomic_store(&e->is_asleep, 1);
     bool may_sleep = engine_is_quiet(e);
     for (struct engine_poller *p = first; p != NULL; p = p->next)
-        may_sleep = p->may_sleep(p) && may_sleep; /* all are told, all are told again below */
+        /* no short-circuit: every poller gets may_sleep and awake */
+        may_sleep = p->may_sleep(p) && may_sleep;
     if (may_sleep) {
         struct epoll_event events[EVENTS];
         uint64_t ms = max_ns / 1000000 + (max_ns % 1000000 != 0);

@@ -144,7 +144,8 @@ struct seq_state {
     uint32_t listed_of; /* that pool plus one; 0: in no list */
     bool is_moving; /* from or to another card: nothing is done with it */
     struct trace_entry trace;
-    /* Since this epoch no truncation has left fewer tokens; 0: none has asked to be told. */
+    /* Since this epoch no truncation has left fewer tokens; 0: never exported with a request for
+     * it. */
     uint32_t kept_epoch, n_kept;
 };
 
@@ -176,7 +177,7 @@ struct pool {
     uint64_t device_bytes;
     uint32_t generation; /* pools that this one's index was before */
     struct ready_queue ready;
-    struct kv_effects fx; /* what the next batch must tell the device first */
+    struct kv_effects fx; /* updates that the next batch carries to the device first */
     uint32_t n_holders; /* sessions that made or found it and live */
     struct pace_cost cost;
 };
@@ -199,7 +200,7 @@ struct batch {
     uint32_t n_items, n_tokens, n_tasks;
     uint64_t n_visible; /* cached tokens its items see */
     uint64_t submitted_ns;
-    uint64_t charged_ns; /* to its tenant, as long as nobody knows what it takes */
+    uint64_t charged_ns; /* to its tenant, an estimate until it is back */
     bool is_in_flight;
 };
 
@@ -207,7 +208,7 @@ struct batch {
 enum {
     MOVER_GROUP = 32, /* most that go out together */
     MOVER_PROMOTE = 64, /* most that come for a request at a time */
-    MOVER_AHEAD = 64, /* blocks of a pool that can be had without waiting for their bytes to go */
+    MOVER_AHEAD = 64, /* blocks of a pool to keep available without waiting for a copy */
     MOVER_SCAN = 4096, /* of those that are evicted next, looked at */
 };
 struct mover_group {
@@ -261,10 +262,10 @@ struct engine_tier {
     uint32_t n_found;
     bool has_met; /* it came upon what another promotion brings */
     struct task_list queue; /* to be run again when something has come */
-    uint32_t **kept; /* [max_pools][n_blocks] low words of the serials whose copies are there */
+    uint32_t **kept; /* [max_pools][n_blocks] low words of the serials that have a copy in a tier */
     struct kv_evictable *next_out; /* [MOVER_SCAN] */
-    bool has_changed; /* pools' blocks have, since somebody looked ahead */
-    uint64_t out_at_ns, disk_at_ns; /* nothing goes there before, after an error */
+    bool has_changed; /* pools' blocks have changed since the last mover_demote_next */
+    uint64_t out_at_ns, disk_at_ns; /* after an error: no demotion before this time */
     uint64_t n_spilled_of; /* blocks.filled when nothing was left to spill */
 };
 
@@ -283,13 +284,13 @@ struct engine_idle {
 /* A sequence that moves to another card (cards/move.c). */
 struct engine_leave {
     struct card_move *move; /* the one that this engine has at work; NULL: none */
-    uint32_t seq; /* whose sequence that is; SEQ_NONE: it was closed */
-    uint32_t n_there; /* its first blocks whose bytes are at the target */
+    uint32_t seq; /* the sequence; SEQ_NONE: it was closed */
+    uint32_t n_there; /* leading blocks whose bytes are at the target */
     uint32_t n_valid; /* its first blocks that have not changed since they were copied */
     struct kv_seq_import *reading; /* held, while their bytes are read; NULL: none */
     uint32_t reading_of; /* pool */
     bool wants_stop; /* little is left: the rest goes when nothing is in work */
-    bool is_stopped; /* what comes for the sequence is held back, and all behind it */
+    bool is_stopped; /* requests for the sequence are held back, and all behind them */
     bool is_there; /* the other card has all of it */
     uint64_t wanted_ns, stopped_ns;
     uint64_t looked_ns, looked_stamp,
@@ -322,7 +323,7 @@ struct engine {
     uint64_t lease_ns;
     uint64_t next_lease_ns, next_lease_at_ns; /* as it is set, and when it counts */
     uint64_t boot_id; /* random */
-    uint64_t hello_secret[2]; /* random: nobody can make two hellos look the same */
+    uint64_t hello_secret[2]; /* random, so that clients cannot make two hellos collide */
 
     /* any thread */
     _Atomic(struct request *) inbox; /* newest first */
@@ -337,8 +338,9 @@ struct engine {
     _Atomic bool is_stopping, is_draining;
     _Atomic(struct tenants *) new_tenants; /* as another file has them; NULL: none */
     _Atomic bool ends_tokens; /* no sequence begins a token any more */
-    _Atomic bool is_in_token; /* draining: some sequence is, or nobody has looked since a step */
-    _Atomic uint64_t token_at_ns; /* draining: when a layer last got tokens */
+    /* draining: a sequence is in a token, or this is unchecked since the last step */
+    _Atomic bool is_in_token;
+    _Atomic uint64_t token_at_ns; /* draining: when a layer last had tokens appended */
     _Atomic int health; /* attn_status */
     struct queue_count queue; /* requests between engine_submit and their reply */
     _Atomic uint32_t max_queue_requests;
@@ -380,7 +382,7 @@ struct engine {
     uint64_t next_deadline_ns; /* no held task has an earlier one */
     bool is_dirty; /* gauges of cache and sessions are old */
     bool has_old_pools; /* the same of single pools */
-    bool has_gone_tenants; /* some of whom have pools */
+    bool has_gone_tenants; /* some of them still have pools */
     uint64_t pools_at_ns; /* when those were published */
     bool is_lost; /* what waited for the lost device has been refused */
     struct kv_stats gauges; /* as published, as the next */

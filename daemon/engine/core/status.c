@@ -1,5 +1,5 @@
-/* status.c: whether the engine drains and whether its device is lost, as others ask and tell
- * it. */
+/* status.c: whether the engine drains and whether its device is lost; read and set by other
+ * threads. */
 #include "daemon/engine/core/status.h"
 
 #include "daemon/base/clock.h"

@@ -24,7 +24,7 @@ enum {
     CARD_SHIFT = 40, /* of a place in a list that goes over the cards, one after the other */
 };
 
-/* Whose it is, where somebody asks. */
+/* Adds its tenant, where there are tenants. */
 static void add_tenant(struct engine *e, json_t *object, uint32_t id)
 {
     const struct tenant *t = tenants_of_id(e->env.tenants, id);
@@ -272,7 +272,7 @@ static void add_next(struct engine *e, json_t *list, const struct pool *p)
                             "is_expired", (int)next[i].is_expired));
 }
 
-/* Blocks by state, of each pool and of all, and what became of them. */
+/* Blocks by state, per pool and in total, with counts of evictions. */
 /* What is in tiers, of all cards. */
 static void add_tiers(json_t *all)
 {

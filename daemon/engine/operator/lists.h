@@ -8,11 +8,11 @@
 
 struct topic {
     const char *name;
-    bool is_for_all; /* who may send steps may see it */
+    bool is_for_all; /* any client may see it */
     json_t *(*list)(struct engine *e, const Attnd__Inspect *ask); /* NULL: no memory */
 };
 
-/* Whose engine answers: lists of sequences go through the cards by their pages. */
+/* The card whose engine answers; lists of sequences visit the cards page by page. */
 uint32_t list_device(const struct engine *e, const Attnd__Inspect *ask);
 /* NULL: there is no such topic. */
 const struct topic *topic_find(const char *name);

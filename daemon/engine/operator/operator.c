@@ -1,5 +1,5 @@
-/* operator.c: what operators ask and change: lists, settings, ends of sessions and
- * sequences. Run inline on the engine thread. Who asks for what changes something is logged.
+/* operator.c: what operators ask and change: lists, settings, ends of sessions and sequences. Run
+ * inline on the engine thread. Changes are logged with the name of the requester.
  */
 #include "daemon/engine/operator/operator.h"
 
@@ -200,7 +200,7 @@ static bool what_changes(const Attnd__Request *h, char *out, size_t out_bytes)
     }
 }
 
-/* Whose sequence or pool a request is about by the tenant's name; NULL: it names none. */
+/* The tenant that a request names as the owner of its sequence or pool; NULL: none. */
 static const char *named_tenant(const Attnd__Request *h)
 {
     const char *name = "";
@@ -213,7 +213,7 @@ static const char *named_tenant(const Attnd__Request *h)
     return name[0] != '\0' ? name : NULL;
 }
 
-/* Lists that say nothing of a tenant's are everybody's. */
+/* Lists without any tenant's data are open to all. */
 static bool is_for_all(const struct engine *e, const Attnd__Request *h)
 {
     const struct topic *t =
@@ -264,7 +264,8 @@ attn_status stats_run(struct engine *e, struct request *req, uint32_t session, s
     return ATTN_OK;
 }
 
-/* What changes the daemon for everybody: refuses it to whom it may not, and logs who did it. */
+/* Requests that change the daemon for all clients: refused without the right, and logged with the
+ * name of the requester. */
 attn_status drain_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
     char who[PRINCIPAL_TEXT_BYTES];

@@ -5,8 +5,8 @@
 
 #include "daemon/engine/core/answer.h"
 
-/* May who asks for it have it? Logs who changes what. ATTN_EAUTH; ATTN_ENOTFOUND: it names a tenant
- * that there is not. */
+/* Checks that the requester has the right; logs changes. ATTN_EAUTH; ATTN_ENOTFOUND: it names a
+ * tenant that there is not. */
 attn_status operator_check(struct engine *e, const struct request *req, struct answer *a);
 attn_status inspect_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 attn_status pool_drop_run(struct engine *e, struct request *req, uint32_t session,
@@ -17,7 +17,7 @@ attn_status reload_run(struct engine *e, struct request *req, uint32_t session, 
 attn_status kill_session_run(struct engine *e, const Attnd__Kill *kill, struct answer *a);
 attn_status stats_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 attn_status drain_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
-/* Answers those who wait for events and have some, or have waited long enough; is_last: all. */
+/* Answers waiting watchers that have events or whose time is over; is_last: all of them. */
 void watchers_answer(struct engine *e, bool is_last);
 /* Something was logged (log_set_listener). */
 void watchers_wake(void *user);

@@ -97,7 +97,7 @@ fail:
     return st;
 }
 
-/* How far back its layers see; nothing is freed where one of them sees everything. */
+/* The pool's window: how far back its layers see. None if one layer sees everything. */
 static void note_windows(const struct backend_pool_config *c, struct kv_pool_spec *ks)
 {
     uint32_t window = 0, kept = 0;
@@ -305,7 +305,7 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
     return ATTN_OK;
 }
 
-/* Drops one pool of the tenant's that nobody would miss; false: there is none. */
+/* Drops one unused pool of the tenant; false: there is none. */
 static bool drop_idle(struct engine *e, const struct tenant *who)
 {
     char why[WHY_BYTES];
@@ -316,8 +316,8 @@ static bool drop_idle(struct engine *e, const struct tenant *who)
     return false;
 }
 
-/* How a pool lies that was refused as whole, and whose spec leaves it open: of each head, or where
- * there are fewer of them than cards, of each block, a shard on every card. */
+/* How to split a pool that does not fit one card, if its spec allows: by heads, or by tokens if
+ * there are fewer heads than cards. */
 static attn_split other_split(const struct engine *e, const Attnd__PoolSpec *asked)
 {
     if (asked->split != ATTND__SPLIT__SPLIT_AUTO || asked->n_blocks == 0 || !has_others(e))
@@ -364,8 +364,8 @@ attn_status pool_find_same(struct engine *e, const struct tenant *who, const Att
     return st;
 }
 
-/* Drops the pool of this name if it has another size and nobody would miss it: then it can be made
- * of the size that is asked for. */
+/* Drops the pool of this name if it has another size and is unused, so that it can be made with the
+ * size asked for. */
 static bool drop_for_size(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked)
 {
     char why[WHY_BYTES];

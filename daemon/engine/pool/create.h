@@ -15,7 +15,7 @@ void pools_fini(struct engine *e); /* of a half-opened engine, too */
 attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
                         struct pool **out_pool, char *why, size_t why_bytes);
 
-/* Only finds it. ATTN_ENOTFOUND: there is none of this name; ATTN_EEXIST, ATTN_EINVAL as above */
+/* Finds it without making it. ATTN_ENOTFOUND: no such name; ATTN_EEXIST, ATTN_EINVAL as above */
 attn_status pool_find_same(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
                            struct pool **out_pool, char *why, size_t why_bytes);
 

@@ -86,7 +86,7 @@ attn_status pool_release_run(struct engine *e, struct request *req, uint32_t ses
     return ATTN_OK;
 }
 
-/* Whose pool it is about: the session's own tenant's, or of whom an operator names. */
+/* The tenant whose pool is meant: the session's own, or the one that an operator names. */
 static attn_status resize_owner(struct engine *e, struct request *req, struct tenant **who,
                                 struct answer *a)
 {

@@ -1,14 +1,6 @@
-/* resize.c: see resize.h.
- *
- * Between batches: none of the pool's is in flight, nothing of it is on its way to or from host
- * memory or another card. Fewer blocks: the cache says what is to be copied, the device has copied
- * it before the cache's truth changes, and the tables' patches go with the next batches. More: the
- * device has zeroed what comes before the cache counts it. So a kill leaves the old number or the
- * new one, and a successor makes the pool with what the arena says.
- *
- * Of a split pool the primary's arena says it for all devices: their shards have more memory before
- * it says so, and less after it does (cards/split/backend.c).
- */
+/* resize.c: gives a pool more or fewer blocks between batches: none of the pool's batches is in
+ * flight, none of its blocks is being moved to or from host memory or another card. Called by the
+ * handler of pool resizes, on the engine thread. */
 #include "daemon/engine/pool/resize.h"
 
 #include <assert.h>
@@ -102,8 +94,8 @@ static attn_status copy_blocks(struct engine *e, struct pool *p, const struct kv
     return ATTN_OK;
 }
 
-/* What the device is told of entries goes with the next batches; entries without an owner name no
- * block that is gone. */
+/* Table updates go with the next batches; entries without an owner must not name a removed
+ * block. */
 static void notify_tables(struct engine *e, struct pool *p, const struct kv_shrink *s)
 {
     char why[WHY_BYTES];
@@ -240,7 +232,7 @@ static void resize_there(struct engine *e, void *arg)
     ask->status = resize_here(e, p, ask->n_blocks, ask->why, ask->why_bytes);
 }
 
-/* had: of each card that has done it, from the second on; those before *n. */
+/* had: old sizes of the cards [1, *n) that have been resized. */
 static attn_status resize_others(struct engine *primary, struct resize_ask *ask, uint32_t *had,
                                  uint32_t *n)
 {
@@ -256,7 +248,7 @@ static attn_status resize_others(struct engine *primary, struct resize_ask *ask,
     return ATTN_OK;
 }
 
-/* Cards [1, n) that have done it go back to what they had. */
+/* Gives the cards [1, n) their old size back. */
 static void others_undo(struct engine *primary, const struct pool *p, struct resize_ask *ask,
                         const uint32_t *had, uint32_t n)
 {

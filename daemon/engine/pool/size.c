@@ -1,4 +1,5 @@
-/* size.c: see size.h. */
+/* size.c: computes a pool's geometry on this card and checks its number of blocks against memory
+ * and block records. Called as pools are made and resized; engine thread. */
 #include "daemon/engine/pool/size.h"
 
 #include <inttypes.h>

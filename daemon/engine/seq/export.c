@@ -29,7 +29,7 @@
 #include "kernels/kv_layout.h"
 #include "proto/seq_file.h"
 
-/* Those that a request names, and the bytes that a block has of them. */
+/* The layers that a request names, and their bytes in a block. */
 struct part {
     struct pool_layers layers;
     uint64_t bytes;
@@ -322,7 +322,7 @@ static void layers_end(struct engine *e, struct pool *p, kv_seq_id seq, const At
         uint32_t n = m->layer_len[l] - first;
         if (is_good)
             kv_append_commit(e->env.kv, seq, l, first, n);
-        else /* nobody shares a block that a layer has nothing of, so there is no copy to undo */
+        else /* a block without this layer's tokens is not shared, so there is no copy to undo */
             kv_append_cancel(e->env.kv, seq, l, first, n, &p->fx);
     }
 }

@@ -81,7 +81,7 @@ static void note_done(struct engine *e, const struct request *req, uint32_t sess
     peers_request_done(e, session, req->wire.header->session, req->wire.request_id);
 }
 
-/* There is one more, with as many tokens as others had. */
+/* A sequence was made, with the tokens that it shares. */
 static void seq_begin(struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info;
@@ -306,7 +306,7 @@ static attn_status run_adopt(struct engine *e, struct request *req, uint32_t ses
     return ATTN_OK;
 }
 
-/* Whose names a request's sequence is looked up among. */
+/* The tenant in whose namespace a request's sequence is looked up. */
 static uint32_t tenant_of_request(const struct engine *e, const struct request *req,
                                   uint32_t session)
 {
@@ -342,7 +342,7 @@ static attn_status run_as_owner(struct engine *e, struct request *req, uint32_t 
     }
 }
 
-/* A fork whose source is not here: it may be a repeated one. */
+/* A fork whose source is gone: it may be a repeat. */
 static attn_status run_late_fork(struct engine *e, struct request *req, uint32_t session,
                                  struct answer *a)
 {
@@ -386,7 +386,7 @@ static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t se
     case ATTND__REQUEST__BODY_TRUNCATE:
         if (!kv_seq_is_repeat(e->env.kv, seq, session, req->wire.request_id))
             return run_as_owner(e, req, session, seq, a);
-        reply_seq(e, seq, false, a); /* it names the epoch that it ended itself */
+        reply_seq(e, seq, false, a); /* a repeat of the truncation that already raised this epoch */
         return ATTN_OK;
     default:
         return run_as_owner(e, req, session, seq, a);

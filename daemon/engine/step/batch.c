@@ -1,10 +1,10 @@
 /* batch.c: from ready items to a batch and back.
  *
  * A batch takes ready tasks of one pool, oldest first, whole if they fit an empty batch, else in
- * parts. Whose pool it is decides who has had least of the device for his share; of his pools it is
- * the one with the oldest task. Appends are reserved in the cache one by one as they enter; table
- * patches and block copies of all reserves go with the batch. When it is back, appends are
- * committed, or cancelled if it failed, and every task whose last item is done is answered.
+ * parts. Tenants go by weighted fair queueing, then the tenant's pool with the oldest task. Appends
+ * are reserved in the cache one by one as they enter; table patches and block copies of all
+ * reserves go with the batch. When it is back, appends are committed, or cancelled if it failed,
+ * and tasks whose items are all done are answered.
  */
 #include "daemon/engine/step/batch.h"
 
@@ -148,7 +148,7 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     return cannot_take(e, it, st);
 }
 
-/* What the device is told of an item. */
+/* An item in the form that the backend takes. */
 static struct backend_item device_item(struct engine *e, const struct item *it)
 {
     const struct task *t = it->task;
@@ -287,7 +287,7 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
     return false;
 }
 
-/* Whose items go next; NULL: none are ready. */
+/* The pool whose items go next; NULL: none are ready. */
 static struct pool *next_pool(struct engine *e)
 {
     struct pool *best = NULL;

@@ -1,4 +1,6 @@
-/* batch_end.c: see batch_end.h. */
+/* batch_end.c: handles a batch that has come back: commits or cancels its appends, charges its
+ * tenant, answers tasks that are done, and deals with a lost device. Called by the engine's loop
+ * and by code that waits for batches. */
 #include "daemon/engine/step/batch_end.h"
 
 #include <inttypes.h>

@@ -1,5 +1,5 @@
 /* batch_end.h: batches come back: what they have appended is committed, or cancelled if they
- * failed, and every task whose last item is done is answered. */
+ * failed, and tasks whose items are all done are answered. */
 #ifndef ATTND_DAEMON_ENGINE_STEP_BATCH_END_H
 #define ATTND_DAEMON_ENGINE_STEP_BATCH_END_H
 
@@ -12,7 +12,7 @@ bool batch_finish_one(struct engine *e, uint64_t wait_ns);
 void batches_watch(struct engine *e, uint64_t now_ns);
 /* The backend has not taken it. */
 void batch_refused(struct engine *e, struct batch *b, attn_status st, const char *why);
-/* Whose flow of device time the pool's batches are charged to; NULL: none. */
+/* The tenant that the pool's batches are charged to; NULL: none. */
 struct tenant *batch_payer(const struct engine *e, const struct pool *p);
 
 #endif

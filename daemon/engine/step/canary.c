@@ -1,9 +1,8 @@
-/* canary.c: see canary.h.
- *
- * The bounds of reference.h are for values of about unit size. Live values are what they are: the
- * absolute part grows with the largest |v|, since the output is a mean of them, and by the rounding
- * of scores, which grows with |q| |k|.
- */
+/* canary.c: compares one output row of the device with the float64 reference. Called by the
+ * engine's canary, which copies the K and V, and by its judging thread. The bounds of reference.h
+ * are for values of about unit size. Live values vary: the absolute bound grows with the largest
+ * |v|, since the output is a mean of them, and with the rounding of scores, which grows with |q|
+ * |k|. */
 #include "daemon/engine/step/canary.h"
 
 #include <math.h>

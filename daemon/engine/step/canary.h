@@ -1,6 +1,6 @@
 /* canary.h: one output of the device against the float64 reference: one query row of one head of an
  * item, over the K and V that the cache holds. What is compared is copied here first, a block at a
- * time, so that nobody has to stand still for it.
+ * time, so that the engine need not wait for it.
  */
 #ifndef ATTND_DAEMON_ENGINE_STEP_CANARY_H
 #define ATTND_DAEMON_ENGINE_STEP_CANARY_H

@@ -14,7 +14,7 @@ enum { CANARY_FREE, CANARY_READING, CANARY_JUDGING };
 
 /* The item that is looked at. */
 struct canary_watch {
-    _Atomic int state; /* CANARY_JUDGING: all below is the thread's, but for the counts */
+    _Atomic int state; /* CANARY_JUDGING: all below belongs to the thread, except the counts */
     uint64_t n_since; /* items since the last that was chosen */
     uint64_t chance;
     struct canary item;

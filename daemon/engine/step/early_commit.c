@@ -1,4 +1,6 @@
-/* early_commit.c: see early_commit.h. */
+/* early_commit.c: adds to a batch the signals by which the device itself answers bells and records
+ * the early commits in the cache (cache/early_commit.c). Called as a batch is launched and when it
+ * is back; engine thread. */
 #include "daemon/engine/step/early_commit.h"
 
 #include "cache/kv_append.h"

@@ -99,8 +99,8 @@ bool lane_poll(struct lane *l);
 /* Nothing is taken any more; n_busy says what is still in the engine. */
 void lane_close(struct lane *l);
 
-/* Plans what h says, whose steps have been checked: whatever is planned from its first bell on is
- * abandoned. The same plan again changes nothing; no layers: abandons only.
+/* Accepts the plan h, whose steps have been checked, and abandons older plans from its first bell
+ * on. A repeat changes nothing; a plan without layers only abandons.
  * Errors   ATTN_EINVAL first_bell, or a late copy; ATTN_EOVERLOAD as many plans as there may be;
  *          ATTN_ENOMEM. Nothing has changed then */
 attn_status lane_plan(struct lane *l, const struct request *req, uint64_t in_bytes, char *why,
@@ -111,7 +111,7 @@ void lane_release(struct lane *l);
 /* transport_ops.reply of bells. */
 void lane_reply(struct request *req);
 
-/* A lane whose plans may come from now on, until it is removed. The engine's thread. */
+/* Starts serving a lane's plans and bells, until it is removed. The engine's thread. */
 void engine_lane_add(struct engine *e, struct lane *l);
 void engine_lane_remove(struct lane *l);
 

@@ -1,5 +1,5 @@
-/* plan.c: plans: the steps that will come by a lane's bells are checked before the first of
- * them, so that what is wrong is told in a sentence, to somebody who can read it.
+/* plan.c: plans: the steps that will come by a lane's bells are checked before the first of them,
+ * so that a mistake is answered with a sentence.
  *
  * The primary has all lanes. A lane's plan with sequences on other cards goes to each of these in
  * turn, which looks at its own; the lane's plans behind it wait meanwhile, so they keep their
@@ -47,7 +47,7 @@ struct plan_tour {
     struct engine_message message; /* first */
     struct engine *primary;
     struct lane *lane; /* it is there until the tour is over */
-    struct request *req; /* the primary's, which nobody changes */
+    struct request *req; /* the primary's; not changed here */
     uint32_t cards; /* still to be asked, a bit each */
     bool is_behind;
     uint64_t in_bytes;

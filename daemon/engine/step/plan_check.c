@@ -1,7 +1,7 @@
-/* plan_check.c: see plan_check.h. Each step is checked again when it is there: a plan
- * promises nothing about what others do meanwhile. Positions are checked where nothing is on its
- * way that would move them.
- */
+/* plan_check.c: checks a plan's geometry, layers and items before its first bell, so that a mistake
+ * is answered with a sentence. Each step is checked again when it comes, since a plan locks
+ * nothing; positions are checked where no step is under way that moves them. Called by the plan
+ * handlers; engine thread. */
 #include "daemon/engine/step/plan_check.h"
 
 #include <inttypes.h>

@@ -15,7 +15,8 @@ static inline bool plan_is_behind(const struct lane *l)
 attn_status plan_check(struct engine *e, const Attnd__Plan *h, uint32_t session,
                        const struct lane *l, struct wire_step_layout *out, char *why,
                        size_t why_bytes);
-/* Its items whose sequences are on this card; is_behind: their positions will be other ones. */
+/* Checks its items whose sequences are on this card; is_behind: earlier steps will move their
+ * positions. */
 attn_status plan_check_items(struct engine *e, const Attnd__Plan *h, uint32_t session,
                              const struct pool *p, bool is_behind, char *why, size_t why_bytes);
 

@@ -201,7 +201,7 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
 {
     const Attnd__Step *s = req->wire.header->step;
     attn_status st = step_check_shape(e, s, p, out, why, why_bytes);
-    if (st != ATTN_OK || req->bell != NULL) /* whose plan was checked against its regions */
+    if (st != ATTN_OK || req->bell != NULL) /* its plan was checked against the lane's regions */
         return st;
     if (req->wire.payload_bytes != out->request_bytes) {
         snprintf(why, why_bytes,
@@ -275,8 +275,8 @@ static void step_enter(struct engine *e, struct task *t)
     step_advance(e, t);
 }
 
-/* Whether the tenant's turn will come in time; where nobody has tenants the inbox has seen to
- * it. */
+/* Whether the tenant's turn comes before the deadline; without tenants the inbox has checked
+ * this. */
 static attn_status step_check_turn(struct engine *e, const struct request *req,
                                    const struct tenant *who, char *why, size_t why_bytes)
 {
@@ -320,7 +320,7 @@ static attn_status step_charge(struct engine *e, struct request *req, uint32_t s
     return st;
 }
 
-/* A step's task, all of whose items are still to be filled in. NULL: no memory. */
+/* A step's task with empty items. NULL: no memory. */
 static struct task *task_new(struct request *req, struct pool *p, uint32_t session,
                              const struct wire_step_layout *layout)
 {

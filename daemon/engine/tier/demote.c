@@ -1,5 +1,6 @@
-/* demote.c: see demote.h. A copy counts if its block is still the same publication when it is
- * done: that may be taken back meanwhile. */
+/* demote.c: demotes blocks: copies what will be evicted next to host memory, and what leaves host
+ * memory to the file. A copy counts only if its block is still the same publication at its end.
+ * Called by the mover's turn and by handlers that need blocks; engine thread. */
 #include "daemon/engine/tier/demote.h"
 
 #include <stdlib.h>
@@ -69,8 +70,8 @@ static void out_begin(struct engine *e, struct pool *p, uint32_t n)
         tier_store_drop(e->tier.blocks, o->to[i]);
 }
 
-/* Of the blocks that are evicted next, `want` of them, how many have no copy; the first of those
- * begin to go, if none do. */
+/* Of the next `want` blocks to be evicted, how many have no copy; starts copying the first of them
+ * if no copy is running. */
 static uint32_t copy_next(struct engine *e, struct pool *p, uint32_t want)
 {
     struct mover_demote *o = &e->tier.demote;

@@ -1,12 +1,12 @@
 /* demote.h: demotion, blocks on their way out.
  *
  * Out of a pool: while few blocks of it are free, those that will be evicted next are copied to
- * host memory, so that later eviction has nothing to wait for. They are held meanwhile: nobody
- * writes to what is being read. An item that wants more blocks than have a copy waits for the next
- * group, in its sequence's queue; its batch goes without it.
+ * host memory, so that later eviction has nothing to wait for. They are held until then, so that
+ * they are not overwritten while being read. An item that wants more blocks than have a copy waits
+ * for the next group, in its sequence's queue; its batch goes without it.
  *
- * Out of host memory: the same with the file, for the blocks of the store that go next. Nobody
- * waits for the file: where it is behind, blocks are lost to the cache.
+ * Out of host memory: the same with the file, for the blocks of the store that go next. The engine
+ * never waits for the file: if it falls behind, blocks are lost to the cache.
  */
 #ifndef ATTND_DAEMON_ENGINE_TIER_DEMOTE_H
 #define ATTND_DAEMON_ENGINE_TIER_DEMOTE_H
@@ -15,12 +15,12 @@
 
 attn_status mover_demote_init(struct engine *e); /* ATTN_ENOMEM */
 void mover_demote_fini(struct engine *e); /* when all is back */
-/* n more blocks of the pool are wanted. true: those that would be evicted for them are on their way
- * out: ask again when something has come; false: they can be had now, or never. */
+/* Makes room for n more blocks. true: blocks to be evicted are still being copied, ask again when a
+ * copy ends; false: there is room, or there never will be. */
 bool mover_makes_room(struct engine *e, struct pool *p, uint64_t n);
-/* n blocks of the pool can't be had as long as others are on their way out, and then can. */
+/* Whether n blocks become available once running demotions end. */
 bool mover_holds(struct engine *e, const struct pool *p, uint64_t n);
-/* A copy of the block is in a tier. */
+/* Notes that the block has a copy in a tier. */
 void mover_note_kept(struct engine *e, const struct pool *p, uint32_t block, uint64_t serial);
 /* The pool is dropped. */
 void mover_forget_pool(struct engine *e, kv_pool_id pool);

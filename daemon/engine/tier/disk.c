@@ -1,5 +1,6 @@
-/* disk.c: see disk.h. Threads with pread(2) and pwrite(2): with blocks of a megabyte each
- * a few of them keep a disk busy, and nothing is gained by a ring of requests. */
+/* disk.c: reads and writes blocks of the disk tier with a few threads that use pread(2) and
+ * pwrite(2): with blocks of a megabyte that keeps a disk busy. Moves are submitted on the engine
+ * thread and completed on those threads. */
 #define _GNU_SOURCE
 #include "daemon/engine/tier/disk.h"
 

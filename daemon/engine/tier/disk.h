@@ -14,7 +14,7 @@ enum { TIER_DISK_ALIGN = 4096 }; /* of places, sizes and memory */
 
 struct tier_disk;
 
-/* A file in the folder `path`. why names the setting that can't be had. */
+/* Makes a file in the folder `path`. why names the setting that cannot be met. */
 attn_status tier_disk_open(const char *path, uint64_t bytes, struct tier_disk **out_disk, char *why,
                            size_t why_bytes);
 void tier_disk_close(struct tier_disk *d); /* when all is read and written; NULL is fine */
@@ -22,7 +22,7 @@ void tier_disk_close(struct tier_disk *d); /* when all is read and written; NULL
 /* Places: tier_memory's two (cache/tier_store.h); arg is the disk. */
 bool tier_disk_take(void *arg, uint64_t bytes, uint64_t *out_place);
 void tier_disk_give(void *arg, uint64_t place, uint64_t bytes);
-/* A place as the block number of a backend_move, whose bytes and n_bytes are multiples of
+/* A place as the block number of a backend_move; bytes and n_bytes are multiples of
  * TIER_DISK_ALIGN. */
 uint32_t tier_disk_block(uint64_t place);
 /* As backend moves_submit, of the file: is_in is out of it, to memory. No pool, no checksum.

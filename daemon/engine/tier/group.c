@@ -1,4 +1,6 @@
-/* group.c: see group.h. */
+/* group.c: submits a group of block moves to the device or the file, and collects it when it is
+ * done. Called by demotion, promotion and idle paging on the engine thread; completions come from
+ * the backend's threads. */
 #include "daemon/engine/tier/group.h"
 
 #include "daemon/base/log.h"
@@ -8,7 +10,8 @@
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/tier/disk.h"
 
-#define GROUP_BYTES ((uint64_t)32 << 20) /* of blocks that go out together, but for one */
+/* most bytes that go out together, beyond a single block */
+#define GROUP_BYTES ((uint64_t)32 << 20)
 
 uint32_t mover_group_size(uint64_t bytes, uint32_t most)
 {

@@ -1,4 +1,6 @@
-/* idle.c: see idle.h. One group of one sequence goes at a time, and one comes. */
+/* idle.c: pages idle sequences out to host memory when a request needs blocks, and back in when
+ * they are used. One sequence goes out at a time and one comes in, in one group each. Called by the
+ * handlers that need blocks and by the mover's turn; engine thread. */
 #include "daemon/engine/tier/idle.h"
 
 #include <inttypes.h>

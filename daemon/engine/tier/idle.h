@@ -1,11 +1,11 @@
 /* idle.h: blocks of idle sequences make way for others when blocks run out, to host memory
  * (cache.idle_memory), and come back when a request needs them.
  *
- * Who has waited longest is served first. For an item that wants more blocks than can be had, even
- * by eviction, sequences go that nothing is in work of, the one used longest ago first: those whose
- * layers have equally many tokens before those in the middle of one; and, if there are none left,
- * those whose requests came later and only wait for blocks themselves. So the oldest request always
- * gets on, and "out of blocks" is said when nothing may go any more. Whoever waits is in its
+ * The request that has waited longest is served first. For an item that wants more blocks than can
+ * be had, even by eviction, idle sequences are paged out, the least recently used first: those
+ * whose layers have equally many tokens before those in the middle of one; and, if there are none
+ * left, those whose requests came later and only wait for blocks themselves. So the oldest request
+ * always gets on, and "out of blocks" is said when nothing may go any more. Whoever waits is in its
  * sequence's queue; its batch goes without it.
  *
  * Behind a block's bytes stands what they are: checksum, sequence and place. It is compared when
@@ -23,16 +23,17 @@ void idle_fini(struct engine *e); /* when all is back; of a half-opened engine, 
 /* Pages that a block takes. */
 uint32_t idle_block_pages(uint64_t block_bytes);
 
-/* Who asks: a request of this stamp, of a sequence. is_begun: items are in a batch that is built */
+/* The request that needs room: its stamp and sequence. is_begun: some of its items are in a batch
+ * being built */
 struct idle_ask {
     uint32_t seq;
     uint64_t stamp;
     bool is_begun;
 };
-/* n more blocks of the pool are wanted. true: they can't be had now, ask again when something has
- * come or gone; false: they can, or never. */
+/* Makes room for n more blocks. true: not yet, ask again when a move has ended; false: there is
+ * room, or there never will be. */
 bool idle_makes_room(struct engine *e, struct pool *p, const struct idle_ask *a, uint64_t n);
-/* The same for who can't wait; returns when no more can be made. */
+/* The same for callers that cannot wait; returns when no more room can be made. */
 void idle_make_room_now(struct engine *e, struct pool *p, const struct idle_ask *a, uint64_t n);
 /* Brings the sequence's blocks back, a group at a time. COMES: ask again when something has come;
  * NEVER: there is no room for them, and none can be made: why says so; NEEDS_PATCHES: a batch must

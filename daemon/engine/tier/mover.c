@@ -1,4 +1,6 @@
-/* mover.c: see mover.h. */
+/* mover.c: drives block moves between pools, host memory and the file: begins demotions and
+ * promotions, handles those that are done, and can wait for all. Called once per turn of the
+ * engine's loop, and before a pool changes. */
 #include "daemon/engine/tier/mover.h"
 
 #include <sched.h>

@@ -8,12 +8,12 @@
 
 attn_status mover_init(struct engine *e); /* ATTN_ENOMEM */
 void mover_fini(struct engine *e); /* when all is back */
-/* Looks after what has come, and begins what is next. true: something came. */
+/* Handles finished moves and begins the next ones. true: something had finished. */
 bool mover_turn(struct engine *e);
-/* Waits for blocks that are held as they go out of the pool, if n can't be had without them. */
+/* If n blocks are only available after running demotions, waits for these. */
 void mover_wait(struct engine *e, const struct pool *p, uint64_t n);
-/* Nothing of the pool is on its way any more when this returns; NULL: of any. false: something does
- * not come back. */
+/* Waits until no block of the pool (NULL: of any pool) is being moved. false: a move does not come
+ * back. */
 bool mover_drain(struct engine *e, const struct pool *p);
 
 #endif

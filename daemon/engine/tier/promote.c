@@ -1,4 +1,6 @@
-/* promote.c: see promote.h. Checksums come with the moves, made by their threads. */
+/* promote.c: promotes blocks: brings those of an open's tokens from the file and host memory back
+ * to the pool, then runs the open again. Checksums come with the moves, computed by their threads.
+ * Engine thread. */
 #include "daemon/engine/tier/promote.h"
 
 #include <stddef.h>
@@ -216,7 +218,7 @@ static struct mover_promote *promote_begin(struct engine *e, struct pool *p, uin
     return f;
 }
 
-/* Of a split pool, whose shards the cards' threads move: the engine waits. false: not all of it
+/* For a split pool, whose shards the cards' threads move, the engine waits. false: not all blocks
  * came. */
 static bool promote_now(struct engine *e, struct mover_promote *f)
 {

@@ -14,18 +14,17 @@
 
 #include "cache/kv_tier.h"
 
-/* Blocks of these tokens that are in a tier begin to come, or do already for somebody else. true:
- * the request waits; it becomes a task, whose wake is called, its item's seq SEQ_NONE, when there
- * are more. Ops' refuse calls mover_forget. */
+/* Blocks of these tokens that are in a tier begin to come, or already come for another request.
+ * true: the request waits; it becomes a task; its wake is called, with the item's seq SEQ_NONE,
+ * when blocks have come. Ops' refuse calls mover_forget. */
 bool mover_promotes(struct engine *e, struct pool *p, uint32_t tenant, const struct kv_tokens *t,
                     struct request *req, uint32_t session, const struct task_ops *ops);
 void mover_forget(struct engine *e, struct task *t);
-/* Blocks of the pool come in, which have no owner yet: the sequence is woken when they are
- * there. */
+/* Whether a promotion into the pool is running; then the sequence is woken at its end. */
 bool mover_is_bringing(struct engine *e, const struct pool *p, uint32_t seq);
 /* What the cache looks for (kv_tier_ops.find). */
 bool mover_find(struct engine *e, struct kv_content *c);
-/* What waited for something to come is run again, once. */
+/* Runs again, once, the requests that waited for a move. */
 void mover_run_queue(struct engine *e);
 
 #endif

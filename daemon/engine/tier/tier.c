@@ -1,4 +1,5 @@
-/* tier.c: see tier.h. */
+/* tier.c: opens and closes the tiers behind the pools, connects them to the cache (kv_tier_ops),
+ * and publishes their counters. The callbacks run inside calls of the cache; engine thread. */
 #include "daemon/engine/tier/tier.h"
 
 #include <inttypes.h>
@@ -79,9 +80,9 @@ static void disk_discharge(void *arg, uint32_t tenant, uint64_t bytes)
     tenant_give(tenants_of_id(e->env.tenants, tenant), TENANT_DISK_BYTES, bytes);
 }
 
-/* --- what the cache is told ------------------------------------------------------------------- */
+/* --- the cache's callbacks -------------------------------------------------------------------- */
 
-/* Nobody has moved it ahead: the engine does, and waits. */
+/* It was not demoted in time: the engine copies it now, and waits. */
 static void take_now(struct engine *e, struct pool *p, const struct kv_content *c, uint32_t block)
 {
     char why[WHY_BYTES];

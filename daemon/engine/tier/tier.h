@@ -18,12 +18,12 @@
 /* ATTN_ENOMEM; ATTN_EINVAL a setting that can't be had: why names it */
 attn_status tier_init(struct engine *e, char *why, size_t why_bytes);
 void tier_fini(struct engine *e); /* of a half-opened engine, too */
-/* A pool is about to be dropped, or cleared: nothing of it is on its way any more when this
- * returns. Requests that waited for its blocks are run. */
+/* Before a pool is dropped or cleared: waits until none of its blocks is being moved, and runs the
+ * requests that waited for them. */
 void tier_leave_pool(struct engine *e, kv_pool_id pool);
 /* A pool is dropped, and all that was of it. */
 void tier_forget_pool(struct engine *e, kv_pool_id pool);
-/* A pool has another number of blocks; nothing of it is on its way. */
+/* The pool was resized; none of its blocks is being moved. */
 void tier_resized_pool(struct engine *e, kv_pool_id pool);
 /* Adds to the stats what has changed since the last time. */
 void tier_publish(struct engine *e);
