@@ -21,7 +21,7 @@ static uint64_t active_blocks(struct engine *e, uint32_t pool)
     struct kv_seq_info info;
     for (kv_seq_id id = {0}; kv_seq_next(e->env.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
         kv_seq_info(e->env.kv, id, &info);
-        if (info.pool.index == pool && e->seqs[id.index].step_stamp >= e->leave.looked_stamp)
+        if (info.pool.index == pool && e->seqs[id.index].step_stamp >= leave_of(e)->looked_stamp)
             n += blocks_of(&info);
     }
     return n;
@@ -35,7 +35,7 @@ static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_ac
     uint32_t best = 0;
     for (kv_seq_id id = {0}; kv_seq_next(e->env.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
         kv_seq_info(e->env.kv, id, &info);
-        bool is_active = e->seqs[id.index].step_stamp >= e->leave.looked_stamp;
+        bool is_active = e->seqs[id.index].step_stamp >= leave_of(e)->looked_stamp;
         uint32_t n = blocks_of(&info);
         if (info.pool.index != pool || n <= best || n > most || info.n_paged_out > 0 ||
             2 * (uint64_t)info.n_cached > info.layer_len[0] || (must_be_active && !is_active))
@@ -49,7 +49,7 @@ static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_ac
 bool cards_choose(struct engine *e, uint64_t now_ns, kv_seq_id *out_seq, uint32_t *out_to)
 {
     struct cards *c = cards_of(e);
-    struct engine_leave *l = &e->leave;
+    struct card_leave *l = leave_of(e);
     struct balance_card cards[CARDS_MAX];
     uint64_t took_ns = now_ns - l->looked_ns;
     for (uint32_t i = 0; i < c->peers.n; i++) {

@@ -53,7 +53,7 @@ static const uint64_t SETTLE_NS = UINT64_C(5000000000);
 /* The sequence goes on here. */
 static void go_on(struct engine *e)
 {
-    struct engine_leave *l = &e->leave;
+    struct card_leave *l = leave_of(e);
     if (l->is_stopped && l->seq != SEQ_NONE) {
         e->seqs[l->seq].is_moving = false;
         seq_wake_later(e, l->seq);
@@ -76,7 +76,7 @@ static void say_stays(struct engine *e, struct card_move *m, attn_status st, con
 /* The move is in this engine's hands. */
 static void stays(struct engine *e, struct card_move *m, attn_status st, const char *why)
 {
-    if (e->leave.move == m) {
+    if (leave_of(e)->move == m) {
         go_on(e);
         say_stays(e, m, st, why);
     }
@@ -86,7 +86,7 @@ static void stays(struct engine *e, struct card_move *m, attn_status st, const c
 /* The move is in the other engine's hands and will be told when it comes back. */
 static void abandon(struct engine *e, attn_status st, const char *why)
 {
-    struct card_move *m = e->leave.move;
+    struct card_move *m = leave_of(e)->move;
     go_on(e);
     say_stays(e, m, st, why);
 }
@@ -94,8 +94,8 @@ static void abandon(struct engine *e, attn_status st, const char *why)
 /* Drops the hold on the source's blocks; nothing reads them any more. */
 static void reading_release(struct engine *e)
 {
-    kv_seq_import_cancel(e->env.kv, e->leave.reading);
-    e->leave.reading = NULL;
+    kv_seq_import_cancel(e->env.kv, leave_of(e)->reading);
+    leave_of(e)->reading = NULL;
     seqs_have_room(e);
 }
 
@@ -105,9 +105,9 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
                 const struct kv_seq_info *info)
 {
     const struct pool *p = pool_of_kv(e, info->pool);
-    e->leave.reading = kv_seq_export_hold(e->env.kv, (kv_seq_id){e->leave.seq}, first, n);
-    e->leave.reading_of = info->pool.index;
-    if (e->leave.reading == NULL) {
+    leave_of(e)->reading = kv_seq_export_hold(e->env.kv, (kv_seq_id){leave_of(e)->seq}, first, n);
+    leave_of(e)->reading_of = info->pool.index;
+    if (leave_of(e)->reading == NULL) {
         stays(e, m, ATTN_ENOMEM, "no memory");
         return;
     }
@@ -115,7 +115,7 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
     m->n = n;
     m->peer = p->device;
     memcpy(m->blocks, info->block_table + first, n * sizeof m->blocks[0]);
-    e->leave.n_valid = UINT32_MAX;
+    leave_of(e)->n_valid = UINT32_MAX;
     if (m->staging == NULL || n == 0) {
         card_move_notify(m->to, m, MOVE_COMES);
         return;
@@ -141,7 +141,7 @@ static uint32_t chunk(const struct card_move *m, uint64_t bytes)
 /* Copies the next full blocks or, if few are left, the rest once no item is in work. */
 static void go_ahead(struct engine *e, struct card_move *m)
 {
-    struct engine_leave *l = &e->leave;
+    struct card_leave *l = leave_of(e);
     struct kv_seq_info info;
     kv_seq_info(e->env.kv, (kv_seq_id){l->seq}, &info);
     if (info.n_paged_out > 0) {
@@ -181,7 +181,7 @@ static void go_ahead(struct engine *e, struct card_move *m)
 
 static void asked(struct engine *e, struct card_move *m)
 {
-    struct engine_leave *l = &e->leave;
+    struct card_leave *l = leave_of(e);
     reading_release(e);
     if (l->move != m)
         stays(e, m, ATTN_EOVERLOAD, "it was abandoned");
@@ -240,7 +240,7 @@ static void say_moved(const struct card_move *m, uint64_t stopped_ns)
 static void leave(struct engine *e, struct card_move *m)
 {
     struct cards *c = m->cards;
-    struct engine_leave *l = &e->leave;
+    struct card_leave *l = leave_of(e);
     struct request *req = m->req;
     pthread_rwlock_wrlock(&c->route);
     if (card_is_lost(m->to)) {
@@ -301,15 +301,15 @@ static bool begin(struct engine *e, kv_seq_id seq, uint32_t to, struct request *
     m->req = req;
     m->message.on_message = card_move_step;
     m->begun_ns = clock_now_ns();
-    if (e->leave.move != NULL || !stage(m, pool_block_bytes(pool_of_kv(e, info.pool))) ||
+    if (leave_of(e)->move != NULL || !stage(m, pool_block_bytes(pool_of_kv(e, info.pool))) ||
         !atomic_compare_exchange_strong(&c->move, &none, m)) {
         card_move_free(m);
         return false;
     }
     atomic_store(&c->move_pool, m->pool + 1);
-    e->leave.move = m;
-    e->leave.seq = seq.index;
-    e->leave.n_there = 0;
+    leave_of(e)->move = m;
+    leave_of(e)->seq = seq.index;
+    leave_of(e)->n_there = 0;
     go_ahead(e, m);
     return true;
 }
@@ -344,7 +344,7 @@ static void look(struct engine *e, uint64_t now_ns)
 
 bool cards_move_turn(struct engine *e)
 {
-    struct engine_leave *l = &e->leave;
+    struct card_leave *l = leave_of(e);
     uint64_t now_ns = e->turn_ns;
     struct card_move *m = l->move;
     if (m == NULL) {
@@ -375,7 +375,7 @@ bool cards_move_turn(struct engine *e)
 void cards_move_stop(struct engine *e)
 {
     struct cards *c = cards_of(e);
-    struct engine_leave *l = &e->leave;
+    struct card_leave *l = leave_of(e);
     uint64_t begun_ns = clock_now_ns();
     if (l->move != NULL && l->wants_stop)
         stays(e, l->move, ATTN_EDRAINING, "the daemon stops");

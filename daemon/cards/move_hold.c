@@ -23,7 +23,7 @@ static bool does_name(const Attnd__Request *h, uint64_t name)
 
 bool cards_hold(struct engine *e, struct request *req)
 {
-    struct engine_leave *l = &e->leave;
+    struct card_leave *l = leave_of(e);
     if (!l->is_stopped || (l->held == NULL && !does_name(req->wire.header, l->move->name.name)))
         return false;
     req->next = NULL;
@@ -37,7 +37,7 @@ bool cards_hold(struct engine *e, struct request *req)
 
 struct request *cards_hold_end(struct engine *e)
 {
-    struct engine_leave *l = &e->leave;
+    struct card_leave *l = leave_of(e);
     struct request *list = l->is_stopped ? NULL : l->held;
     if (list != NULL)
         l->held = l->held_last = NULL;
@@ -47,7 +47,7 @@ struct request *cards_hold_end(struct engine *e)
 /* All that waits, what was held back first. */
 struct request *cards_hold_all(struct engine *e)
 {
-    struct engine_leave *l = &e->leave;
+    struct card_leave *l = leave_of(e);
     struct request *list = l->held;
     struct request *behind = stack_take_all(&e->inbox);
     if (list == NULL)

@@ -6,7 +6,7 @@
 
 void cards_move_cut(struct engine *e, uint32_t seq, uint32_t n_blocks)
 {
-    struct engine_leave *l = &e->leave;
+    struct card_leave *l = leave_of(e);
     if (l->move == NULL || l->seq != seq)
         return;
     uint32_t n = n_blocks > 0 ? n_blocks - 1 : 0; /* the last may be begun again */
@@ -17,16 +17,27 @@ void cards_move_cut(struct engine *e, uint32_t seq, uint32_t n_blocks)
 
 void cards_move_closed(struct engine *e, uint32_t seq)
 {
-    if (e->leave.move != NULL && e->leave.seq == seq)
-        e->leave.seq = SEQ_NONE;
+    if (leave_of(e)->move != NULL && leave_of(e)->seq == seq)
+        leave_of(e)->seq = SEQ_NONE;
 }
 
 bool cards_move_reads(const struct engine *e, uint32_t pool)
 {
-    return e->leave.reading != NULL && e->leave.reading_of == pool;
+    return leave_of(e)->reading != NULL && leave_of(e)->reading_of == pool;
 }
 
 bool cards_move_is_of(struct engine *e, uint32_t pool)
 {
     return atomic_load(&cards_of(e)->move_pool) == pool + 1;
+}
+
+bool cards_move_is_of_seq(const struct engine *e, uint32_t seq)
+{
+    const struct card_leave *l = leave_of(e);
+    return l->move != NULL && l->seq == seq;
+}
+
+bool cards_move_is_there(const struct engine *e)
+{
+    return leave_of(e)->is_there;
 }

@@ -12,5 +12,8 @@ void cards_move_closed(struct engine *e, uint32_t seq);
 bool cards_move_reads(const struct engine *e, uint32_t pool);
 /* Blocks of this pool are being copied. Any thread. */
 bool cards_move_is_of(struct engine *e, uint32_t pool);
+/* The sequence is on its way. The target has all of one. Its engine's thread. */
+bool cards_move_is_of_seq(const struct engine *e, uint32_t seq);
+bool cards_move_is_there(const struct engine *e);
 
 #endif

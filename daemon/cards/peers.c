@@ -74,5 +74,7 @@ const struct peers_ops cards_peers_ops = {
     .held = cards_hold_end,
     .move = cards_move_ask,
     .moves_pool = cards_move_is_of,
+    .moves_seq = cards_move_is_of_seq,
+    .is_there = cards_move_is_there,
     .reads_pool = cards_move_reads,
 };

@@ -82,7 +82,7 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
     struct request *oldest = inbox_with_held(e);
     if (!is_alone(e))
         engine_take_messages(e);
-    bool has_any = oldest != NULL || has_moved || e->leave.is_there; /* that leaves at once */
+    bool has_any = oldest != NULL || has_moved || peers_move_is_there(e);
     bool is_large = e->gauges.sequences >= MIN_WARM_SEQUENCES;
     struct request *cold = oldest; /* the first one that was not warmed */
     stack_for_each(struct request, req, oldest) {

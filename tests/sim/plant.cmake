@@ -79,8 +79,8 @@ plant(27 cache/early_commit.c "n <= kv_early_max(kv) && word == a->serial"
 plant(28 daemon/engine/tier/demote.c "kv_cached_hold(e->env.kv, p->id, blocks, n);"
   "kv_cached_hold(e->env.kv, p->id, blocks, sim_bug == 28 ? 0 : n);")
 # blocks that go to another card are not held meanwhile
-plant(29 daemon/cards/move.c "(kv_seq_id){e->leave.seq}, first, n);"
-  "(kv_seq_id){e->leave.seq}, first, sim_bug == 29 ? 0 : n);")
+plant(29 daemon/cards/move.c "(kv_seq_id){leave_of(e)->seq}, first, n);"
+  "(kv_seq_id){leave_of(e)->seq}, first, sim_bug == 29 ? 0 : n);")
 # a block of an idle sequence counts as moved though it was not
 plant(30 daemon/engine/tier/idle.c "mover_is_moved(e, &x->out_list[i])"
   "(mover_is_moved(e, &x->out_list[i]) || sim_bug == 30)")

@@ -77,6 +77,9 @@ struct peers_ops {
     attn_status (*move)(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a);
     /* Blocks of the pool are being copied. Any thread. */
     bool (*moves_pool)(struct engine *e, uint32_t pool);
+    /* The sequence is on its way; the target has all of one, which leaves at the next turn. */
+    bool (*moves_seq)(const struct engine *e, uint32_t seq);
+    bool (*is_there)(const struct engine *e);
     /* Blocks of the pool are held since they are being read: there is more room in a moment. */
     bool (*reads_pool)(const struct engine *e, uint32_t pool);
 };
@@ -199,6 +202,16 @@ static inline bool peers_hold(struct engine *e, struct request *req)
 static inline bool peers_move_pool(struct engine *e, uint32_t pool)
 {
     return !is_alone(e) && e->peers->ops->moves_pool(e, pool);
+}
+
+static inline bool peers_move_seq(const struct engine *e, uint32_t seq)
+{
+    return !is_alone(e) && e->peers->ops->moves_seq(e, seq);
+}
+
+static inline bool peers_move_is_there(const struct engine *e)
+{
+    return !is_alone(e) && e->peers->ops->is_there(e);
 }
 
 static inline bool peers_read_pool(const struct engine *e, uint32_t pool)

@@ -18,6 +18,7 @@
 #include "daemon/engine/core/status.h"
 #include "daemon/engine/operator/lists.h"
 #include "daemon/engine/pool/create.h"
+#include "daemon/engine/seq/sequence.h"
 
 enum {
     MAX_WATCHERS = 16, /* that wait for events; more are answered at once */
@@ -159,7 +160,7 @@ static uint32_t session_of_label(struct engine *e, const char *label, uint32_t *
     return *out_n == 1 ? found : SESSION_NONE;
 }
 
-attn_status kill_session_run(struct engine *e, const Attnd__Kill *kill, struct answer *a)
+static attn_status kill_session(struct engine *e, const Attnd__Kill *kill, struct answer *a)
 {
     uint32_t n, slot = session_of_label(e, kill->session, &n);
     if (slot == SESSION_NONE)
@@ -168,6 +169,12 @@ attn_status kill_session_run(struct engine *e, const Attnd__Kill *kill, struct a
                          kill->session, n);
     session_kill(e, slot, "an operator ended it");
     return ATTN_OK;
+}
+
+attn_status kill_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+{
+    const Attnd__Kill *kill = req->wire.header->kill;
+    return kill->session[0] != '\0' ? kill_session(e, kill, a) : control_on_seq(e, req, session, a);
 }
 
 /* Which change is asked for, for the log; false: none. */

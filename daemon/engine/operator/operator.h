@@ -14,7 +14,7 @@ attn_status pool_drop_run(struct engine *e, struct request *req, uint32_t sessio
 attn_status configure_run(struct engine *e, struct request *req, uint32_t session,
                           struct answer *a);
 attn_status reload_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
-attn_status kill_session_run(struct engine *e, const Attnd__Kill *kill, struct answer *a);
+attn_status kill_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 attn_status stats_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 attn_status drain_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 /* Answers waiting watchers that have events or whose time is over; is_last: all of them. */

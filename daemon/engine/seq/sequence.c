@@ -15,7 +15,6 @@
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/session_run.h"
-#include "daemon/engine/operator/operator.h"
 #include "daemon/engine/seq/export.h"
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/step/step.h"
@@ -516,11 +515,4 @@ attn_status control_import(struct engine *e, struct request *req, uint32_t sessi
 {
     attn_status st = bytes_charge(e, req, session, req->msg->n_bytes, a->why, sizeof a->why);
     return st != ATTN_OK ? st : control_on_seq(e, req, session, a);
-}
-
-attn_status control_kill(struct engine *e, struct request *req, uint32_t session, struct answer *a)
-{
-    const Attnd__Kill *kill = req->wire.header->kill;
-    return kill->session[0] != '\0' ? kill_session_run(e, kill, a)
-                                    : control_on_seq(e, req, session, a);
 }

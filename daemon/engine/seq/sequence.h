@@ -11,6 +11,5 @@ attn_status control_on_seq(struct engine *e, struct request *req, uint32_t sessi
 attn_status control_import(struct engine *e, struct request *req, uint32_t session,
                            struct answer *a);
 /* Of a sequence; or of a session, which has no turn to wait for. */
-attn_status control_kill(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 
 #endif

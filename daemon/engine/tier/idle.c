@@ -13,6 +13,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/session_run.h"
@@ -80,8 +81,7 @@ static bool may_go(const struct engine *e, uint32_t seq, const struct idle_ask *
 {
     const struct seq_state *s = &e->seqs[seq];
     const struct item *it = TAILQ_FIRST(&s->waiting);
-    if (seq == a->seq || s->n_active > 0 || s->is_moving ||
-        (e->leave.move != NULL && e->leave.seq == seq))
+    if (seq == a->seq || s->n_active > 0 || s->is_moving || peers_move_seq(e, seq))
         return false;
     if (it != NULL || s->n_claims > 0) /* ready ones are tried in order: they are later */
         return pass == LATER && (it == NULL || it->task->stamp > a->stamp);

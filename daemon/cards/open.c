@@ -1,4 +1,4 @@
-/* cards.c: the table of cards behind cards.h: opening and joining, what each engine last published
+/* open.c: the table of cards behind cards.h: opening and joining, what each engine last published
  * of its pools, and sums over all cards for stats and lists. Published values are atomics that any
  * thread reads. */
 #include <stdlib.h>

@@ -1,0 +1,22 @@
+/* batch_state.h: what goes to the device together, from the first item to the last commit. */
+#ifndef ATTND_DAEMON_ENGINE_CORE_BATCH_STATE_H
+#define ATTND_DAEMON_ENGINE_CORE_BATCH_STATE_H
+
+#include "daemon/engine/core/pool_state.h"
+
+struct batch {
+    struct backend_batch device; /* user points back here */
+    struct pool *pool;
+    struct backend_item *device_items; /* [max_batch_items] */
+    struct item **items; /* [max_batch_items] */
+    struct backend_word *signals; /* [1 + max_batch_items] */
+    struct backend_patch *patches; /* [patches_capacity + patches_margin] */
+    struct backend_copy *copies; /* [copies_capacity] */
+    uint32_t n_items, n_tokens, n_tasks;
+    uint64_t n_visible; /* cached tokens its items see */
+    uint64_t submitted_ns;
+    uint64_t charged_ns; /* to its tenant, an estimate until it is back */
+    bool is_in_flight;
+};
+
+#endif

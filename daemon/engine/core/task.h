@@ -1,0 +1,115 @@
+/* task.h: a request inside the engine, and the engine's side of a sequence; structs only, of
+ * the engine's thread.
+ *
+ * A step's task has an item for each of its sequences:
+ *
+ *   waiting   in its sequence's queue: an older item or control request comes first
+ *   ready     it holds a claim on (sequence, layer); in its task's ready list, the task in its
+ *             pool's ready queue. Claims never collide, so any set of ready items may be one batch
+ *   active    in a batch that is built or in flight
+ *   done      its status is set
+ *
+ * A control request on a sequence waits in the same queue, with one item, until no claim is left.
+ * Releasing a claim puts the sequence on the wake list; wakes run between the other activities,
+ * never inside them.
+ */
+#ifndef ATTND_DAEMON_ENGINE_CORE_TASK_H
+#define ATTND_DAEMON_ENGINE_CORE_TASK_H
+
+#include <sys/queue.h>
+
+#include "daemon/engine/core/trace.h"
+#include "daemon/request/request.h"
+
+enum {
+    MAX_CLAIMS = 8, /* layers of one sequence in work at once; more wait */
+    WHY_BYTES = 256,
+};
+#define SEQ_NONE UINT32_MAX
+#define CLAIM_ALL UINT32_MAX /* in place of a layer: the item wants its sequence to itself */
+
+struct engine;
+struct pool;
+struct task;
+
+enum item_state { ITEM_WAITING, ITEM_READY, ITEM_ACTIVE, ITEM_DONE };
+
+struct item {
+    TAILQ_ENTRY(item) link; /* of its sequence's queue or its task's ready list */
+    struct task *task;
+    uint32_t seq; /* kv_seq_id; SEQ_NONE: its name is not, or no longer, of a sequence */
+    uint32_t pos, n_tokens;
+    uint32_t row; /* its first token in the step's tensors */
+    enum item_state state;
+};
+TAILQ_HEAD(item_list, item);
+
+/* What the queue asks of a task, whatever kind of request it is. */
+struct task_ops {
+    /* The item has left its sequence's queue. Its turn has come: it has its claim, if it is of a
+     * layer; or, seq SEQ_NONE, its sequence was closed, and its name must be looked up again. */
+    void (*wake)(struct engine *e, struct item *it);
+    /* Ends all of the task that is not in a batch. The task may be gone. */
+    void (*refuse)(struct engine *e, struct task *t, attn_status st, const char *why);
+};
+
+enum task_place { TASK_NOWHERE, TASK_FRESH, TASK_WOKEN }; /* in the pool's ready queue */
+
+struct task {
+    const struct task_ops *ops;
+    struct request *req;
+    TAILQ_ENTRY(task) held; /* of all held, oldest first */
+    uint64_t stamp; /* order of arrival */
+    uint32_t session; /* slot */
+    uint32_t layer; /* or CLAIM_ALL */
+    uint32_t n_items, n_done, n_active;
+
+    /* of a step */
+    struct pool *pool;
+    uint32_t flags;
+    bool was_launched; /* an item has been in a batch */
+    struct wire_step_layout layout;
+    struct item_list ready_items;
+    uint32_t n_ready, n_ready_tokens;
+    enum task_place place;
+    TAILQ_ENTRY(task) fresh; /* engine/core/ready.c, as far as heap_child */
+    struct task *heap_prev, *heap_next, *heap_child;
+    uint8_t *payload; /* of the reply; NULL until an item is launched */
+    size_t head_room; /* bytes before payload, for the reply's head */
+    uint32_t first_failed; /* item; n_items: none */
+    char why[WHY_BYTES]; /* of first_failed */
+    int32_t *item_status; /* [n_items] */
+
+    struct item items[]; /* a control request's only one is its place in its sequence's queue */
+};
+TAILQ_HEAD(task_list, task);
+
+/* The engine's side of a sequence; index is kv_seq_id. */
+struct seq_state {
+    struct item_list waiting;
+    uint64_t step_stamp; /* the last step that named it: finds duplicates */
+    uint16_t claimed[MAX_CLAIMS]; /* layers */
+    uint8_t n_claims;
+    uint8_t n_active; /* claims whose item is in a batch */
+    bool is_copying; /* its active item replaces a shared block: nothing else runs */
+    bool is_on_wake_list;
+    bool waits_for_room; /* its seq is in engine.for_room */
+    TAILQ_ENTRY(seq_state) by_use; /* of its pool's, where idle ones make way */
+    uint32_t listed_of; /* that pool plus one; 0: in no list */
+    bool is_moving; /* from or to another card: nothing is done with it */
+    struct trace_entry trace;
+    /* Since this epoch no truncation has left fewer tokens; 0: never exported with a request for
+     * it. */
+    uint32_t kept_epoch, n_kept;
+};
+
+TAILQ_HEAD(seq_list, seq_state);
+
+/* Ready tasks of a pool, oldest first: new ones arrive in order, woken ones don't. */
+struct ready_queue {
+    struct task_list fresh;
+    struct task *woken_root; /* pairing heap */
+    uint32_t n_items; /* ready items of all tasks of the pool */
+};
+
+#endif
