@@ -117,9 +117,9 @@ static uint32_t pool_room(const struct backend_pool *p)
 /* --- more blocks, or fewer -------------------------------------------------------------------- */
 
 struct resize_ask {
-    uint32_t pool, n_blocks, row_blocks, had;
-    attn_status status;
-    char *why; /* [WHY_BYTES] */
+    struct peer_ask all; /* first */
+    uint32_t pool, n_blocks, row_blocks;
+    uint32_t had[CONFIG_MAX_DEVICES]; /* of each that has done it */
 };
 
 /* The pool's place in the tables of all engines. */
@@ -144,60 +144,48 @@ static attn_status resize_device(struct backend_pool *p, uint32_t n_blocks, uint
     return ATTN_OK;
 }
 
-/* On the thread of a device that has a shard; a lost one keeps what it has. */
-static void resize_shard(struct engine *e, void *arg)
+static attn_status resize_shard(struct engine *e, struct pool *p, uint32_t n_blocks,
+                                uint32_t row_blocks, char *why, size_t why_bytes)
+{
+    uint32_t room = pool_room(p->device);
+    if (n_blocks == p->config.n_blocks)
+        return ATTN_OK;
+    if (n_blocks > p->config.n_blocks && n_blocks > room) {
+        snprintf(why, why_bytes,
+                 "card %" PRIu32 ": n_blocks is %" PRIu32 ", pool \"%s\" has room for %" PRIu32
+                 " where it is",
+                 e->env.card, n_blocks, p->spec.wire->name, room);
+        return ATTN_ENOMEM;
+    }
+    attn_status st = resize_device(p->device, n_blocks, row_blocks);
+    if (st == ATTN_OK)
+        pool_note_size(e, p, n_blocks, row_blocks, 0);
+    else
+        snprintf(why, why_bytes, "%s", p->backend->why);
+    return st;
+}
+
+/* On the thread of a device that has a shard. */
+static void resize_there(struct engine *e, void *arg)
 {
     struct resize_ask *r = arg;
     struct pool *p = pool_of_kv(e, (kv_pool_id){r->pool});
-    r->status = ATTN_OK;
-    r->had = p == NULL ? r->n_blocks : p->config.n_blocks;
-    if (p == NULL || engine_health(e) != ATTN_OK || r->had == r->n_blocks)
-        return;
-    uint32_t room = pool_room(p->device);
-    if (r->n_blocks > r->had && r->n_blocks > room) {
-        snprintf(r->why, WHY_BYTES,
-                 "card %" PRIu32 ": n_blocks is %" PRIu32 ", pool \"%s\" has room for %" PRIu32
-                 " where it is",
-                 e->env.card, r->n_blocks, p->spec.wire->name, room);
-        r->status = ATTN_ENOMEM;
-        return;
-    }
-    r->status = resize_device(p->device, r->n_blocks, r->row_blocks);
-    if (r->status == ATTN_OK)
-        pool_note_size(e, p, r->n_blocks, r->row_blocks, 0);
-    else
-        snprintf(r->why, WHY_BYTES, "%s", p->backend->why);
+    r->had[e->env.card] = p == NULL ? 0 : p->config.n_blocks;
+    if (p != NULL)
+        r->all.status =
+            resize_shard(e, p, r->n_blocks, r->row_blocks, r->all.why, r->all.why_bytes);
 }
 
-static attn_status resize_others(struct engine *primary, struct resize_ask *r, uint32_t *had,
-                                 uint32_t *out_n)
+static void resize_back(struct engine *e, void *arg)
 {
-    for (*out_n = 1; *out_n < peers_n(primary); ++*out_n) {
-        if (engine_call(peers_at(primary, *out_n), resize_shard, r) != ATTN_OK) {
-            snprintf(r->why, WHY_BYTES, "card %" PRIu32 " does not answer", *out_n);
-            return ATTN_EOVERLOAD;
-        }
-        if (r->status != ATTN_OK)
-            return r->status;
-        had[*out_n] = r->had;
-    }
-    return ATTN_OK;
-}
-
-/* Devices [1, n) that have done it go back to what they had. */
-static void undo_others(struct engine *primary, struct resize_ask *r, const uint32_t *had,
-                        uint32_t n)
-{
-    char ignored[WHY_BYTES];
-    uint32_t n_blocks = r->n_blocks;
-    r->why = ignored;
-    while (n-- > 1) {
-        r->n_blocks = had[n];
-        if (engine_call(peers_at(primary, n), resize_shard, r) != ATTN_OK || r->status != ATTN_OK)
-            log_warn("a split pool has memory for %" PRIu32 " blocks on card %" PRIu32
-                     ", not for %" PRIu32,
-                     n_blocks, n, had[n]);
-    }
+    const struct resize_ask *r = arg;
+    struct pool *p = pool_of_kv(e, (kv_pool_id){r->pool});
+    uint32_t had = r->had[e->env.card];
+    char why[WHY_BYTES];
+    if (p != NULL && resize_shard(e, p, had, r->row_blocks, why, sizeof why) != ATTN_OK)
+        log_warn("pool \"%s\" has memory for %" PRIu32 " blocks on card %" PRIu32
+                 ", not for %" PRIu32,
+                 p->spec.wire->name, p->config.n_blocks, e->env.card, had);
 }
 
 /* Others first: what they cannot have, the primary does not take. */
@@ -205,13 +193,17 @@ static attn_status grow(struct backend_pool *p, uint32_t n_blocks, uint32_t row_
 {
     struct backend *b = p->backend;
     struct engine *e = engine_of(b);
-    uint32_t had[CONFIG_MAX_DEVICES], n_done;
-    struct resize_ask r = {index_of(e, p), n_blocks, row_blocks, 0, ATTN_OK, b->why};
-    attn_status st = resize_others(e, &r, had, &n_done);
+    char ignored[WHY_BYTES];
+    uint32_t n_done, n_undone;
+    struct resize_ask r = {
+        {ATTN_OK, b->why, sizeof b->why}, index_of(e, p), n_blocks, row_blocks, {0}};
+    attn_status st = engine_call_others(e, peers_n(e), resize_there, &r.all, &n_done);
     if (st == ATTN_OK)
         st = resize_device(p, n_blocks, row_blocks);
-    if (st != ATTN_OK)
-        undo_others(e, &r, had, n_done);
+    if (st == ATTN_OK)
+        return ATTN_OK;
+    r.all.why = ignored;
+    engine_call_others(e, n_done, resize_back, &r.all, &n_undone);
     return st;
 }
 
@@ -219,11 +211,12 @@ static attn_status grow(struct backend_pool *p, uint32_t n_blocks, uint32_t row_
 static attn_status shrink(struct backend_pool *p, uint32_t n_blocks, uint32_t row_blocks)
 {
     struct engine *e = engine_of(p->backend);
-    uint32_t had[CONFIG_MAX_DEVICES], n_done;
+    uint32_t n_done;
     char why[WHY_BYTES];
-    struct resize_ask r = {index_of(e, p), n_blocks, row_blocks, 0, ATTN_OK, why};
+    struct resize_ask r = {{ATTN_OK, why, sizeof why}, index_of(e, p), n_blocks, row_blocks, {0}};
     attn_status st = resize_device(p, n_blocks, row_blocks);
-    if (st == ATTN_OK && resize_others(e, &r, had, &n_done) != ATTN_OK)
+    if (st == ATTN_OK &&
+        engine_call_others(e, peers_n(e), resize_there, &r.all, &n_done) != ATTN_OK)
         log_warn("a split pool has %" PRIu32 " blocks, and memory for more: %s", n_blocks, why);
     return st;
 }
@@ -240,49 +233,52 @@ static attn_status resize(struct backend_pool *p, uint32_t n_blocks, uint32_t ro
 
 /* A block, all of it, from or to all devices. */
 struct block_copy {
+    struct peer_ask all; /* first */
     uint32_t pool, block;
     uint8_t *bytes; /* of the whole */
     bool is_write;
-    attn_status status;
-    char *why; /* [WHY_BYTES] */
 };
 
 static void copy_shard(struct engine *e, void *arg)
 {
     struct block_copy *c = arg;
     const struct pool *pool = pool_of_kv(e, (kv_pool_id){c->pool});
-    c->status = ATTN_EDEVICE;
-    snprintf(c->why, WHY_BYTES, "a card with a part of the pool is lost");
+    c->all.status = ATTN_EDEVICE;
+    snprintf(c->all.why, c->all.why_bytes, "a card with a part of the pool is lost");
     if (pool == NULL || engine_health(e) != ATTN_OK)
         return;
     const struct backend_pool *p = pool->device;
-    uint8_t *shard = malloc(kv_layout_of(&p->shard.config).block_bytes);
-    if (shard == NULL) {
-        c->status = ATTN_ENOMEM;
+    uint8_t *part = malloc(kv_layout_of(&p->shard.config).block_bytes);
+    if (part == NULL) {
+        c->all.status = ATTN_ENOMEM;
         return;
     }
     if (c->is_write) {
-        pool_split_block_out(&p->shard, &p->config, c->bytes, shard);
-        c->status = e->env.ops->block_write(p->device, c->block, shard);
+        pool_split_block_out(&p->shard, &p->config, c->bytes, part);
+        c->all.status = e->env.ops->block_write(p->device, c->block, part);
     } else {
-        c->status = e->env.ops->block_read(p->device, c->block, shard);
-        if (c->status == ATTN_OK)
-            pool_split_block_in(&p->shard, &p->config, shard, c->bytes);
+        c->all.status = e->env.ops->block_read(p->device, c->block, part);
+        if (c->all.status == ATTN_OK)
+            pool_split_block_in(&p->shard, &p->config, part, c->bytes);
     }
-    if (c->status != ATTN_OK)
-        snprintf(c->why, WHY_BYTES, "%s", e->env.ops->last_error(e->env.backend));
-    free(shard);
+    if (c->all.status != ATTN_OK)
+        snprintf(c->all.why, c->all.why_bytes, "%s", e->env.ops->last_error(e->env.backend));
+    free(part);
 }
 
 static attn_status block_copy(struct backend_pool *p, uint32_t block, uint8_t *bytes, bool is_write)
 {
-    struct engine *e = engine_of(p->backend);
-    struct block_copy c = {index_of(e, p), block, bytes, is_write, ATTN_OK, p->backend->why};
+    struct backend *b = p->backend;
+    struct engine *e = engine_of(b);
+    uint32_t n_done;
+    struct block_copy c = {
+        {ATTN_OK, b->why, sizeof b->why}, index_of(e, p), block, bytes, is_write};
+    if (!peers_all_live(e))
+        return FAIL(b, ATTN_EDEVICE, "a card with a part of the pool is lost");
     copy_shard(e, &c);
-    for (uint32_t k = 1; k < peers_n(e) && c.status == ATTN_OK; k++)
-        if (engine_call(peers_at(e, k), copy_shard, &c) != ATTN_OK)
-            c.status = FAIL(p->backend, ATTN_EOVERLOAD, "card %" PRIu32 " does not answer", k);
-    return c.status;
+    if (c.all.status != ATTN_OK)
+        return c.all.status;
+    return engine_call_others(e, peers_n(e), copy_shard, &c.all, &n_done);
 }
 
 static attn_status block_read(struct backend_pool *p, uint32_t block, void *out_bytes)

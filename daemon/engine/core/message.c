@@ -2,11 +2,14 @@
  * engine has run its function, or gives up while it has not begun. */
 #include "daemon/engine/core/message.h"
 
+#include <inttypes.h>
 #include <semaphore.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/stack.h"
+#include "daemon/engine/core/peers.h"
 
 #define PATIENCE_NS (30 * UINT64_C(1000000000))
 
@@ -76,5 +79,24 @@ attn_status engine_call(struct engine *e, void (*fn)(struct engine *e, void *arg
         /* it is at work with what is ours */
     }
     call_free(c);
+    return ATTN_OK;
+}
+
+attn_status engine_call_others(struct engine *primary, uint32_t n,
+                               void (*fn)(struct engine *e, void *ask), struct peer_ask *ask,
+                               uint32_t *out_n_done)
+{
+    for (*out_n_done = 1; *out_n_done < n; ++*out_n_done) {
+        struct engine *e = peers_at(primary, *out_n_done);
+        if (engine_health(e) != ATTN_OK)
+            continue;
+        ask->status = ATTN_OK;
+        if (engine_call(e, fn, ask) != ATTN_OK) {
+            snprintf(ask->why, ask->why_bytes, "card %" PRIu32 " does not answer", e->env.card);
+            return ATTN_EOVERLOAD;
+        }
+        if (ask->status != ATTN_OK)
+            return ask->status;
+    }
     return ATTN_OK;
 }

@@ -26,4 +26,17 @@ void engine_messages_deliver(struct engine *e, struct engine_message *first);
  * Errors   ATTN_ETIMEDOUT it did not run and will not; ATTN_ENOMEM */
 attn_status engine_call(struct engine *e, void (*fn)(struct engine *e, void *arg), void *arg);
 
+/* The same on all other engines, one after the other, for what all do or none. */
+struct peer_ask {
+    attn_status status; /* what fn says; ATTN_OK before */
+    char *why;
+    size_t why_bytes;
+};
+/* Asks engines [1, n) of a primary; lost ones are passed over. fn is given ask, which a larger
+ * struct may begin with. Stops at the first that fails, or does not answer (ATTN_EOVERLOAD), which
+ * *out_n_done is then: those before it have done it. */
+attn_status engine_call_others(struct engine *primary, uint32_t n,
+                               void (*fn)(struct engine *e, void *ask), struct peer_ask *ask,
+                               uint32_t *out_n_done);
+
 #endif

@@ -172,25 +172,24 @@ static void pool_count(struct engine *e, struct pool *p)
 /* --- the pools of other cards ----------------------------------------------------------------- */
 
 struct pool_ask {
+    struct peer_ask all; /* first */
     const Attnd__PoolSpec *spec;
     uint32_t index, generation, tenant;
-    attn_status status;
-    char *why;
-    size_t why_bytes;
 };
 
 static void pool_create_here(struct engine *e, void *arg)
 {
     struct pool_ask *ask = arg;
+    struct peer_ask *a = &ask->all;
     struct pool *p;
     const struct tenant *who = tenants_of_id(e->env.tenants, ask->tenant);
-    ask->status = pool_create(e, who, ask->spec, &p, ask->why, ask->why_bytes);
-    if (ask->status == ATTN_OK && (uint32_t)(p - e->pools) != ask->index) {
-        snprintf(ask->why, ask->why_bytes, "pool \"%s\" has another place on card %" PRIu32,
+    a->status = pool_create(e, who, ask->spec, &p, a->why, a->why_bytes);
+    if (a->status == ATTN_OK && (uint32_t)(p - e->pools) != ask->index) {
+        snprintf(a->why, a->why_bytes, "pool \"%s\" has another place on card %" PRIu32,
                  ask->spec->name, e->env.card);
-        ask->status = ATTN_EINTERNAL;
+        a->status = ATTN_EINTERNAL;
     }
-    if (ask->status == ATTN_OK)
+    if (a->status == ATTN_OK)
         pool_rename(e, p, ask->generation);
     pools_publish(e);
 }
@@ -199,62 +198,37 @@ static void pool_drop_here(struct engine *e, void *arg)
 {
     struct pool_ask *ask = arg;
     struct pool *p = pool_of_kv(e, (kv_pool_id){ask->index});
-    ask->status = p == NULL ? ATTN_OK : pool_drop(e, p, ask->why, ask->why_bytes);
+    if (p != NULL)
+        ask->all.status = pool_drop(e, p, ask->all.why, ask->all.why_bytes);
     pools_publish(e);
 }
 
-/* The others, from the first on; *out_n_done: how many did it. Lost ones are passed over. */
-static attn_status ask_others(struct engine *primary, void (*fn)(struct engine *e, void *arg),
-                              struct pool_ask *ask, uint32_t n, uint32_t *out_n_done)
+/* All others do it, or those that have done it undo it. */
+static attn_status others_do(struct engine *primary, const struct pool *p,
+                             const Attnd__PoolSpec *spec, void (*here)(struct engine *e, void *ask),
+                             void (*undo)(struct engine *e, void *ask), char *why, size_t why_bytes)
 {
-    for (*out_n_done = 0; *out_n_done + 1 < n; ++*out_n_done) {
-        struct engine *e = peers_at(primary, *out_n_done + 1);
-        if (engine_health(e) != ATTN_OK)
-            continue;
-        if (engine_call(e, fn, ask) != ATTN_OK) {
-            snprintf(ask->why, ask->why_bytes, "card %" PRIu32 " does not answer", e->env.card);
-            return ATTN_EOVERLOAD;
-        }
-        if (ask->status != ATTN_OK)
-            return ask->status;
-    }
-    return ATTN_OK;
+    char ignored[WHY_BYTES];
+    uint32_t n_done, n_undone;
+    struct pool_ask ask = {{ATTN_OK, why, why_bytes}, spec, p->id.index, p->generation, p->tenant};
+    attn_status st = engine_call_others(primary, peers_n(primary), here, &ask.all, &n_done);
+    if (st == ATTN_OK)
+        return ATTN_OK;
+    ask.all.why = ignored;
+    ask.all.why_bytes = sizeof ignored;
+    engine_call_others(primary, n_done, undo, &ask.all, &n_undone);
+    return st;
 }
 
 static attn_status others_create(struct engine *primary, const struct pool *p,
                                  const Attnd__PoolSpec *asked, char *why, size_t why_bytes)
 {
-    char ignored[WHY_BYTES];
-    uint32_t n_done, n_undone;
-    struct pool_ask ask = {asked, p->id.index, p->generation, p->tenant, ATTN_OK, why, why_bytes};
     if (pool_spans(primary, p) && !peers_all_live(primary)) {
         snprintf(why, why_bytes, "split %s: a card is lost",
                  attn_split_name((attn_split)p->spec.wire->split));
         return ATTN_EDEVICE;
     }
-    attn_status st = ask_others(primary, pool_create_here, &ask, peers_n(primary), &n_done);
-    if (st == ATTN_OK)
-        return ATTN_OK;
-    ask.why = ignored;
-    ask.why_bytes = sizeof ignored;
-    ask_others(primary, pool_drop_here, &ask, n_done + 1, &n_undone);
-    return st;
-}
-
-static attn_status others_drop(struct engine *primary, const struct pool *p, char *why,
-                               size_t why_bytes)
-{
-    char ignored[WHY_BYTES];
-    uint32_t n_done, n_undone;
-    struct pool_ask ask = {p->spec.wire, p->id.index, p->generation, p->tenant,
-                           ATTN_OK,      why,         why_bytes};
-    attn_status st = ask_others(primary, pool_drop_here, &ask, peers_n(primary), &n_done);
-    if (st == ATTN_OK)
-        return ATTN_OK;
-    ask.why = ignored;
-    ask.why_bytes = sizeof ignored;
-    ask_others(primary, pool_create_here, &ask, n_done + 1, &n_undone);
-    return st;
+    return others_do(primary, p, asked, pool_create_here, pool_drop_here, why, why_bytes);
 }
 
 /* There are other cards, and this is the primary. */
@@ -424,7 +398,8 @@ attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_by
     if (is_in_work(e, p) || peers_move_pool(e, p->id.index))
         return FAIL(ATTN_EOVERLOAD, "pool \"%s\" is in work", p->spec.wire->name);
     if (kv_pool_sequences(e->env.kv, p->id) == 0 && has_others(e)) {
-        attn_status st = others_drop(e, p, why, why_bytes);
+        attn_status st =
+            others_do(e, p, p->spec.wire, pool_drop_here, pool_create_here, why, why_bytes);
         if (st != ATTN_OK)
             return st;
     }

@@ -215,73 +215,51 @@ static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_bloc
 }
 
 struct resize_ask {
-    uint32_t index, n_blocks, had;
-    attn_status status;
-    char *why;
-    size_t why_bytes;
+    struct peer_ask all; /* first */
+    uint32_t index, n_blocks;
+    uint32_t had[CONFIG_MAX_DEVICES]; /* of each that has done it */
 };
 
 static void resize_there(struct engine *e, void *arg)
 {
     struct resize_ask *ask = arg;
     struct pool *p = pool_of_kv(e, (kv_pool_id){ask->index});
-    ask->status = ATTN_OK;
-    ask->had = p == NULL ? 0 : p->config.n_blocks;
-    if (p == NULL || engine_health(e) != ATTN_OK)
-        return;
-    ask->status = resize_here(e, p, ask->n_blocks, ask->why, ask->why_bytes);
+    ask->had[e->env.card] = p == NULL ? 0 : p->config.n_blocks;
+    if (p != NULL)
+        ask->all.status = resize_here(e, p, ask->n_blocks, ask->all.why, ask->all.why_bytes);
 }
 
-/* had: old sizes of the cards [1, *n) that have been resized. */
-static attn_status resize_others(struct engine *primary, struct resize_ask *ask, uint32_t *had,
-                                 uint32_t *n)
+static void resize_back(struct engine *e, void *arg)
 {
-    for (*n = 1; *n < peers_n(primary); ++*n) {
-        if (engine_call(peers_at(primary, *n), resize_there, ask) != ATTN_OK) {
-            snprintf(ask->why, ask->why_bytes, "card %" PRIu32 " does not answer", *n);
-            return ATTN_EOVERLOAD;
-        }
-        if (ask->status != ATTN_OK)
-            return ask->status;
-        had[*n] = ask->had;
-    }
-    return ATTN_OK;
+    const struct resize_ask *ask = arg;
+    struct pool *p = pool_of_kv(e, (kv_pool_id){ask->index});
+    char why[WHY_BYTES];
+    uint32_t had = ask->had[e->env.card];
+    if (p != NULL && resize_here(e, p, had, why, sizeof why) != ATTN_OK)
+        log_warn("pool \"%s\" has %" PRIu32 " blocks on card %" PRIu32 ", not %" PRIu32,
+                 p->spec.wire->name, p->config.n_blocks, e->env.card, had);
 }
 
-/* Gives the cards [1, n) their old size back. */
-static void others_undo(struct engine *primary, const struct pool *p, struct resize_ask *ask,
-                        const uint32_t *had, uint32_t n)
-{
-    char ignored[WHY_BYTES];
-    uint32_t n_blocks = ask->n_blocks;
-    ask->why = ignored;
-    ask->why_bytes = sizeof ignored;
-    while (n-- > 1) {
-        ask->n_blocks = had[n];
-        if (engine_call(peers_at(primary, n), resize_there, ask) != ATTN_OK ||
-            ask->status != ATTN_OK)
-            log_warn("pool \"%s\" has %" PRIu32 " blocks on card %" PRIu32 ", not %" PRIu32,
-                     p->spec.wire->name, n_blocks, n, had[n]);
-    }
-}
-
-/* Each device has a pool of its own. */
+/* Each device has a pool of its own: all are resized, or none. */
 static attn_status resize_all(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
                               size_t why_bytes)
 {
-    uint32_t had[CONFIG_MAX_DEVICES] = {p->config.n_blocks}, n_done = 1;
+    uint32_t n_done, n_undone;
     char ignored[WHY_BYTES];
-    struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, why, why_bytes};
+    struct resize_ask ask = {.all = {ATTN_OK, why, why_bytes},
+                             .index = p->id.index,
+                             .n_blocks = n_blocks,
+                             .had = {p->config.n_blocks}};
     attn_status st = resize_here(e, p, n_blocks, why, why_bytes);
-    if (st != ATTN_OK || is_alone(e))
+    if (st != ATTN_OK)
         return st;
-    st = resize_others(e, &ask, had, &n_done);
+    st = engine_call_others(e, peers_n(e), resize_there, &ask.all, &n_done);
     if (st == ATTN_OK)
         return ATTN_OK;
-    others_undo(e, p, &ask, had, n_done);
-    if (resize_here(e, p, had[0], ignored, sizeof ignored) != ATTN_OK)
-        log_warn("pool \"%s\" has %" PRIu32 " blocks on card 0, not %" PRIu32, p->spec.wire->name,
-                 n_blocks, had[0]);
+    ask.all.why = ignored;
+    ask.all.why_bytes = sizeof ignored;
+    engine_call_others(e, n_done, resize_back, &ask.all, &n_undone);
+    resize_back(e, &ask);
     return st;
 }
 
