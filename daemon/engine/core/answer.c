@@ -1,8 +1,8 @@
-/* answer.c: replies of steps and of control requests, and refusals.
+/* answer.c: replies to steps and to control requests, and refusals.
  *
- * The reply of a step is built in place: its tensors are written by the backend into a buffer that
- * leaves room before them for a head of any length; the head is written last, so that it ends where
- * they begin.
+ * A step's reply is built in place: the backend writes its tensors into a buffer that leaves room
+ * in front for a head of any length. The head is written last, so that it ends where the tensors
+ * begin.
  */
 #include "daemon/engine/core/answer.h"
 
@@ -16,8 +16,7 @@
 #include "daemon/engine/core/pace.h"
 #include "daemon/engine/core/peers.h"
 
-/* A reply's head without its item statuses: preamble, the other fields at their longest,
- * padding. */
+/* Most bytes of a reply's head without its item statuses: preamble, all other fields, padding. */
 enum { REPLY_HEAD_BYTES = WIRE_PREAMBLE_BYTES + WHY_BYTES + 64 };
 
 uint64_t engine_retry_after_us(const struct engine *e)
@@ -42,7 +41,7 @@ void engine_refuse(struct engine *e, struct request *req, attn_status st, const 
     send_why(e, req, st, why);
 }
 
-/* --- what handlers say ------------------------------------------------------------------------ */
+/* --- what handlers fill in -------------------------------------------------------------------- */
 
 void answer_init(struct answer *a)
 {
@@ -97,7 +96,7 @@ attn_status answer_no(struct answer *a, attn_status st, const char *format, ...)
     return st;
 }
 
-/* The reply's message, from its header. */
+/* Encodes the reply's message from its header. */
 static attn_status build(struct request *req, struct answer *a)
 {
     uint8_t *payload;
@@ -181,7 +180,7 @@ static void fill_failed_rows(struct task *t)
     }
 }
 
-/* Clears the gap between out and lse, which has bytes of the buffer's previous use. */
+/* Clears the gap between out and lse, which still has bytes of the buffer's previous use. */
 static void clear_gap(struct task *t)
 {
     const struct backend_pool_config *c = &t->pool->config;
@@ -191,7 +190,7 @@ static void clear_gap(struct task *t)
         memset(t->payload + end, 0, t->layout.lse_offset - end);
 }
 
-/* A bell's outputs are the device's, failed rows too: its worker gets the status alone. */
+/* The device wrote a bell's outputs, those of failed rows too: its worker gets only the status. */
 static void bell_answer(struct task *t)
 {
     struct request *req = t->req;

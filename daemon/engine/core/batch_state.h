@@ -1,4 +1,4 @@
-/* batch_state.h: what goes to the device together, from the first item to the last commit. */
+/* batch_state.h: a batch of items that go to the device together. */
 #ifndef ATTND_DAEMON_ENGINE_CORE_BATCH_STATE_H
 #define ATTND_DAEMON_ENGINE_CORE_BATCH_STATE_H
 
@@ -13,9 +13,9 @@ struct batch {
     struct backend_patch *patches; /* [patches_capacity + patches_margin] */
     struct backend_copy *copies; /* [copies_capacity] */
     uint32_t n_items, n_tokens, n_tasks;
-    uint64_t n_visible; /* cached tokens its items see */
+    uint64_t n_visible; /* cached tokens that its items attend to */
     uint64_t submitted_ns;
-    uint64_t charged_ns; /* to its tenant, an estimate until it is back */
+    uint64_t charged_ns; /* to its tenant; an estimate until the batch is back */
     bool is_in_flight;
 };
 

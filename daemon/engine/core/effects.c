@@ -1,7 +1,7 @@
-/* effects.c: the blocks of pools: their bytes, and the updates that a device needs of them.
+/* effects.c: reads and writes blocks of pools, and collects the table updates that a device needs.
  *
- * Effects: what the cache changes in block tables, patches of table entries and copies of blocks,
- * gathers in the pool until its next batch takes it to the device.
+ * Effects are what the cache changes in block tables: patches of table entries and copies of
+ * blocks. They gather in the pool until its next batch carries them to the device.
  */
 #include "daemon/engine/core/effects.h"
 
@@ -39,7 +39,7 @@ attn_status pool_block_write(const struct pool *p, uint32_t block, const uint8_t
     return block_move(p, block, (uint8_t *)(uintptr_t)bytes, true, why, why_bytes);
 }
 
-/* Through a copy of the whole block. */
+/* Layers of a block, by way of a copy of the whole block. */
 static attn_status layers_move(const struct pool *p, uint32_t block, struct pool_layers layers,
                                uint8_t *bytes, bool is_write, char *why, size_t why_bytes)
 {
@@ -76,8 +76,8 @@ attn_status pool_layers_write(const struct pool *p, uint32_t block, struct pool_
 
 /* --- effects ---------------------------------------------------------------------------------- */
 
-/* A device applies patches in any order, so those of one entry must agree: with what the entry is
- * now. Entries past the sequence's end are never read. */
+/* A device applies patches in any order, so all patches of one entry are given its present value.
+ * Entries past the sequence's end are never read. */
 void pool_effects_export(struct engine *e, struct pool *p, struct backend_patch *patches,
                          struct backend_copy *copies)
 {
@@ -90,7 +90,7 @@ void pool_effects_export(struct engine *e, struct pool *p, struct backend_patch 
         bool is_live = patch.index < info.n_blocks && info.pool.index == p->id.index;
         uint32_t block = is_live ? info.block_table[patch.index] : patch.block;
         if (kv_is_place(block))
-            continue; /* it gets another when it comes back */
+            continue; /* paged out: it is patched when it comes back */
         fx->patches[n] = patch;
         patches[n++] = (struct backend_patch){patch.row, patch.index, block};
     }

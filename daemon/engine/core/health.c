@@ -1,4 +1,4 @@
-/* health.c: whether the engine has its device. */
+/* health.c: whether the engine's device works or is lost. */
 #include "daemon/engine/core/health.h"
 
 #include "daemon/base/log.h"

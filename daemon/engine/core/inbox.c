@@ -1,6 +1,6 @@
 /* inbox.c: takes requests from any thread into one engine and applies its queue bounds. The inbox
- * is a stack; the engine takes all of it at once. An awake engine costs its producers no system
- * call, a sleeping one costs one wake-up. */
+ * is a stack that the engine takes whole. Submitting to an engine that is awake takes no system
+ * call; one that sleeps is woken once. */
 #include "daemon/engine/core/inbox.h"
 
 #include <inttypes.h>
@@ -18,7 +18,8 @@ void engine_renew(struct engine *e, uint64_t session)
     session_touch(e->env.sessions, session, clock_now_ns());
 }
 
-/* Why the queue, or what one holder may have of it, is full; NULL: the request is counted there. */
+/* Returns why the queue, or one holder's share of it, is full; NULL: the request is counted in its
+ * share. */
 static const char *queue_fault(struct engine *e, struct request *req, uint32_t n, uint64_t total,
                                char why[SHARE_TEXT_BYTES])
 {

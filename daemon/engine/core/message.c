@@ -1,5 +1,5 @@
-/* message.c: messages between engines, and calls made of them: the caller waits until the other
- * engine has run its function, or gives up while it has not begun. */
+/* message.c: messages between engines, and calls built on them. A caller waits until the other
+ * engine has run its function, and gives up if that has not begun in time. */
 #include "daemon/engine/core/message.h"
 
 #include <inttypes.h>
@@ -57,7 +57,7 @@ static void call_run(struct engine *e, struct engine_message *m)
         return;
     }
     c->fn(e, c->arg);
-    sem_post(&c->done); /* it is the caller's again */
+    sem_post(&c->done); /* the call belongs to the caller again */
 }
 
 attn_status engine_call(struct engine *e, void (*fn)(struct engine *e, void *arg), void *arg)
@@ -76,7 +76,7 @@ attn_status engine_call(struct engine *e, void (*fn)(struct engine *e, void *arg
         int waits = CALL_WAITS;
         if (atomic_compare_exchange_strong(&c->state, &waits, CALL_IS_LEFT))
             return ATTN_ETIMEDOUT;
-        /* it is at work with what is ours */
+        /* it has begun and uses our arguments: wait on */
     }
     call_free(c);
     return ATTN_OK;

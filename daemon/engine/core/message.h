@@ -1,9 +1,9 @@
-/* message.h: how the engines of a daemon with several devices speak to each other, each on its own
- * thread: messages, and calls that wait for their end.
+/* message.h: how the engines of a daemon with several devices communicate; each has a thread of its
+ * own. Messages are one-way, calls wait until they are done.
  *
- * A message is pushed before the reply that it belongs to; an engine takes its inbox first and its
- * messages then, and handles the messages first, so a message is handled before anything that its
- * reply led to.
+ * A message is pushed before the reply that it belongs to. An engine takes its inbox first and its
+ * messages second, but handles the messages first. So it handles a message before any request that
+ * the message's reply led to.
  */
 #ifndef ATTND_DAEMON_ENGINE_CORE_MESSAGE_H
 #define ATTND_DAEMON_ENGINE_CORE_MESSAGE_H
@@ -16,25 +16,25 @@ struct engine_message {
     void (*on_message)(struct engine *e, struct engine_message *m);
 };
 
-/* Any thread. */
+/* Sends a message. Any thread. */
 void engine_message_push(struct engine *e, struct engine_message *m);
-/* All that was pushed, the oldest first; NULL: nothing. Its engine's thread, as the next. */
+/* Takes all messages, oldest first; NULL: none. This and the next: on the engine's thread. */
 struct engine_message *engine_messages_take(struct engine *e);
 void engine_messages_deliver(struct engine *e, struct engine_message *first);
 
-/* Has fn run on the engine's thread, or here where it has none, and waits for it.
- * Errors   ATTN_ETIMEDOUT it did not run and will not; ATTN_ENOMEM */
+/* Runs fn on the engine's thread (here, if it has none) and waits for it.
+ * Errors   ATTN_ETIMEDOUT fn did not run and will not; ATTN_ENOMEM */
 attn_status engine_call(struct engine *e, void (*fn)(struct engine *e, void *arg), void *arg);
 
-/* The same on all other engines, one after the other, for what all do or none. */
+/* What engine_call_others passes to fn; may be the start of a larger struct. */
 struct peer_ask {
-    attn_status status; /* what fn says; ATTN_OK before */
+    attn_status status; /* set by fn; ATTN_OK before */
     char *why;
     size_t why_bytes;
 };
-/* Asks engines [1, n) of a primary; lost ones are passed over. fn is given ask, which a larger
- * struct may begin with. Stops at the first that fails, or does not answer (ATTN_EOVERLOAD), which
- * *out_n_done is then: those before it have done it. */
+/* Calls fn on engines [1, n), one after the other; lost ones are skipped. Stops at the first that
+ * fails, or does not answer (ATTN_EOVERLOAD), with its index in *out_n_done (else n): those before
+ * it are done and may have to be undone. */
 attn_status engine_call_others(struct engine *primary, uint32_t n,
                                void (*fn)(struct engine *e, void *ask), struct peer_ask *ask,
                                uint32_t *out_n_done);

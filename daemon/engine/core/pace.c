@@ -1,9 +1,9 @@
-/* pace.c: the policy of batching (engine/core/pace.h). */
+/* pace.c: when to launch a batch, how much it takes, and estimates of time. */
 #include "daemon/engine/core/pace.h"
 
 #include "daemon/engine/core/state.h"
 
-enum { LATELY = 16 /* batches that a mean is of */ };
+enum { LATELY = 16 /* batches in a moving average */ };
 
 void pace_learn(struct pace_cost *c, uint64_t n_visible, uint64_t device_ns)
 {
@@ -56,7 +56,7 @@ uint32_t pace_ahead(uint32_t n_all, uint32_t n_own, uint32_t share, uint32_t all
 bool pace_is_in_time(uint32_t n_ahead, uint64_t request_ns, uint64_t left_ns)
 {
     uint64_t wait_ns = n_ahead * request_ns;
-    uint64_t own_ns = wait_ns < PACE_LONG_NS ? wait_ns : PACE_LONG_NS; /* of its batch */
+    uint64_t own_ns = wait_ns < PACE_LONG_NS ? wait_ns : PACE_LONG_NS; /* its own batch */
     return 2 * wait_ns + own_ns <= left_ns;
 }
 

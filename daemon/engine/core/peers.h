@@ -1,13 +1,13 @@
-/* peers.h: the one seam between an engine and what stands above the engines of a daemon with
+/* peers.h: the only interface between an engine and the code above the engines of a daemon with
  * several devices.
  *
- * A device's engine knows its peers, the engines of all devices of the daemon, and speaks to them
- * by messages (message.h). Everything that is decided above them stands in a table that cards/
- * fills: which engine a request is for, where sequences are, what a session is to all of them, and
- * what moves. With one device the table is empty: the functions below then say what is true of an
- * engine that is alone, and cost a look at a pointer.
+ * An engine knows its peers, the engines of all devices, and sends them messages (message.h). What
+ * is decided above them is in a table that cards/ fills in: which engine serves a request, where
+ * sequences are, the sessions of all devices, and what moves between devices. With one device there
+ * is no table, and the functions below return what holds for a single engine at the cost of testing
+ * a pointer.
  *
- * The engine's thread, unless said otherwise.
+ * All on the engine's thread, unless said otherwise.
  */
 #ifndef ATTND_DAEMON_ENGINE_CORE_PEERS_H
 #define ATTND_DAEMON_ENGINE_CORE_PEERS_H
@@ -17,76 +17,88 @@
 
 struct answer;
 
-/* The backend over the backends of all devices, for pools that are split over them. */
+/* The backend over the backends of all devices, for split pools. */
 struct split_ops {
     const struct backend_ops *backend; /* pools, blocks and submit; batches come back from poll */
-    struct split *(*open)(struct engine *e); /* the engine's share of it; NULL: no memory */
+    struct split *(*open)(struct engine *e); /* the engine's share; NULL: no memory */
     void (*close)(struct split *s); /* NULL is fine */
     struct backend *(*backend_of)(struct split *s, attn_split how);
-    struct backend_batch *(*poll)(struct split *s); /* the primary's; NULL: none is done */
-    bool (*has_work)(const struct split *s); /* something has come from another device */
-    /* Puts work of the primary's batches on this device. false: there is none, or no place. */
+    /* a finished batch of the primary; NULL: none */
+    struct backend_batch *(*poll)(struct split *s);
+    bool (*has_work)(const struct split *s); /* whether another device has sent something */
+    /* Puts work of the primary's batches on this device. false: there was none, or no room. */
     bool (*launch)(struct split *s);
-    void (*done)(struct split *s, struct backend_batch *d); /* it came back from this device */
+    /* the shard came back from this device */
+    void (*done)(struct split *s, struct backend_batch *d);
 };
 
 struct peers_ops {
     const struct split_ops *split;
 
     /* --- requests */
-    /* A transport's request goes to the engine that it is for. Any thread. */
+    /* Passes a transport's request to the engine that serves it. Any thread. */
     void (*submit)(struct engine *e, struct request *req);
-    /* The devices but the primary that have sequences of the plan's step, a bit each. */
+    /* The devices other than the primary that have sequences of the plan's step, one bit each. */
     uint32_t (*others_of_plan)(struct engine *e, const struct request *plan);
 
     /* --- sequences */
-    /* A sequence of this name is open on some device; on another than the engine's. Any thread. */
+    /* Whether a sequence of this name is open on any device; on one other than the engine's. Any
+     * thread. */
     bool (*know)(struct engine *e, struct seq_name name);
     bool (*know_elsewhere)(struct engine *e, struct seq_name name);
-    /* One is open here now; it has another epoch, and maybe fewer blocks; it is about to close. */
+    /* The sequence was opened here; its epoch has changed, and maybe it has fewer blocks; it is
+     * about to be closed. */
     void (*seq_opened)(struct engine *e, kv_seq_id seq);
     void (*seq_epoch)(struct engine *e, kv_seq_id seq);
     void (*seq_closes)(struct engine *e, kv_seq_id seq);
 
     /* --- sessions */
-    /* The primary has begun one, or ended it: so do the others. ATTN_ENOMEM: none has begun it. */
+    /* The primary has begun or ended a session: the others follow. ATTN_ENOMEM: none has begun
+     * it. */
     attn_status (*session_begin)(struct engine *e, uint32_t slot, uint64_t id, uint32_t tenant,
                                  const char *client);
     void (*session_end)(struct engine *e, uint32_t slot, uint64_t id);
-    /* Nothing of an ended session is left here. false: the primary waits for other devices. */
+    /* Call when nothing of an ended session is left here. false: the primary must wait for other
+     * devices. */
     bool (*session_release)(struct engine *e, uint32_t slot);
-    /* A request has been carried out: a repetition must not be, by another device either. */
+    /* Notes that a request was carried out: no device may carry out a repetition. */
     void (*request_done)(struct engine *e, uint32_t slot, uint64_t session, uint64_t request);
 
-    /* --- one device's share of a step whose sequences are on several; req->part is set */
-    bool (*step_counts)(const struct request *req); /* this one counts the message */
+    /* --- one device's share of a step whose sequences are on several; req->shard is set */
+    bool (*step_counts)(const struct request *req); /* whether this share counts the message */
     bool (*item_is_foreign)(const struct request *req, uint32_t item);
-    /* Outputs go where those of the other shares do, behind `head` bytes. As step_reserve_reply. */
+    /* Places outputs with those of the other shares, behind `head` bytes. Like
+     * step_reserve_reply. */
     attn_status (*step_reserve)(struct task *t, size_t head);
-    /* All items are done: their statuses are noted. What the share is answered with. */
+    /* Notes the statuses of the share's items, which are all done. Returns the share's own
+     * status. */
     attn_status (*step_done)(struct task *t);
 
     /* --- sequences that move to another device */
-    bool (*turn)(struct engine *e); /* at each turn, first: what can go on goes on; true: it did */
+    /* Continues moves; first in each turn. true: something was done */
+    bool (*turn)(struct engine *e);
     void (*stop)(struct engine *e); /* the engine stops: what moves stays where it is */
-    /* The request must wait until a sequence has left: it is held back. Requests are asked in
-     * order. */
+    /* Whether the request must wait until a sequence has left; if so, it is held back. Called in
+     * order of arrival. */
     bool (*hold)(struct engine *e, struct request *req);
-    struct request *(*held)(struct engine *e); /* held back and not any more, oldest first */
-    /* An operator's request: answered when the sequence is there, or why not. */
+    struct request *(*held)(struct engine *e); /* list of those no longer held back, oldest first */
+    /* Moves a sequence for an operator: the request is answered when it has arrived, or with the
+     * reason why not. */
     attn_status (*move)(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a);
-    /* Blocks of the pool are being copied. Any thread. */
+    /* Whether blocks of the pool are being copied. Any thread. */
     bool (*moves_pool)(struct engine *e, uint32_t pool);
-    /* The sequence is on its way; the target has all of one, which leaves at the next turn. */
+    /* Whether the sequence is moving; whether the target has all of one, which leaves at the next
+     * turn. */
     bool (*moves_seq)(const struct engine *e, uint32_t seq);
     bool (*is_there)(const struct engine *e);
-    /* Blocks of the pool are held since they are being read: there is more room in a moment. */
+    /* Whether blocks of the pool are held because they are being read: there will be more room
+     * soon. */
     bool (*reads_pool)(const struct engine *e, uint32_t pool);
 };
 
-/* --- who they are ----------------------------------------------------------------------------- */
+/* --- which engines ---------------------------------------------------------------------------- */
 
-/* Peers that are open, the engine itself among them; at 0 the primary. Any thread. */
+/* Open peers, including the engine itself; the primary is at 0. Any thread. */
 static inline uint32_t peers_n(const struct engine *e)
 {
     return e->peers->n_open;
@@ -107,13 +119,13 @@ static inline bool is_primary(const struct engine *e)
     return e->env.card == 0;
 }
 
-/* Their backends are of one module: it knows how its devices reach each other. Any thread. */
+/* Whether both use the same backend module, which can copy between its devices. Any thread. */
 static inline bool peers_are_alike(const struct engine *a, const struct engine *b)
 {
     return a->env.ops->moves_submit == b->env.ops->moves_submit;
 }
 
-/* Some device is not lost; none is. Any thread. */
+/* Whether any device is not lost; whether none is lost. Any thread. */
 static inline bool peers_any_live(const struct engine *e)
 {
     for (uint32_t i = 0; i < peers_n(e); i++)

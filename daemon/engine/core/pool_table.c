@@ -1,5 +1,5 @@
-/* pool_table.c: looks pools up by handle, name or cache id, and keeps the sessions' holds of them.
- * Called by all handlers; engine thread. */
+/* pool_table.c: finds pools by handle, name or cache id, and keeps which sessions hold them. Engine
+ * thread. */
 #include "daemon/engine/core/pool_table.h"
 #include "kernels/kv_layout.h"
 
@@ -8,7 +8,7 @@
 
 enum { MIN_BLOCK_TOKENS = 8 };
 
-/* A handle is the index plus one, and above it how many pools the index was before. */
+/* A handle is the index plus one; the bits above count earlier pools at that index. */
 enum { HANDLE_INDEX_BITS = 11 };
 
 attn_status pools_init(struct engine *e)
@@ -17,7 +17,7 @@ attn_status pools_init(struct engine *e)
     uint32_t max_row_blocks = c->max_seq_tokens / MIN_BLOCK_TOKENS + 1;
     if (max_row_blocks > e->n_blocks)
         max_row_blocks = e->n_blocks;
-    /* every block an item can touch, and a few forks of the longest sequence */
+    /* for every block that a batch can touch, and a few forks of the longest sequence */
     e->copies_capacity = c->max_batch_tokens / MIN_BLOCK_TOKENS + 2 * c->max_batch_items;
     e->patches_capacity = e->copies_capacity + 4 * max_row_blocks;
     e->patches_margin = (BACKEND_MAX_IN_FLIGHT + 1) * e->copies_capacity;
@@ -56,7 +56,7 @@ static uint64_t pool_key(uint32_t tenant, uint32_t handle)
 struct pool *pool_of_handle(struct engine *e, const struct tenant *who, uint32_t handle)
 {
     uint64_t key = pool_key(tenant_id(who), handle);
-    uint32_t found = 0; /* and one more */
+    uint32_t found = 0; /* index plus one; 0: none */
     for (uint32_t i = 0; i < e->n_pools; i++)
         found |= (uint32_t) - (e->pool_keys[i] == key) & (i + 1);
     return found == 0 || handle == 0 ? NULL : &e->pools[found - 1];
@@ -92,7 +92,7 @@ void pool_rename(struct engine *e, struct pool *p, uint32_t generation)
 
 /* --- holding ---------------------------------------------------------------------------------- */
 
-/* Of the session's first pool; the others follow. */
+/* The session's holds, by index of the pool. */
 static struct hold *holds_of(const struct engine *e, uint32_t session)
 {
     return &e->holds[(size_t)session * e->env.cfg->max_pools];
@@ -131,7 +131,7 @@ void pools_unhold(struct engine *e, uint32_t session)
     }
 }
 
-/* The requests stay known: the place's next pool is made by higher ones. */
+/* The holds' requests stay: requests for the next pool at this index are higher. */
 void pool_unhold_all(struct engine *e, struct pool *p)
 {
     for (uint32_t session = 0; p->n_holders > 0; session++) {

@@ -1,4 +1,4 @@
-/* published.c: counts of pools in atomics, for the threads of other devices' engines and of
+/* published.c: publishes counts of pools in atomics, for the threads of other engines and of
  * transports, which place new sequences by them. */
 #include "daemon/engine/core/published.h"
 

@@ -1,4 +1,4 @@
-/* queue.c: claims, waiting, waking, deadlines (engine/core/queue.h). */
+/* queue.c: claims, waiting, waking, deadlines. */
 #include "daemon/engine/core/queue.h"
 
 #include <inttypes.h>
@@ -34,8 +34,9 @@ void queue_fini(struct engine *e)
 
 /* --- claims ----------------------------------------------------------------------------------- */
 
-/* false: an item of this layer is in work, or too many layers are, or the sequence is copying.
- * CLAIM_ALL is granted when there are no claims: such an item runs at once and keeps none. */
+/* false: an item of this layer is in work, or too many layers are, or the sequence is copying a
+ * block. CLAIM_ALL is granted when there are no claims; its item runs at once and keeps no
+ * claim. */
 static bool seq_claim(struct seq_state *s, uint32_t layer)
 {
     if (layer == CLAIM_ALL)
@@ -259,12 +260,12 @@ void task_release(struct engine *e, struct task *t)
     s->n_held--;
     if (!is_primary(e))
         atomic_fetch_sub(&e->peers->held[t->session], 1);
-    if (s->id != 0) /* it has not been ended */
+    if (s->id != 0) /* it has not ended */
         /* the lease runs from the answer */
         session_renew(e->env.sessions, t->session, e->turn_ns);
 }
 
-/* Something of it is not in a batch yet. */
+/* Some of its items are not in a batch yet. */
 static bool is_refusable(const struct task *t)
 {
     return t->n_done + t->n_active < t->n_items;

@@ -1,6 +1,6 @@
-/* ready.c: ready tasks of a pool by age. New tasks come in order of age and go to a plain list;
+/* ready.c: a pool's ready tasks by age. New tasks arrive in order of age and go to a plain list;
  * tasks that become ready again after an item had to wait go to a pairing heap. Both are intrusive:
- * nothing is allocated, and a task whose deadline passes is taken out from the middle.
+ * nothing is allocated, and a task whose deadline passes can be removed anywhere.
  */
 #include "daemon/engine/core/ready.h"
 
@@ -9,8 +9,8 @@ static bool is_older(const struct task *a, const struct task *b)
     return a->stamp < b->stamp;
 }
 
-/* heap_child is the first child, heap_next the next sibling, heap_prev the sibling before or, of a
- * first child, the parent. */
+/* heap_child is the first child, heap_next the next sibling, heap_prev the previous sibling or, for
+ * a first child, the parent. */
 static struct task *meld(struct task *a, struct task *b)
 {
     if (a == NULL || b == NULL)
@@ -28,7 +28,7 @@ static struct task *meld(struct task *a, struct task *b)
     return a;
 }
 
-/* One heap of a list of siblings: pairs from the left, then all from the right. */
+/* Melds a list of siblings: in pairs from the left, then all pairs from the right. */
 static struct task *meld_siblings(struct task *t)
 {
     struct task *pairs = NULL;

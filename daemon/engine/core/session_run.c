@@ -1,5 +1,5 @@
-/* session_run.c: workers' sessions: every request renews one, and what a session leaves
- * behind when its lease ends is freed in slices.
+/* session_run.c: workers' sessions: every request renews its session, and the sequences of a
+ * session whose lease has ended are freed in slices.
  */
 #include "daemon/engine/core/session_run.h"
 
@@ -14,9 +14,10 @@
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
 
-enum { EXPIRE_SLICE = 64 /* sequences freed a turn */ };
+enum { EXPIRE_SLICE = 64 /* sequences freed per turn */ };
 
-/* The connection is known to be another tenant's: then the session does not exist for it. */
+/* Whether the connection is known to belong to another tenant: for it, the session does not
+ * exist. */
 static bool is_hidden(const struct engine *e, const struct principal *p, uint32_t slot)
 {
     const struct tenant *who = session_tenant(e, slot);
@@ -42,7 +43,7 @@ void seq_close(struct engine *e, kv_seq_id seq)
     kv_seq_close(e->env.kv, seq);
 }
 
-/* A session id proves its tenant: the connection is this tenant's from now on. */
+/* A session id proves its tenant, so the connection belongs to this tenant from now on. */
 static void claim_connection(struct principal *p, const struct tenant *who)
 {
     if (who != NULL && p->tenant[0] == '\0')
@@ -76,11 +77,11 @@ static void log_end(const struct session *s, const char *why)
                 why);
 }
 
-/* The session has left the live ones; what it leaves behind, sessions_expire frees. */
+/* After a session has ended; sessions_expire frees its sequences. */
 static void session_ended(struct engine *e, uint32_t slot, const char *why)
 {
     kv_owner_end(e->env.kv, slot);
-    if (e->env.card == 0) /* the primary has the owners */
+    if (e->env.card == 0) /* the primary counts tenants' sessions */
         tenant_give(session_tenant(e, slot), TENANT_SESSIONS, 1);
     pools_unhold(e, slot);
     e->is_dirty = true;
@@ -97,8 +98,8 @@ void session_kill(struct engine *e, uint32_t slot, const char *why)
     tasks_refuse_of(e, slot, ATTN_ENOTFOUND, why);
 }
 
-/* A longer lease counts at once. A shorter one counts once the old one is over: clients that renew
- * in time have read it from a hello's reply by then. */
+/* A longer lease applies at once. A shorter one applies after one old lease: by then, clients that
+ * renew in time have read it from a hello's reply. */
 static void lease_turn(struct engine *e, uint64_t now_ns)
 {
     uint64_t lease_ns = config_now(e->env.cfg, lease_us) * 1000;
@@ -126,9 +127,9 @@ bool sessions_expire(struct engine *e, uint64_t now_ns)
             return false;
         if (kv_owner_any(e->env.kv, slot, &seq) != ATTN_OK) {
             if (session_at(e->env.sessions, slot)->n_held > 0)
-                return false; /* it was killed, and a batch of it is on the device */
+                return false; /* it was killed, and a batch with its items is on the device */
             if (!peers_session_release(e, slot))
-                return false; /* another card has something of it */
+                return false; /* another card still has something of it */
             session_release(e->env.sessions, slot);
             continue;
         }

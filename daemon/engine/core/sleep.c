@@ -1,12 +1,11 @@
-/* sleep.c: waiting of an idle engine: it polls without pause for a while, if that has paid off
- * lately, then announces that it sleeps, and sleeps.
+/* sleep.c: how an idle engine waits: if that has paid off lately, it polls without pause for a
+ * while; then it announces that it sleeps, and sleeps.
  *
  * Spinning is bounded by engine.spin and adapts: work that came within that time would have been
- * found by spinning, so the next spin is as long; work that came later halves it. Whoever brings
- * work to a sleeping engine makes a descriptor of its epoll set readable: any thread the engine's
- * own eventfd, a poller's client one of its own. They are edge-triggered and never read, so nobody
- * who holds one can swallow another's wake-up or keep the engine awake without writing to it again
- * and again.
+ * found by spinning, so the next spin is that long; work that came later halves it. To wake a
+ * sleeping engine, a thread makes a descriptor of its epoll set readable: the engine's own eventfd,
+ * or (a poller's client) one of the client's. They are edge-triggered and never read, so no holder
+ * of one can swallow another's wake-up, or keep the engine awake without writing again and again.
  */
 #include "daemon/engine/core/sleep.h"
 
@@ -22,13 +21,13 @@
 #include "proto/attn_time.h"
 
 enum {
-    LOOKS_A_CLOCK = 8, /* at the pollers, for one at the clock */
+    LOOKS_A_CLOCK = 8, /* looks at the pollers per look at the clock */
     PAUSES_A_LOOK = 8,
     EVENTS = 64,
 };
 static const uint64_t MIN_SPIN_NS = 1000; /* below this, don't spin */
-static const uint64_t POLITE_NS = 20 * 1000; /* spinning for longer lets others run in between */
-static const uint64_t RECENT_NS = 10 * 1000 * 1000; /* pollers silent for longer are not spun for */
+static const uint64_t POLITE_NS = 20 * 1000; /* after spinning this long, yield to other threads */
+static const uint64_t RECENT_NS = 10 * 1000 * 1000; /* don't spin for pollers silent for longer */
 
 attn_status engine_sleep_init(struct engine *e)
 {
@@ -63,7 +62,7 @@ void engine_wake(struct engine *e)
     if (atomic_load(&e->is_asleep) == 0 || atomic_exchange(&e->is_asleep, 0) == 0)
         return;
     if (write(e->wake_fd, &one, sizeof one) < 0)
-        return; /* 2^64 - 1 wake-ups: it will not happen */
+        return; /* only after 2^64 - 1 wake-ups */
 }
 
 void engine_poller_add(struct engine *e, struct engine_poller *p)
@@ -95,7 +94,7 @@ bool engine_is_quiet(const struct engine *e)
                             !e->peers->ops->split->has_work(e->split)));
 }
 
-/* Looks at everything until there is something or ns are over. */
+/* Polls until there is work or ns have passed. */
 static void spin(struct engine *e, uint64_t start_ns, uint64_t ns)
 {
     for (uint64_t passed_ns = 0; passed_ns < ns; passed_ns = clock_now_ns() - start_ns) {
@@ -110,7 +109,7 @@ static void spin(struct engine *e, uint64_t start_ns, uint64_t ns)
     }
 }
 
-/* The shortest that a poller, or a lane that another card looks at, allows. */
+/* The shortest sleep that the pollers allow, at most ns; 0 while a lane may bring work. */
 static uint64_t nap_ns(struct engine *e, uint64_t ns)
 {
     for (struct engine_poller *p = atomic_load(&e->pollers); p != NULL; p = p->next) {

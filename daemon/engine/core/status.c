@@ -1,5 +1,4 @@
-/* status.c: whether the engine drains and whether its device is lost; read and set by other
- * threads. */
+/* status.c: draining, and tokens that must be finished first. */
 #include "daemon/engine/core/status.h"
 
 #include "daemon/base/clock.h"
@@ -14,7 +13,7 @@ void engine_drain(struct engine *e)
         struct engine *k = peers_at(e, i);
         tokens_came(k, clock_now_ns());
         atomic_store(&k->is_draining, true);
-        engine_wake(k); /* it looks for tokens */
+        engine_wake(k); /* so that it looks for unfinished tokens */
     }
 }
 

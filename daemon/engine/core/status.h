@@ -1,18 +1,19 @@
-/* status.h: draining and stopping, as the engine's own files see them. A token is in work
- * from the first layer that has it to the last. */
+/* status.h: draining and stopping, for the engine's own files. A token is in work from the first
+ * layer that has it to the last. */
 #ifndef ATTND_DAEMON_ENGINE_CORE_STATUS_H
 #define ATTND_DAEMON_ENGINE_CORE_STATUS_H
 
 #include "daemon/engine/core/state.h"
 
-/* A layer got tokens: whether a sequence is in the middle of one must be looked at again. Before
- * the step is answered. */
+/* Notes that a layer got tokens, so that a sequence may be in the middle of one. Call before the
+ * step is answered. Any thread. */
 void tokens_came(struct engine *e, uint64_t now_ns);
-/* Looks, if nothing is held; reads every open sequence. */
+/* While draining, if no requests are queued: checks whether any sequence is in the middle of a
+ * token. Reads every open sequence. */
 void tokens_look(struct engine *e);
-/* Tokens up to `end` would be the first in any layer of the sequence. */
+/* Whether no layer of the sequence has token `end` - 1 yet. */
 bool seq_begins_token(const struct engine *e, uint32_t seq, uint32_t end);
-/* Of what is refused because the process ends: which of its reasons to end it is. */
+/* Status for requests refused because the process ends: ATTN_EDEVICE or ATTN_EDRAINING. */
 attn_status engine_stop_status(const struct engine *e);
 
 #endif

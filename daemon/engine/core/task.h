@@ -1,15 +1,15 @@
-/* task.h: a request inside the engine, and the engine's side of a sequence; structs only, of
- * the engine's thread.
+/* task.h: a request inside the engine, and the engine's state of a sequence; structs only, of the
+ * engine's thread.
  *
  * A step's task has an item for each of its sequences:
  *
  *   waiting   in its sequence's queue: an older item or control request comes first
- *   ready     it holds a claim on (sequence, layer); in its task's ready list, the task in its
+ *   ready     has a claim on (sequence, layer) and is in its task's ready list; the task is in its
  *             pool's ready queue. Claims never collide, so any set of ready items may be one batch
- *   active    in a batch that is built or in flight
+ *   active    in a batch that is being built or in flight
  *   done      its status is set
  *
- * A control request on a sequence waits in the same queue, with one item, until no claim is left.
+ * A control request on a sequence waits in the same queue, as one item, until no claim is left.
  * Releasing a claim puts the sequence on the wake list; wakes run between the other activities,
  * never inside them.
  */
@@ -26,7 +26,7 @@ enum {
     WHY_BYTES = 256,
 };
 #define SEQ_NONE UINT32_MAX
-#define CLAIM_ALL UINT32_MAX /* in place of a layer: the item wants its sequence to itself */
+#define CLAIM_ALL UINT32_MAX /* in place of a layer: needs the sequence exclusively */
 
 struct engine;
 struct pool;
@@ -35,21 +35,22 @@ struct task;
 enum item_state { ITEM_WAITING, ITEM_READY, ITEM_ACTIVE, ITEM_DONE };
 
 struct item {
-    TAILQ_ENTRY(item) link; /* of its sequence's queue or its task's ready list */
+    TAILQ_ENTRY(item) link; /* in its sequence's queue or its task's ready list */
     struct task *task;
-    uint32_t seq; /* kv_seq_id; SEQ_NONE: its name is not, or no longer, of a sequence */
+    uint32_t seq; /* kv_seq_id; SEQ_NONE: its name is not, or no longer, that of a sequence */
     uint32_t pos, n_tokens;
-    uint32_t row; /* its first token in the step's tensors */
+    uint32_t row; /* its first token's row in the step's tensors */
     enum item_state state;
 };
 TAILQ_HEAD(item_list, item);
 
-/* What the queue asks of a task, whatever kind of request it is. */
+/* What the queue calls on a task, whatever kind of request it is. */
 struct task_ops {
-    /* The item has left its sequence's queue. Its turn has come: it has its claim, if it is of a
-     * layer; or, seq SEQ_NONE, its sequence was closed, and its name must be looked up again. */
+    /* Called for an item taken out of its sequence's queue. Either its turn has come, and it has
+     * its claim unless it is CLAIM_ALL; or seq is SEQ_NONE: its sequence was closed, and its name
+     * must be looked up again. */
     void (*wake)(struct engine *e, struct item *it);
-    /* Ends all of the task that is not in a batch. The task may be gone. */
+    /* Ends all items that are not in a batch. May free the task. */
     void (*refuse)(struct engine *e, struct task *t, attn_status st, const char *why);
 };
 
@@ -58,13 +59,13 @@ enum task_place { TASK_NOWHERE, TASK_FRESH, TASK_WOKEN }; /* in the pool's ready
 struct task {
     const struct task_ops *ops;
     struct request *req;
-    TAILQ_ENTRY(task) held; /* of all held, oldest first */
+    TAILQ_ENTRY(task) held; /* in the list of all held, oldest first */
     uint64_t stamp; /* order of arrival */
     uint32_t session; /* slot */
     uint32_t layer; /* or CLAIM_ALL */
     uint32_t n_items, n_done, n_active;
 
-    /* of a step */
+    /* only for a step */
     struct pool *pool;
     uint32_t flags;
     bool was_launched; /* an item has been in a batch */
@@ -72,7 +73,7 @@ struct task {
     struct item_list ready_items;
     uint32_t n_ready, n_ready_tokens;
     enum task_place place;
-    TAILQ_ENTRY(task) fresh; /* engine/core/ready.c, as far as heap_child */
+    TAILQ_ENTRY(task) fresh; /* fresh to heap_child: engine/core/ready.c */
     struct task *heap_prev, *heap_next, *heap_child;
     uint8_t *payload; /* of the reply; NULL until an item is launched */
     size_t head_room; /* bytes before payload, for the reply's head */
@@ -80,26 +81,27 @@ struct task {
     char why[WHY_BYTES]; /* of first_failed */
     int32_t *item_status; /* [n_items] */
 
-    struct item items[]; /* a control request's only one is its place in its sequence's queue */
+    struct item items[]; /* a control request has one */
 };
 TAILQ_HEAD(task_list, task);
 
-/* The engine's side of a sequence; index is kv_seq_id. */
+/* The engine's state of a sequence; the index is that of kv_seq_id. */
 struct seq_state {
     struct item_list waiting;
-    uint64_t step_stamp; /* the last step that named it: finds duplicates */
+    uint64_t step_stamp; /* of the last step that named it; detects duplicates */
     uint16_t claimed[MAX_CLAIMS]; /* layers */
     uint8_t n_claims;
     uint8_t n_active; /* claims whose item is in a batch */
     bool is_copying; /* its active item replaces a shared block: nothing else runs */
     bool is_on_wake_list;
     bool waits_for_room; /* its seq is in engine.for_room */
-    TAILQ_ENTRY(seq_state) by_use; /* of its pool's, where idle ones make way */
+    /* in its pool's list, the order in which idle sequences make way */
+    TAILQ_ENTRY(seq_state) by_use;
     uint32_t listed_of; /* that pool plus one; 0: in no list */
-    bool is_moving; /* from or to another card: nothing is done with it */
+    bool is_moving; /* from or to another card: nothing else is done with it */
     struct trace_entry trace;
-    /* Since this epoch no truncation has left fewer tokens; 0: never exported with a request for
-     * it. */
+    /* n_kept: fewest tokens that truncations have left since kept_epoch. kept_epoch 0: no export
+     * has asked for it. */
     uint32_t kept_epoch, n_kept;
 };
 

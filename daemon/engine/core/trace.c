@@ -1,6 +1,4 @@
-/* trace.c: a ring of traces of ended sequences: when each began, how many tokens its prompt had and
- * how many came one by one. Filled by the sequence and step handlers, read by attnctl trace; engine
- * thread. */
+/* trace.c: a ring of traces of ended sequences. */
 #include "daemon/engine/core/trace.h"
 
 void trace_begin(struct trace_entry *t, uint64_t now_ns, uint32_t n_forked)
