@@ -1,10 +1,9 @@
-/* batch.c: from ready items to a batch and back.
+/* batch.c: builds batches from ready items and launches them.
  *
- * A batch takes ready tasks of one pool, oldest first, whole if they fit an empty batch, else in
- * parts. Tenants go by weighted fair queueing, then the tenant's pool with the oldest task. Appends
- * are reserved in the cache one by one as they enter; table patches and block copies of all
- * reserves go with the batch. When it is back, appends are committed, or cancelled if it failed,
- * and tasks whose items are all done are answered.
+ * A batch takes ready tasks of one pool, oldest first: whole if they fit an empty batch, else in
+ * parts. Tenants take turns by weighted fair queueing; a tenant's next pool is the one with the
+ * oldest task. Appends are reserved in the cache one by one as items enter; table patches and block
+ * copies of all reserves go with the batch.
  */
 #include "daemon/engine/step/batch.h"
 
@@ -71,7 +70,7 @@ void batches_fini(struct engine *e)
 
 /* --- building --------------------------------------------------------------------------------- */
 
-/* Cached tokens that the last query of an item sees, in the mean over kv heads. */
+/* Cached tokens that the item's last query sees, averaged over kv heads. */
 static uint32_t visible_tokens(const struct pool *p, const struct item *it)
 {
     const struct attn_layer_spec *l = &p->config.layers[it->task->layer];
@@ -81,7 +80,7 @@ static uint32_t visible_tokens(const struct pool *p, const struct item *it)
 
 enum taken { TAKEN, NOT_TAKEN, BATCH_IS_FULL }; /* not taken: failed or deferred */
 
-/* Blocks that the append will take, at most. */
+/* The most blocks that the item's append can take. */
 static uint64_t blocks_wanted(struct engine *e, const struct pool *p, const struct item *it)
 {
     struct kv_seq_info info;
@@ -95,7 +94,7 @@ static uint64_t blocks_wanted(struct engine *e, const struct pool *p, const stru
     return (n > info.n_blocks ? n - info.n_blocks : 0) + (copies ? n_copied : 0);
 }
 
-/* It fails with the cache's last error. */
+/* Fails the item with the cache's last error. */
 static enum taken cannot_take(struct engine *e, struct item *it, attn_status st)
 {
     item_unready(it);
@@ -118,12 +117,12 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     if (idle_makes_room(e, p, &(struct idle_ask){it->seq, it->task->stamp, b->n_items > 0},
                         n_wanted)) {
         seq_waits_for_room(e, it->seq);
-        item_defer(e, it); /* until others have gone */
+        item_defer(e, it); /* until other sequences have made room */
         return NOT_TAKEN;
     }
     if (e->tier.blocks != NULL && mover_makes_room(e, p, n_wanted)) {
         mover_wait_for_room(e, it->seq);
-        item_defer(e, it); /* until blocks have gone: the batch goes without it */
+        item_defer(e, it); /* until blocks were demoted; the batch goes without it */
         return NOT_TAKEN;
     }
     uint32_t n_copies = p->fx.n_copies;
@@ -131,24 +130,26 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     attn_status st =
         kv_append_reserve(e->env.kv, id, it->task->layer, it->pos, it->n_tokens, &p->fx);
     if (st == ATTN_EOVERLOAD && (b->n_items > 0 || e->n_in_flight > 0 || p->fx.n_patches > 0))
-        return BATCH_IS_FULL; /* of patches or copies: what is there goes first */
+        return BATCH_IS_FULL; /* full of patches or copies: these go first */
     if (st == ATTN_OK) {
         s->is_copying = p->fx.n_copies > n_copies;
         return TAKEN;
     }
     if (st == ATTN_ENOBLOCKS && mover_is_bringing(e, p, it->seq)) {
-        item_defer(e, it); /* what comes is nobody's yet, and may be evicted when it is there */
+        /* blocks being brought have no owner yet: once here, they can be evicted */
+        item_defer(e, it);
         return NOT_TAKEN;
     }
     if (st == ATTN_ENOBLOCKS && peers_read_pool(e, p->id.index)) {
-        seq_waits_for_room(e, it->seq); /* what a sequence that moves has released is still read */
+        /* a moving sequence's released blocks are still being read */
+        seq_waits_for_room(e, it->seq);
         item_defer(e, it);
         return NOT_TAKEN;
     }
     return cannot_take(e, it, st);
 }
 
-/* An item in the form that the backend takes. */
+/* The item in the backend's form. */
 static struct backend_item device_item(struct engine *e, const struct item *it)
 {
     const struct task *t = it->task;
@@ -180,7 +181,7 @@ static struct backend_item device_item(struct engine *e, const struct item *it)
     return d;
 }
 
-/* TAKEN: the sequence's blocks are on the device. */
+/* TAKEN: the sequence's blocks are on the device. Else the item waits, or failed. */
 static enum taken take_blocks(struct engine *e, struct batch *b, struct item *it)
 {
     char why[WHY_BYTES];
@@ -203,7 +204,7 @@ static enum taken take_blocks(struct engine *e, struct batch *b, struct item *it
     return NOT_TAKEN;
 }
 
-/* Takes the first ready item of its task into the batch. */
+/* Takes the item, its task's first ready one, into the batch. */
 static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
 {
     struct task *t = it->task;
@@ -218,11 +219,11 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
     if (r != TAKEN)
         return r;
     if (t->flags & WIRE_STEP_APPEND) {
-        /* it is reserved */
+        /* reserved */
     } else if (kv_seq_sees(e->env.kv, (kv_seq_id){it->seq}, it->pos) != ATTN_OK) {
         return cannot_take(e, it, ATTN_EINVAL);
     } else if (kv_seq_materialize(e->env.kv, (kv_seq_id){it->seq}, &b->pool->fx) != ATTN_OK) {
-        return BATCH_IS_FULL; /* an empty one has room for any row */
+        return BATCH_IS_FULL; /* full of patches; an empty batch has room for any table row */
     }
     item_unready(it);
     t->n_active++;
@@ -236,7 +237,7 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
     return TAKEN;
 }
 
-/* Items that make this batch full enough. */
+/* How many items make this batch full enough. */
 static uint32_t enough_items(struct engine *e, const struct pool *p)
 {
     uint32_t n = p->ready.n_items;
@@ -265,7 +266,7 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
             t->n_ready <= max_items - b->n_items && t->n_ready_tokens <= max_tokens - b->n_tokens;
         bool fits_empty = t->n_ready <= max_items && t->n_ready_tokens <= max_tokens;
         if (!fits_here && fits_empty)
-            return false; /* whole in the next one */
+            return false; /* the task goes whole into the next batch */
         if (step_reserve_reply(e, t) != ATTN_OK) {
             t->ops->refuse(e, t, ATTN_EOVERLOAD, "no message buffer is left for the reply");
             continue;
@@ -287,7 +288,7 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
     return false;
 }
 
-/* The pool whose items go next; NULL: none are ready. */
+/* The pool that gets the next batch; NULL: no items are ready. */
 static struct pool *next_pool(struct engine *e)
 {
     struct pool *best = NULL;
@@ -319,7 +320,7 @@ static struct batch *batch_begin(struct engine *e, struct pool *p)
 
 /* --- submit ----------------------------------------------------------------------------------- */
 
-/* Hands the batch with its pool's patches and copies to the device. */
+/* Submits the batch, with its pool's patches and copies, to the device. */
 static void batch_submit(struct engine *e, struct batch *b)
 {
     struct kv_effects *fx = &b->pool->fx;
@@ -362,11 +363,11 @@ static void batch_submit(struct engine *e, struct batch *b)
     stats_add(batches_failed, 1);
     log_error("the backend refused a batch of %" PRIu32 " items: %s: %s", b->n_items,
               attn_status_message(st), why);
-    fx->n_copies = 0; /* all were of this batch's appends, which are cancelled */
+    fx->n_copies = 0; /* all belonged to this batch's appends, which are cancelled */
     batch_refused(e, b, st, why);
 }
 
-/* The device takes no more, or there is no batch to fill. */
+/* Whether the device takes no more batches, or no struct batch is free. */
 static bool has_no_place(const struct engine *e)
 {
     return e->n_in_flight == e->max_in_flight || e->n_on_device >= e->max_in_flight;
@@ -381,8 +382,8 @@ bool batch_flush_patches(struct engine *e, struct pool *p)
     return b->is_in_flight;
 }
 
-/* An idle device gets what is there; behind a batch in flight another goes when it is due, or
- * full. */
+/* An idle device gets what is ready; behind a batch in flight, the next goes when it is due, or
+ * when its items would fill it. */
 static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_ns)
 {
     return e->n_in_flight == 0 || now_ns >= e->due_ns ||

@@ -1,11 +1,11 @@
-/* batch.h: from ready items to a batch on the device, and back. */
+/* batch.h: builds batches from ready items and launches them. Engine thread. */
 #ifndef ATTND_DAEMON_ENGINE_STEP_BATCH_H
 #define ATTND_DAEMON_ENGINE_STEP_BATCH_H
 
 #include "daemon/engine/core/state.h"
 
 attn_status batches_init(struct engine *e); /* ATTN_ENOMEM */
-void batches_fini(struct engine *e); /* of a half-opened engine, too */
+void batches_fini(struct engine *e); /* also for a half-opened engine */
 
 /* Builds and submits one batch. false: nothing is ready, it is not time, or the device takes no
  * more. */

@@ -1,6 +1,5 @@
-/* batch_end.c: handles a batch that has come back: commits or cancels its appends, charges its
- * tenant, answers tasks that are done, and deals with a lost device. Called by the engine's loop
- * and by code that waits for batches. */
+/* batch_end.c: ends batches that came back: commits or cancels their appends, charges their tenant,
+ * answers tasks that are done. Also detects a hanging device. */
 #include "daemon/engine/step/batch_end.h"
 
 #include <inttypes.h>
@@ -26,7 +25,7 @@ struct tenant *batch_payer(const struct engine *e, const struct pool *p)
     return tenants_of_id(e->env.tenants, p->tenant);
 }
 
-/* Ends every item of a batch that came back, or was refused by the backend. */
+/* Ends every item of a batch that came back or was refused by the backend. */
 static void batch_done(struct engine *e, struct batch *b, attn_status st, const char *why)
 {
     if (atomic_load_explicit(&e->is_draining, memory_order_relaxed))
@@ -57,12 +56,12 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
     early_end(e, b);
     e->is_dirty = true;
     if (e->idle.by_use != NULL)
-        seqs_have_room(e); /* what was in work may go now */
+        seqs_have_room(e); /* sequences that were in work may make way now */
     if (is_lost)
         device_lose(e, why);
 }
 
-/* The tenant pays what the batch has taken in place of what it was charged. */
+/* Replaces what the tenant was charged by what the batch took. */
 static void batch_charge_actual(struct engine *e, struct batch *b, uint64_t took_ns)
 {
     struct tenant *who = batch_payer(e, b->pool);
@@ -82,11 +81,11 @@ static void card_measure(uint32_t card, const struct batch *b)
     stats_card_add(card, STATS_CARD_DEVICE, b->device.device_ns);
 }
 
-/* Counts what a batch took: for its requests and its tenant, for the stats, for retry-after. */
+/* Accounts for the batch's time: in its requests, its tenant, the statistics and retry-after. */
 static void batch_measure(struct engine *e, struct batch *b, uint64_t now_ns)
 {
     const struct backend_batch *d = &b->device;
-    /* of two batches beside each other each counts from the end of the one before */
+    /* of two overlapping batches, the later counts from the end of the earlier */
     uint64_t since_ns = b->submitted_ns > e->finished_ns ? b->submitted_ns : e->finished_ns;
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct request *req = b->items[i]->task->req;
@@ -116,7 +115,7 @@ static void batch_finish(struct engine *e, struct batch *b)
     e->progress_ns = now_ns;
     for (uint32_t i = 0; i < e->max_in_flight; i++) {
         const struct batch *next = &e->batches[i];
-        if (next->is_in_flight) /* the device begins with it now */
+        if (next->is_in_flight) /* the device begins it now */
             e->due_ns = pace_due_ns(&next->pool->cost, next->n_visible, now_ns);
     }
     batch_measure(e, b, now_ns);
@@ -137,7 +136,7 @@ static void batch_finish(struct engine *e, struct batch *b)
     batch_done(e, b, st, why);
 }
 
-/* Not a shard of the primary's. */
+/* false: a shard of a batch of the primary's */
 static bool is_own_batch(const struct engine *e, const struct backend_batch *d)
 {
     for (uint32_t i = 0; i < e->max_in_flight; i++)
@@ -155,7 +154,7 @@ bool batch_finish_one(struct engine *e, uint64_t wait_ns)
     }
     if (e->n_on_device == 0) {
         if (e->n_in_flight > 0 && wait_ns > 0)
-            engine_idle(e, wait_ns); /* other cards compute */
+            engine_idle(e, wait_ns); /* other cards are computing */
         return false;
     }
     d = e->env.ops->poll(e->env.backend, wait_ns);
@@ -173,7 +172,7 @@ void batches_watch(struct engine *e, uint64_t now_ns)
 {
     uint64_t most_ns = config_now(e->env.cfg, stall_timeout_us) * 1000;
     if (e->n_on_device == 0)
-        most_ns *= 2; /* another card's device hangs, and says so first */
+        most_ns *= 2; /* another card's device hangs, and that card reports it first */
     if (e->n_in_flight + e->n_on_device == 0 || most_ns == 0 || now_ns < e->progress_ns ||
         now_ns - e->progress_ns < most_ns)
         return;

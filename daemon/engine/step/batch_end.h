@@ -1,16 +1,17 @@
-/* batch_end.h: batches come back: what they have appended is committed, or cancelled if they
- * failed, and tasks whose items are all done are answered. */
+/* batch_end.h: ends batches that came back: commits their appends, or cancels them if the batch
+ * failed, and answers tasks whose items are all done. Engine thread. */
 #ifndef ATTND_DAEMON_ENGINE_STEP_BATCH_END_H
 #define ATTND_DAEMON_ENGINE_STEP_BATCH_END_H
 
 #include "daemon/engine/core/state.h"
 
-/* Finishes the oldest batch in flight if it is done within wait_ns. false: it is not, or there is
+/* Finishes one batch, or a shard of the primary's, that is done within wait_ns. false: there was
  * none. */
 bool batch_finish_one(struct engine *e, uint64_t wait_ns);
-/* No batch has come back for engine.stall_timeout, and one is in flight: the device is lost. */
+/* Declares the device lost if a batch is in flight and none has come back for
+ * engine.stall_timeout. */
 void batches_watch(struct engine *e, uint64_t now_ns);
-/* The backend has not taken it. */
+/* Ends a batch that the backend did not accept. */
 void batch_refused(struct engine *e, struct batch *b, attn_status st, const char *why);
 /* The tenant that the pool's batches are charged to; NULL: none. */
 struct tenant *batch_payer(const struct engine *e, const struct pool *p);

@@ -1,8 +1,8 @@
-/* canary.c: compares one output row of the device with the float64 reference. Called by the
- * engine's canary, which copies the K and V, and by its judging thread. The bounds of reference.h
- * are for values of about unit size. Live values vary: the absolute bound grows with the largest
- * |v|, since the output is a mean of them, and with the rounding of scores, which grows with |q|
- * |k|. */
+/* canary.c: compares one output row of the device with the float64 reference.
+ *
+ * The bounds of reference.h are for values of about unit size, but live values vary. So the
+ * absolute bound grows with the largest |v|, since the output is a mean of them, and with the
+ * rounding of scores, which grows with |q| |k|. */
 #include "daemon/engine/step/canary.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 
 #include "kernels/reference.h"
 
-static const double SCORE_ROUNDING = 0x1p-20; /* of a dot product in f32, generously */
+static const double SCORE_ROUNDING = 0x1p-20; /* generous for a dot product in f32 */
 
 attn_status canary_init(struct canary *c, const struct canary_item *item, uint64_t chance)
 {
@@ -25,10 +25,11 @@ attn_status canary_init(struct canary *c, const struct canary_item *item, uint64
                          .layout = kv_layout_of(p),
                          .spec = p->layers[item->layer]};
     uint32_t row = (uint32_t)(chance % item->n_tokens), group = p->num_q_heads / p->num_kv_heads;
-    if (c->spec.is_full) /* it sees what lies ahead: the last row is as all the others */
+    if (c->spec.is_full) /* not causal: each row sees all keys, as the last one does */
         row = item->n_tokens - 1;
     c->head = (uint32_t)((chance >> 32) % p->num_q_heads);
-    if (c->spec.n_branches > 0) /* which keys a head sees depends on its number: the first's */
+    /* which keys a head sees depends on its kv head: take one of the first */
+    if (c->spec.n_branches > 0)
         c->head %= group;
     c->kv_head = c->head / group;
     c->pos = item->pos + row;
@@ -63,7 +64,7 @@ void canary_fini(struct canary *c)
     c->k = c->v = NULL;
 }
 
-/* One token's row of the head, widened. */
+/* Widens one token's row of the head to floats. */
 static void take_row(const struct canary *c, const uint8_t *codes, const uint8_t *scales,
                      uint32_t row, uint32_t dim, float *out)
 {
@@ -102,7 +103,7 @@ static double length_of(const float *row, uint32_t n)
     return sqrt(sum);
 }
 
-/* The largest |v|, and what scores may be off by. */
+/* The largest |v|, and how far scores may be off. */
 static void sizes_of(const struct canary *c, double *out_v, double *out_score_error)
 {
     double v = 0, k = 0;
@@ -118,7 +119,7 @@ static void compare(double got, double expected, double bound, uint32_t element,
                     struct canary_verdict *v)
 {
     double ratio = fabs(got - expected) / bound;
-    if (isnan(expected) || isinf(expected)) /* the worker's own, or of an overflow */
+    if (isnan(expected) || isinf(expected)) /* NaN or Inf in the worker's tensors, or an overflow */
         ratio = NAN;
     else if (isnan(got))
         ratio = INFINITY;

@@ -1,14 +1,14 @@
-/* canary_watch.c: choosing an item, copying what it saw, comparing.
+/* canary_watch.c: chooses an item for the canary, copies what it saw, and compares.
  *
- * What is copied can't change meanwhile: the engine thread alone writes to the cache, nothing is in
- * flight, and before every block it looks whether the sequence is as it was: the epoch says that
- * nothing was taken away, canary_forget that nothing was written again. Appends behind the item
- * leave what it saw alone.
+ * The copy is consistent: only the engine thread writes to the cache, and copies are made while
+ * nothing is in flight. Before each block it checks that the sequence is unchanged: its epoch shows
+ * that nothing was truncated, canary_forget that nothing was overwritten. Appends after the item do
+ * not matter.
  *
- * Where a worker could change q or the output behind the daemon's back nothing is chosen, or it
- * could cry wolf: lanes, and shared memory where there are tenants.
+ * Items on lanes are never chosen, nor those in shared memory if there are tenants: there a worker
+ * could change q or the output meanwhile, and so cause a false alarm.
  */
-#define _GNU_SOURCE /* names of threads */
+#define _GNU_SOURCE /* pthread_setname_np */
 #include "daemon/engine/step/canary_watch.h"
 
 #include <inttypes.h>
@@ -73,7 +73,7 @@ static void *judge_main(void *arg)
     return NULL;
 }
 
-/* The first time it also makes the thread. */
+/* Wakes the judging thread; creates it at the first call. */
 static void hand_over(struct canary_watch *w)
 {
     if (!w->has_thread) {
@@ -110,7 +110,7 @@ void canary_close(struct engine *e)
     free(w);
 }
 
-/* --- the engine's side ------------------------------------------------------------------------ */
+/* --- the engine thread ------------------------------------------------------------------------ */
 
 static void give_up(struct canary_watch *w)
 {
@@ -191,7 +191,7 @@ void canary_forget(struct engine *e, uint32_t seq, uint32_t layer, uint32_t pos)
         give_up(w);
 }
 
-/* The sequence as the item left it; NULL: it has changed. */
+/* The sequence's block table; NULL: the sequence has changed since the item. */
 static const uint32_t *table_of(struct engine *e, const struct canary_watch *w,
                                 struct pool **out_pool)
 {

@@ -1,8 +1,8 @@
-/* canary_watch.h: the canary: of live items one in stats.canary is computed again by the float64
- * reference. An item is chosen when its batch has come back; its K and V are copied while the
- * engine is idle, a block at a time; a thread of its own compares. So no batch waits for it, and
- * what changes before the engine is idle is not looked at. All but the judge is the engine
- * thread's.
+/* canary_watch.h: the canary: of live items, one in stats.canary is computed again by the float64
+ * reference. An item is chosen when its batch has come back. Its K and V are copied while the
+ * engine is idle, a block at a time, and a thread of its own compares. So no batch waits for it; if
+ * the sequence changes before the copy is complete, the item is dropped. All on the engine's
+ * thread, except for the judge.
  */
 #ifndef ATTND_DAEMON_ENGINE_STEP_CANARY_WATCH_H
 #define ATTND_DAEMON_ENGINE_STEP_CANARY_WATCH_H
@@ -12,16 +12,17 @@
 
 enum { CANARY_FREE, CANARY_READING, CANARY_JUDGING };
 
-/* The item that is looked at. */
+/* The item being checked. */
 struct canary_watch {
-    _Atomic int state; /* CANARY_JUDGING: all below belongs to the thread, except the counts */
-    uint64_t n_since; /* items since the last that was chosen */
+    /* CANARY_JUDGING: the fields below belong to the thread, except the counts */
+    _Atomic int state;
+    uint64_t n_since; /* items since the last chosen one */
     uint64_t chance;
     struct canary item;
     uint32_t seq, tenant, epoch;
     uint64_t name;
     char pool_name[KV_NAME_BYTES];
-    uint32_t n_taken; /* blocks */
+    uint32_t n_taken; /* blocks copied */
     uint64_t block_bytes;
     uint8_t *block;
     pthread_t thread;
@@ -31,13 +32,15 @@ struct canary_watch {
 };
 
 attn_status canary_open(struct engine *e); /* ATTN_ENOMEM */
-/* A batch came back whole, and its items are not answered yet. */
+/* May choose an item of a batch that succeeded and is not answered yet. */
 void canary_choose(struct engine *e, const struct batch *b);
-/* Tokens from pos on will be written in this layer of the sequence. */
+/* Call before tokens from pos on are written in this layer of the sequence: drops the chosen item
+ * if it saw them. */
 void canary_forget(struct engine *e, uint32_t seq, uint32_t layer, uint32_t pos);
-/* The engine is idle, and nothing is in flight. true: something was done, look again. */
+/* Copies a block. Call it while the engine is idle and nothing is in flight. true: did something,
+ * call it again. */
 bool canary_work(struct engine *e);
-/* Ends the thread. Of an engine without a canary, too. */
+/* Ends the thread. Does nothing if there is no canary. */
 void canary_close(struct engine *e);
 
 #endif

@@ -1,6 +1,6 @@
-/* early_commit.c: adds to a batch the signals by which the device itself answers bells and records
- * the early commits in the cache (cache/early_commit.c). Called as a batch is launched and when it
- * is back; engine thread. */
+/* early_commit.c: adds signals to a batch by which the device itself answers bells, and records
+ * their early commits in the cache (cache/early_commit.c). Called when a batch is launched and when
+ * it is back; engine thread. */
 #include "daemon/engine/step/early_commit.h"
 
 #include "cache/kv_append.h"
@@ -35,7 +35,8 @@ static uint32_t slot_of(const struct engine *e, const struct batch *b)
     return (uint32_t)(b - e->batches);
 }
 
-/* Puts down the appends of n items, of one task, from the i-th on; false: there is no room. */
+/* Records the appends of n items of one task, beginning with item i, for an early commit; false: no
+ * room. */
 static bool put_down(struct engine *e, const struct batch *b, uint32_t i, uint32_t n,
                      uint32_t *n_early)
 {
@@ -50,11 +51,11 @@ static bool put_down(struct engine *e, const struct batch *b, uint32_t i, uint32
     return true;
 }
 
-/* Bells that are whole in this batch: their workers need not wait for the host. What several cards
- * compute is whole nowhere. */
+/* Signals bells whose items are all in this batch, so that their workers need not wait for the
+ * host. A bell computed on several cards is never whole in one batch. */
 void early_begin(struct engine *e, struct batch *b)
 {
-    struct backend_word *signals = b->signals + 1; /* behind the cache's */
+    struct backend_word *signals = b->signals + 1; /* [0] is for the cache's signal */
     uint32_t n = 0, n_early = 0, n_items = b->pool->has_words ? b->n_items : 0;
     for (uint32_t i = 0, n_of_task; i < n_items; i += n_of_task) {
         const struct task *t = b->items[i]->task;

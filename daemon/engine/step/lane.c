@@ -1,9 +1,9 @@
-/* lane.c: plans are checked and kept, bells become steps.
+/* lane.c: keeps a lane's plans and turns its bells into steps.
  *
- * A plan holds nothing: outstanding appends over all its layers would keep truncations and copies
- * of shared blocks waiting for a worker that may never ring. Layers launched before their bell,
- * behind a kernel that waits for it, were tried: on an H100 under MPS 4 to 44 % of them stood, the
- * others were called off, and a layer took 8 to 22 us longer.
+ * A plan reserves nothing: appends reserved for all its layers would keep truncations and copies of
+ * shared blocks waiting for a worker that may never ring. Launching layers before their bell,
+ * behind a kernel that waits for it, was tried: on an H100 under MPS only 4 to 44 % of these
+ * launches held, the others were cancelled, and a layer took 8 to 22 us longer.
  */
 #include "daemon/engine/step/lane.h"
 
@@ -80,7 +80,7 @@ static uint32_t plan_end(const struct lane_plan *p)
     return p->first_bell + p->n_layers;
 }
 
-/* Bells from a on to b, cyclically. */
+/* Number of bells from a to b; they wrap around. */
 static uint32_t distance(uint32_t a, uint32_t b)
 {
     return b - a;
@@ -92,7 +92,7 @@ static void drop_all(struct lane *l)
         plan_unref(l->plans[--l->n_plans]);
 }
 
-/* The first plan goes when its last bell was taken. */
+/* Drops the first plan once its last bell was taken. */
 static void drop_finished(struct lane *l)
 {
     if (l->n_plans == 0 || plan_end(l->plans[0]) != l->taken + 1)
@@ -102,7 +102,7 @@ static void drop_finished(struct lane *l)
     memmove(l->plans, l->plans + 1, l->n_plans * sizeof l->plans[0]);
 }
 
-/* Plans that have bells before this one, which is none that was taken. */
+/* How many plans have bells before this one, which was not taken yet. */
 static uint32_t n_plans_before(const struct lane *l, uint32_t bell)
 {
     uint32_t n = 0;
@@ -112,7 +112,7 @@ static uint32_t n_plans_before(const struct lane *l, uint32_t bell)
     return n;
 }
 
-/* Forgets what is planned from this bell on. */
+/* Drops all that is planned from this bell on. */
 static void abandon(struct lane *l, uint32_t bell)
 {
     uint32_t n = n_plans_before(l, bell);
@@ -175,7 +175,8 @@ static bool is_same(const struct lane_plan *p, const Attnd__Request *header)
            memcmp(p->layers, h->layers, h->n_layers * sizeof *h->layers) == 0;
 }
 
-/* A copy of a plan that is over, or was replaced. An abandonment may be repeated. */
+/* Whether the request is a copy of an old plan: one that is over or was replaced. An abandonment
+ * may be repeated. */
 static bool is_late(const struct lane *l, const struct request *req)
 {
     uint64_t id = req->wire.request_id;
@@ -184,7 +185,7 @@ static bool is_late(const struct lane *l, const struct request *req)
            (id < l->plan_request || (id == l->plan_request && !is_abandonment));
 }
 
-/* Where a new plan may begin: [*out_first, *out_last], counted cyclically. */
+/* Which bells a new plan may begin with: [*out_first, *out_last], wrapping around. */
 static void expected(const struct lane *l, uint32_t *out_first, uint32_t *out_last)
 {
     *out_first = l->taken + 1;
@@ -234,8 +235,7 @@ attn_status lane_plan(struct lane *l, const struct request *req, uint64_t in_byt
 
 /* --- bells ------------------------------------------------------------------------------------ */
 
-/* Tells the worker by the host. The sentence of the first failure stays until there is a plan
- * again. */
+/* Answers a bell from the host. The reason of the first failure stays until the next plan. */
 static void tell(struct lane *l, uint32_t bell, attn_status st, const char *why)
 {
     if (st != ATTN_OK && l->status == ATTN_OK) {
@@ -268,7 +268,7 @@ static struct lane_bell *bell_find_free(struct lane *l)
     return NULL;
 }
 
-/* The next layer of the first plan becomes a request. */
+/* Makes a request of the next layer of the first plan. */
 static void ring(struct lane *l, struct lane_bell *b, uint32_t value)
 {
     struct lane_plan *p = l->plans[0];
@@ -315,7 +315,7 @@ bool lane_poll(struct lane *l)
     } else {
         struct lane_bell *b = bell_find_free(l);
         if (b == NULL)
-            return false; /* answered by the device, and by its poll soon */
+            return false; /* the device has answered all; its poll will return them soon */
         ring(l, b, rung);
     }
     return true;
@@ -327,7 +327,7 @@ void lane_reply(struct request *req)
     struct lane *l = b->lane;
     bool is_signalled = req->status == ATTN_OK && b->io.is_signalled;
     if (req->status != ATTN_OK)
-        drop_all(l); /* what follows would compute on what is not there */
+        drop_all(l); /* later layers would compute on missing results */
     if (!is_signalled && !l->is_closed)
         tell(l, b->value, req->status, req->why);
     wire_arena_reset(&req->arena);

@@ -1,4 +1,4 @@
-/* lane_device.c: the regions of lanes, opened on one device and reached by all. */
+/* lane_device.c: opens the regions of lanes on one device and lets all others reach them. */
 #include "daemon/engine/step/lane_device.h"
 
 #include <inttypes.h>
@@ -46,7 +46,7 @@ struct backend *lane_backend(const struct engine *home, const struct backend_ops
     return home->env.backend;
 }
 
-/* Lets all cards but home work with the region. */
+/* Lets all cards other than home use the region. */
 static attn_status reach(struct engine *home, const struct backend_region *r, char *why,
                          size_t why_bytes)
 {

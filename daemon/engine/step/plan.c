@@ -1,9 +1,8 @@
-/* plan.c: plans: the steps that will come by a lane's bells are checked before the first of them,
- * so that a mistake is answered with a sentence.
+/* plan.c: receives plans and has them checked before their first bell, so that a mistake is
+ * answered with its reason.
  *
- * The primary has all lanes. A lane's plan with sequences on other cards goes to each of these in
- * turn, which looks at its own; the lane's plans behind it wait meanwhile, so they keep their
- * order.
+ * The primary has all lanes. A plan with sequences on other cards goes to each of these in turn,
+ * which checks its own. Later plans of the lane wait meanwhile, so plans keep their order.
  */
 #include "daemon/engine/step/plan.h"
 
@@ -42,13 +41,13 @@ static struct lane *lane_find(struct engine *e, uint64_t id)
     return NULL;
 }
 
-/* A plan on its way over the cards. */
+/* A plan that other cards check, one after the other. */
 struct plan_tour {
     struct engine_message message; /* first */
     struct engine *primary;
-    struct lane *lane; /* it is there until the tour is over */
+    struct lane *lane; /* stays until the tour is over */
     struct request *req; /* the primary's; not changed here */
-    uint32_t cards; /* still to be asked, a bit each */
+    uint32_t cards; /* still to be asked, one bit each */
     bool is_behind;
     uint64_t in_bytes;
     attn_status status;
@@ -72,8 +71,8 @@ static void tour_goes_on(struct plan_tour *t)
     engine_message_push(to, &t->message);
 }
 
-/* On the thread of a card that has some of its sequences. Messages are run before what came
- * earlier: where there is anything, it may move positions. */
+/* Checks the plan on a card that has some of its sequences, on that card's thread. Messages are
+ * handled before earlier requests; if there are any, they may still move positions. */
 static void tour_checks(struct engine *e, struct engine_message *message)
 {
     struct plan_tour *t = (struct plan_tour *)message;
@@ -83,7 +82,7 @@ static void tour_checks(struct engine *e, struct engine_message *message)
     if (engine_health(e) == ATTN_OK &&
         session_find(e->env.sessions, h->session, &session) == ATTN_OK) {
         const struct pool *p = pool_of_handle(e, session_tenant(e, session), h->plan->step->pool);
-        if (p != NULL) /* else its steps will say so */
+        if (p != NULL) /* else its steps will fail */
             t->status = plan_check_items(e, h->plan, session, p, is_behind, t->why, sizeof t->why);
     }
     tour_goes_on(t);
@@ -98,8 +97,8 @@ static attn_status lane_takes(struct lane *l, struct request *req, uint64_t in_b
     return st;
 }
 
-/* The lane's plan, checked as far as the primary can, goes on its tour if there is one. true: it is
- * answered later. */
+/* Sends a plan that the primary has checked to the other cards, if it concerns any. true: it will
+ * be answered later. */
 static bool tour_begins(struct engine *e, struct lane *l, struct request *req, uint64_t in_bytes,
                         attn_status *out_st, struct answer *a)
 {
@@ -143,7 +142,7 @@ static attn_status run_of_lane(struct engine *e, struct lane *l, struct request 
     return st;
 }
 
-/* Plans that came while another was on its tour. */
+/* Runs the plans that came while another was being checked. */
 static void run_waiting(struct engine *e, struct lane *l)
 {
     struct request *req;
@@ -194,7 +193,7 @@ attn_status plan_run(struct engine *e, struct request *req, uint32_t session, st
     const Attnd__Plan *h = req->wire.header->plan;
     struct lane *l = lane_find(e, h->lane);
     if (l == NULL) {
-        engine_poll_pollers(e); /* it may have come after the last look */
+        engine_poll_pollers(e); /* a lane may have been added since the last poll */
         l = lane_find(e, h->lane);
     }
     if (l == NULL)

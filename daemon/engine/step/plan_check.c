@@ -1,7 +1,6 @@
-/* plan_check.c: checks a plan's geometry, layers and items before its first bell, so that a mistake
- * is answered with a sentence. Each step is checked again when it comes, since a plan locks
- * nothing; positions are checked where no step is under way that moves them. Called by the plan
- * handlers; engine thread. */
+/* plan_check.c: checks a plan's geometry, layers and items before its first bell. Each step is
+ * checked again when it comes, since a plan locks nothing; positions are checked only if no earlier
+ * step is under way that will move them. Engine thread. */
 #include "daemon/engine/step/plan_check.h"
 
 #include <inttypes.h>
@@ -37,7 +36,7 @@ static attn_status check_layers(const Attnd__Plan *h, const struct pool *p, char
     return ATTN_OK;
 }
 
-/* Where the tensors are in a lane's regions. */
+/* Checks that the tensors lie inside the lane's regions. */
 static attn_status check_places(const Attnd__Plan *h, const struct lane *l,
                                 const struct wire_step_layout *layout, char *why, size_t why_bytes)
 {
@@ -59,7 +58,7 @@ static attn_status check_places(const Attnd__Plan *h, const struct lane *l,
     return ATTN_OK;
 }
 
-/* One item against its sequence; *out_blocks: what it will take from the pool. */
+/* Checks one item against its sequence; *out_blocks: blocks that it will take from the pool. */
 static attn_status check_item(struct engine *e, const Attnd__Plan *h, uint32_t i, uint32_t session,
                               const struct pool *p, bool is_behind, uint64_t stamp,
                               uint32_t *out_blocks, char *why, size_t why_bytes)

@@ -1,7 +1,7 @@
-/* step.c: admission of steps, and the turn of an item that waited.
+/* step.c: admits steps, and continues items that waited.
  *
- * A step that is wrong as a whole is refused before anything is touched. An item that is wrong
- * fails alone: it gets its status, its rows are NaN, the others go on.
+ * A step that is wrong as a whole is refused before anything is changed. An item that is wrong
+ * fails alone: it gets its status, its rows are NaN, the other items go on.
  */
 #include "daemon/engine/step/step.h"
 
@@ -77,7 +77,7 @@ attn_status step_check_pos(const Attnd__Step *s, uint32_t i, uint32_t layer, uin
     return ATTN_OK;
 }
 
-/* A claimed item is checked against its sequence, and ready if it is right. What is checked here
+/* Checks a claimed item against its sequence; it becomes ready, or fails. What is checked here
  * can't change until the claim is released. */
 static void item_check(struct engine *e, struct item *it)
 {
@@ -98,7 +98,8 @@ static void item_check(struct engine *e, struct item *it)
     item_release(e, it);
 }
 
-/* The epoch has sent it to a card that has no sequence of the name: now another may. */
+/* Fails an item without a sequence here. If another card has one of this name, the item's epoch is
+ * stale. */
 static void item_is_unknown(struct engine *e, struct item *it)
 {
     const Attnd__Step *s = it->task->req->wire.header->step;
@@ -130,7 +131,8 @@ static void step_wake(struct engine *e, struct item *it)
     step_advance(e, it->task);
 }
 
-/* Nothing of it was launched: the step is refused as a whole; else its other items fail. */
+/* If nothing was launched, refuses the step as a whole; else fails its items that are not in a
+ * batch. */
 static void step_refuse(struct engine *e, struct task *t, attn_status st, const char *why)
 {
     for (uint32_t i = 0; i < t->n_items; i++) {
@@ -195,7 +197,7 @@ attn_status step_check_shape(const struct engine *e, const Attnd__Step *s, const
     return ATTN_OK;
 }
 
-/* Everything of a step that can be wrong without looking at a sequence. */
+/* Checks everything about a step that does not depend on its sequences. */
 static attn_status step_check(struct engine *e, const struct request *req, struct pool *p,
                               struct wire_step_layout *out, char *why, size_t why_bytes)
 {
@@ -222,11 +224,11 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
     return ATTN_OK;
 }
 
-/* Fills the items in; a sequence named twice is an error of the step. */
+/* Fills in the items. A sequence named twice is an error of the step. */
 static attn_status step_items(struct engine *e, struct task *t, char *why, size_t why_bytes)
 {
     const Attnd__Step *s = t->req->wire.header->step;
-    uint64_t stamp = e->next_stamp++; /* no earlier step's */
+    uint64_t stamp = e->next_stamp++; /* no earlier step has it */
     uint32_t row = 0;
     for (uint32_t i = 0; i < t->n_items; i++) {
         struct item *it = &t->items[i];
@@ -251,7 +253,7 @@ static attn_status step_items(struct engine *e, struct task *t, char *why, size_
     return ATTN_OK;
 }
 
-/* The drain has come to where tokens are finished and none is begun. */
+/* Whether the step begins a token although a drain now only lets tokens be finished. */
 static bool is_after_last_token(const struct engine *e, const struct task *t)
 {
     if (!(t->flags & WIRE_STEP_APPEND) || !atomic_load(&e->ends_tokens))
@@ -268,14 +270,14 @@ static void step_enter(struct engine *e, struct task *t)
 {
     task_hold(e, t);
     for (uint32_t i = 0; i < t->n_items; i++)
-        if (t->items[i].state != ITEM_DONE) /* another card's */
+        if (t->items[i].state != ITEM_DONE) /* done already: on another card */
             item_admit(e, &t->items[i]);
     if (t->n_ready > 0)
         ready_push_fresh(&t->pool->ready, t);
     step_advance(e, t);
 }
 
-/* Whether the tenant's turn comes before the deadline; without tenants the inbox has checked
+/* Checks that the tenant's turn comes before the deadline; without tenants the inbox checks
  * this. */
 static attn_status step_check_turn(struct engine *e, const struct request *req,
                                    const struct tenant *who, char *why, size_t why_bytes)
@@ -302,16 +304,16 @@ attn_status bytes_charge(struct engine *e, struct request *req, uint32_t session
 {
     struct tenant *who = session_tenant(e, session);
     attn_status st = charge_tenant(&req->charge, who, bytes, why, why_bytes);
-    if (st != ATTN_OK) /* alone it may fit */
+    if (st != ATTN_OK) /* would it fit alone? */
         return bytes <= who->most[TENANT_BYTES] ? ATTN_EOVERLOAD : st;
     return ATTN_OK;
 }
 
-/* Charges the step's bytes to its tenant, and counts it among the tenant's. */
+/* Charges the step's bytes to its tenant, and counts the step as one of the tenant's. */
 static attn_status step_charge(struct engine *e, struct request *req, uint32_t session, char *why,
                                size_t why_bytes)
 {
-    /* once, of several shards */
+    /* of a step's shards only one is counted */
     bool is_counted = req->shard == NULL || e->peers->ops->step_counts(req);
     uint64_t bytes = is_counted ? req->msg->n_bytes : 0;
     attn_status st = bytes_charge(e, req, session, bytes, why, why_bytes);
@@ -320,7 +322,7 @@ static attn_status step_charge(struct engine *e, struct request *req, uint32_t s
     return st;
 }
 
-/* A step's task with empty items. NULL: no memory. */
+/* Allocates a step's task; its items are not filled in. NULL: no memory. */
 static struct task *task_new(struct request *req, struct pool *p, uint32_t session,
                              const struct wire_step_layout *layout)
 {
@@ -345,7 +347,8 @@ static struct task *task_new(struct request *req, struct pool *p, uint32_t sessi
     return t;
 }
 
-/* The primary looks at lanes; what they ring for on another card finds that awake, too. */
+/* Lanes are polled by the primary: another card that gets a bell's request stays awake for the
+ * next. */
 static void note_bell(struct engine *e, const struct request *req)
 {
     if (req->bell != NULL && e->env.card > 0)
@@ -382,7 +385,7 @@ attn_status step_run(struct engine *e, struct request *req, uint32_t session, st
     return ATTN_OK;
 }
 
-/* Of the session that the request names, if there is one. */
+/* The tenant of the request's session; without one, the operator. */
 static uint32_t tenant_guess(const struct engine *e, const struct request *req)
 {
     uint32_t slot;
