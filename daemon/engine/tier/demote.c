@@ -1,6 +1,6 @@
-/* demote.c: demotes blocks: copies what will be evicted next to host memory, and what leaves host
- * memory to the file. A copy counts only if its block is still the same publication at its end.
- * Called by the mover's turn and by handlers that need blocks; engine thread. */
+/* demote.c: demotes blocks: copies those that are evicted next to host memory, and those that leave
+ * host memory to the file. A copy counts only if its block still has the same serial when it is
+ * done. Engine thread. */
 #include "daemon/engine/tier/demote.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "daemon/engine/tier/disk.h"
 #include "daemon/engine/tier/group.h"
 
-static const uint64_t PAUSE_NS = UINT64_C(1000000000); /* after moves that failed */
+static const uint64_t PAUSE_NS = UINT64_C(1000000000); /* after failed moves */
 
 void mover_note_kept(struct engine *e, const struct pool *p, uint32_t block, uint64_t serial)
 {
@@ -24,7 +24,7 @@ void mover_note_kept(struct engine *e, const struct pool *p, uint32_t block, uin
         (*kept)[block] = (uint32_t)serial;
 }
 
-/* A copy is there, as far as is known without looking for it. */
+/* Whether a copy is known to be in a tier; the stores are not asked. */
 static bool is_kept(const struct engine *e, const struct pool *p, uint32_t block, uint64_t serial)
 {
     const uint32_t *kept = e->tier.kept[p->id.index];
@@ -53,7 +53,7 @@ static void out_came(struct engine *e, struct mover_group *g)
     seqs_have_room(e);
 }
 
-/* The first n of the list go, if they can. */
+/* Begins to copy the first n blocks of the list, if possible. */
 static void out_begin(struct engine *e, struct pool *p, uint32_t n)
 {
     struct mover_demote *o = &e->tier.demote;
@@ -70,8 +70,8 @@ static void out_begin(struct engine *e, struct pool *p, uint32_t n)
         tier_store_drop(e->tier.blocks, o->to[i]);
 }
 
-/* Of the next `want` blocks to be evicted, how many have no copy; starts copying the first of them
- * if no copy is running. */
+/* Returns how many of the next `want` blocks to be evicted have no copy; starts copying the first
+ * of these unless a copy is running. */
 static uint32_t copy_next(struct engine *e, struct pool *p, uint32_t want)
 {
     struct mover_demote *o = &e->tier.demote;
@@ -90,7 +90,7 @@ static uint32_t copy_next(struct engine *e, struct pool *p, uint32_t want)
         struct tier_block *to = tier_store_place(e->tier.blocks, &c, mover_tier_bytes(e, p));
         if (to == NULL && tier_store_serial(e->tier.blocks, &c) == c.serial)
             mover_note_kept(e, p, block, c.serial);
-        n_missing -= to == NULL; /* it is there, or never will be */
+        n_missing -= to == NULL; /* a copy exists, or never will */
         if (to == NULL)
             continue;
         o->list[n] = (struct backend_move){.pool = p->device,
@@ -110,7 +110,7 @@ static bool has_mover(const struct engine *e, const struct pool *p)
     return e->tier.blocks != NULL && p->ops->moves_submit != NULL && engine_health(e) == ATTN_OK;
 }
 
-/* Blocks that have no owner; those that can be evicted. */
+/* Returns the blocks without an owner or content; sets *out_cached to those that can be evicted. */
 static uint32_t n_free_blocks(struct engine *e, const struct pool *p, uint32_t *out_cached)
 {
     struct kv_pool_spec s;
@@ -130,7 +130,7 @@ bool mover_makes_room(struct engine *e, struct pool *p, uint64_t n)
     if (mover_holds(e, p, n))
         return true;
     if (n - n_free > n_cached)
-        return false; /* there are not enough even if all went */
+        return false; /* too few even if all were evicted */
     uint32_t n_missing = copy_next(e, p, (uint32_t)(n - n_free));
     return n_missing > 0 && e->tier.demote.group.is_under_way;
 }
@@ -142,7 +142,7 @@ bool mover_holds(struct engine *e, const struct pool *p, uint64_t n)
         return false;
     uint32_t n_cached, n_free = n_free_blocks(e, p, &n_cached);
     uint64_t n_now = (uint64_t)n_free + n_cached;
-    return n > n_now && n <= n_now + o->group.moves.n; /* more is not there without them, either */
+    return n > n_now && n <= n_now + o->group.moves.n; /* beyond that, waiting does not help */
 }
 
 void mover_demote_next(struct engine *e)

@@ -1,12 +1,12 @@
-/* demote.h: demotion, blocks on their way out.
+/* demote.h: demotion of blocks.
  *
- * Out of a pool: while few blocks of it are free, those that will be evicted next are copied to
- * host memory, so that later eviction has nothing to wait for. They are held until then, so that
- * they are not overwritten while being read. An item that wants more blocks than have a copy waits
- * for the next group, in its sequence's queue; its batch goes without it.
+ * From a pool: while it has few free blocks, those that are evicted next are copied to host memory,
+ * so that their eviction need not wait. They are held meanwhile, so that they are not overwritten.
+ * An item that needs more blocks than have a copy waits in its sequence's queue for the next group;
+ * its batch goes without it.
  *
- * Out of host memory: the same with the file, for the blocks of the store that go next. The engine
- * never waits for the file: if it falls behind, blocks are lost to the cache.
+ * From host memory: likewise to the file, for the store's next blocks to go. The engine never waits
+ * for the file: if it falls behind, blocks are lost to the cache.
  */
 #ifndef ATTND_DAEMON_ENGINE_TIER_DEMOTE_H
 #define ATTND_DAEMON_ENGINE_TIER_DEMOTE_H
@@ -14,7 +14,7 @@
 #include "daemon/engine/core/state.h"
 
 attn_status mover_demote_init(struct engine *e); /* ATTN_ENOMEM */
-void mover_demote_fini(struct engine *e); /* when all is back */
+void mover_demote_fini(struct engine *e); /* only when no move is running */
 /* Makes room for n more blocks. true: blocks to be evicted are still being copied, ask again when a
  * copy ends; false: there is room, or there never will be. */
 bool mover_makes_room(struct engine *e, struct pool *p, uint64_t n);
@@ -22,11 +22,12 @@ bool mover_makes_room(struct engine *e, struct pool *p, uint64_t n);
 bool mover_holds(struct engine *e, const struct pool *p, uint64_t n);
 /* Notes that the block has a copy in a tier. */
 void mover_note_kept(struct engine *e, const struct pool *p, uint32_t block, uint64_t serial);
-/* The pool is dropped. */
+/* Call when the pool is dropped or resized: forgets which of its blocks have a copy. */
 void mover_forget_pool(struct engine *e, kv_pool_id pool);
-/* Begins to copy what goes next: from pools where few blocks are free; */
+/* Begins to copy the next blocks of pools with few free ones to host memory. */
 void mover_demote_next(struct engine *e);
-/* from host memory, where it is nearly full, what has no copy in the file. */
+/* Begins to copy the next blocks without a copy there to the file, if host memory is nearly
+ * full. */
 void mover_spill_next(struct engine *e);
 
 #endif

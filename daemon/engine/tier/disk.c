@@ -1,5 +1,5 @@
-/* disk.c: reads and writes blocks of the disk tier with a few threads that use pread(2) and
- * pwrite(2): with blocks of a megabyte that keeps a disk busy. Moves are submitted on the engine
+/* disk.c: reads and writes blocks of the disk tier, with a few threads that call pread(2) and
+ * pwrite(2); blocks of a megabyte keep a disk busy that way. Moves are submitted on the engine
  * thread and completed on those threads. */
 #define _GNU_SOURCE
 #include "daemon/engine/tier/disk.h"
@@ -24,7 +24,7 @@ struct tier_disk {
     struct moves *moves;
 };
 
-/* A file without a name; -1: errno. */
+/* Makes a file without a name. -1: see errno. */
 static int make_file(const char *path, int flags)
 {
     char name[4096];
@@ -41,7 +41,7 @@ static int make_file(const char *path, int flags)
     return fd;
 }
 
-/* Without O_DIRECT where the file system has none. */
+/* With O_DIRECT, or without if the file system has none. */
 static int make_direct(const char *path)
 {
     int fd = make_file(path, O_DIRECT);
@@ -66,7 +66,7 @@ static attn_status transfer(void *arg, uint32_t thread, struct backend_move *m, 
                              : pwrite(d->fd, bytes + at, m->n_bytes - at, offset + (off_t)at);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n <= 0 || n % TIER_DISK_ALIGN != 0) /* the rest could not be asked for directly */
+        if (n <= 0 || n % TIER_DISK_ALIGN != 0) /* direct I/O could not continue at this offset */
             return ATTN_EINTERNAL;
         at += (size_t)n;
     }

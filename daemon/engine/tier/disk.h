@@ -1,32 +1,32 @@
-/* disk.h: the file of cache.disk_path: places for blocks, and threads that read and write them
- * past the page cache where the file system lets them (O_DIRECT).
+/* disk.h: the file of cache.disk_path: places for blocks, and threads that read and write them,
+ * past the page cache if the file system allows it (O_DIRECT).
  *
- * The file has no name from the moment it is made, so it goes with the process, whatever ends that,
- * and nothing is left to be cleared or mistaken afterwards. Its size is taken at the start where
- * the file system can do that.
+ * The file has no name once it is made, so it goes with the process, however that ends, and nothing
+ * is left over. Its space is allocated at the start if the file system can do that.
  */
 #ifndef ATTND_DAEMON_ENGINE_TIER_DISK_H
 #define ATTND_DAEMON_ENGINE_TIER_DISK_H
 
 #include "kernels/backend.h"
 
-enum { TIER_DISK_ALIGN = 4096 }; /* of places, sizes and memory */
+enum { TIER_DISK_ALIGN = 4096 }; /* alignment of places, sizes and memory */
 
 struct tier_disk;
 
-/* Makes a file in the folder `path`. why names the setting that cannot be met. */
+/* Makes a file of that size in the folder `path`. ATTN_EINVAL: why names the setting that cannot be
+ * met; ATTN_ENOMEM. */
 attn_status tier_disk_open(const char *path, uint64_t bytes, struct tier_disk **out_disk, char *why,
                            size_t why_bytes);
-void tier_disk_close(struct tier_disk *d); /* when all is read and written; NULL is fine */
+void tier_disk_close(struct tier_disk *d); /* no move may be running; NULL is fine */
 
-/* Places: tier_memory's two (cache/tier_store.h); arg is the disk. */
+/* Allocate places in the file: callbacks of tier_memory (cache/tier_store.h); arg is the disk. */
 bool tier_disk_take(void *arg, uint64_t bytes, uint64_t *out_place);
 void tier_disk_give(void *arg, uint64_t place, uint64_t bytes);
-/* A place as the block number of a backend_move; bytes and n_bytes are multiples of
+/* A place as the block number of a backend_move. A move's bytes and n_bytes must be multiples of
  * TIER_DISK_ALIGN. */
 uint32_t tier_disk_block(uint64_t place);
-/* As backend moves_submit, of the file: is_in is out of it, to memory. No pool, no checksum.
- * A move's status: ATTN_EINTERNAL it could not be read or written whole. */
+/* Like backend moves_submit, between the file and memory; is_in: from the file. No pool, no
+ * checksum. A move's status is ATTN_EINTERNAL if it was not read or written whole. */
 attn_status tier_disk_submit(struct tier_disk *d, struct backend_moves *m);
 
 #endif

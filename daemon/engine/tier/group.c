@@ -1,5 +1,5 @@
-/* group.c: submits a group of block moves to the device or the file, and collects it when it is
- * done. Called by demotion, promotion and idle paging on the engine thread; completions come from
+/* group.c: submits groups of block moves to the device or the file, and takes them back when they
+ * are done. Used by demotion, promotion and idle paging on the engine thread; completions come from
  * the backend's threads. */
 #include "daemon/engine/tier/group.h"
 
@@ -10,7 +10,7 @@
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/tier/disk.h"
 
-/* most bytes that go out together, beyond a single block */
+/* most bytes of a group, unless it is a single block */
 #define GROUP_BYTES ((uint64_t)32 << 20)
 
 uint32_t mover_group_size(uint64_t bytes, uint32_t most)

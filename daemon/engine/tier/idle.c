@@ -1,6 +1,6 @@
-/* idle.c: pages idle sequences out to host memory when a request needs blocks, and back in when
- * they are used. One sequence goes out at a time and one comes in, in one group each. Called by the
- * handlers that need blocks and by the mover's turn; engine thread. */
+/* idle.c: pages idle sequences out to host memory when a request needs blocks, and in again when
+ * they are used. One sequence goes out at a time and one comes in, in one group each. Engine
+ * thread. */
 #include "daemon/engine/tier/idle.h"
 
 #include <inttypes.h>
@@ -24,9 +24,9 @@
 #include "kernels/moves.h"
 
 static const uint64_t NOW_NS = UINT64_C(5000000000);
-enum { AT_LEAST = 8 /* blocks that go together, where there are as many */ };
+enum { AT_LEAST = 8 /* blocks that go together, if there are as many */ };
 
-/* Behind a block's bytes. */
+/* Follows a block's bytes in idle memory. */
 struct trailer {
     uint64_t sum[2];
     uint64_t name;
@@ -73,7 +73,7 @@ static uint32_t n_free(const struct engine *e, const struct pool *p)
     return n;
 }
 
-/* --- who goes --------------------------------------------------------------------------------- */
+/* --- which sequence goes ---------------------------------------------------------------------- */
 
 enum pass { WHOLE, IN_A_TOKEN, LATER, N_PASSES };
 
@@ -83,12 +83,12 @@ static bool may_go(const struct engine *e, uint32_t seq, const struct idle_ask *
     const struct item *it = TAILQ_FIRST(&s->waiting);
     if (seq == a->seq || s->n_active > 0 || s->is_moving || peers_move_seq(e, seq))
         return false;
-    if (it != NULL || s->n_claims > 0) /* ready ones are tried in order: they are later */
+    if (it != NULL || s->n_claims > 0) /* a ready item: items are tried in order, so it is later */
         return pass == LATER && (it == NULL || it->task->stamp > a->stamp);
     return pass == IN_A_TOKEN || (pass == WHOLE && kv_idle_is_even(e->env.kv, (kv_seq_id){seq}));
 }
 
-/* Of those that may, the one used longest ago; SEQ_NONE: none. */
+/* The least recently used sequence that may go; SEQ_NONE: none. */
 static uint32_t choose(struct engine *e, const struct pool *p, const struct idle_ask *a)
 {
     struct seq_list *list = &e->idle.by_use[p->id.index];
@@ -107,7 +107,7 @@ static uint32_t choose(struct engine *e, const struct pool *p, const struct idle
     return SEQ_NONE;
 }
 
-/* Blocks that the tenant may have more in idle memory. */
+/* How many more blocks the tenant may have in idle memory. */
 static uint64_t n_allowed(struct engine *e, const struct pool *of)
 {
     const struct tenant *who = tenants_of_id(e->env.tenants, of->tenant);
@@ -141,7 +141,7 @@ static void out_came(struct engine *e, struct mover_group *g)
     seqs_have_room(e);
 }
 
-/* Some of one sequence's blocks go; false: none may. */
+/* Begins to page out blocks of one sequence; false: none may go. */
 static bool out_begin(struct engine *e, struct pool *p, const struct idle_ask *a, uint64_t n)
 {
     struct engine_idle *x = &e->idle;
@@ -173,7 +173,7 @@ static bool out_begin(struct engine *e, struct pool *p, const struct idle_ask *a
     return false;
 }
 
-/* Something of the pool is in a batch, and may go when that is back. */
+/* Whether a batch has items of the pool; their sequences may go when it is back. */
 static bool is_in_work(const struct engine *e, const struct pool *p)
 {
     for (uint32_t i = 0; i < e->max_in_flight; i++)
@@ -204,7 +204,7 @@ void idle_make_room_now(struct engine *e, struct pool *p, const struct idle_ask 
             sched_yield();
 }
 
-/* --- back ------------------------------------------------------------------------------------- */
+/* --- in --------------------------------------------------------------------------------------- */
 
 static void drop_damaged(struct engine *e, uint32_t seq)
 {
@@ -247,7 +247,7 @@ static void in_came(struct engine *e, struct mover_group *g)
     seqs_have_room(e);
 }
 
-/* n blocks of the sequence, for which there is room. */
+/* Begins to bring n blocks of the sequence back; the pool must have room for them. */
 static enum idle_is in_begin(struct engine *e, struct pool *p, uint32_t seq, uint32_t n)
 {
     struct engine_idle *x = &e->idle;
@@ -277,7 +277,7 @@ enum idle_is idle_brings(struct engine *e, const struct idle_ask *a, char *why, 
     if (x->by_use == NULL)
         return IDLE_HERE;
     if (x->out_move != NULL && x->out_move->seq == a->seq) {
-        x->is_out_void |= a->stamp < x->out_for; /* it stays */
+        x->is_out_void |= a->stamp < x->out_for; /* not paged out after all */
         return IDLE_COMES;
     }
     kv_seq_info(e->env.kv, (kv_seq_id){a->seq}, &info);

@@ -1,6 +1,5 @@
 /* mover.c: drives block moves between pools, host memory and the file: begins demotions and
- * promotions, handles those that are done, and can wait for all. Called once per turn of the
- * engine's loop, and before a pool changes. */
+ * promotions, handles finished ones, and can wait for all. */
 #include "daemon/engine/tier/mover.h"
 
 #include <sched.h>
@@ -22,7 +21,7 @@ bool mover_turn(struct engine *e)
     if (e->tier.disk_blocks != NULL)
         tier_store_set_time(e->tier.disk_blocks, (uint32_t)(e->turn_ns / UINT64_C(1000000000)));
     bool has_any = mover_take_back(e), has_changed = e->tier.has_changed;
-    e->tier.has_changed = false; /* what is run now may change it again */
+    e->tier.has_changed = false; /* tasks run now may set it again */
     if (has_changed)
         mover_run_queue(e);
     if (e->is_dirty || has_changed)
@@ -46,7 +45,7 @@ static bool is_drained(const struct engine *e, const struct pool *p)
     LIST_FOREACH(f, &t->promotions, link)
         if (p == NULL || f->group.pool == p)
             return false;
-    if (t->spill.group.is_under_way) /* it may be of any pool */
+    if (t->spill.group.is_under_way) /* may concern any pool */
         return false;
     return !t->demote.group.is_under_way || (p != NULL && t->demote.group.pool != p);
 }

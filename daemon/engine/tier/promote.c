@@ -1,6 +1,6 @@
 /* promote.c: promotes blocks: brings those of an open's tokens from the file and host memory back
- * to the pool, then runs the open again. Checksums come with the moves, computed by their threads.
- * Engine thread. */
+ * to the pool, then runs the open again. Checksums are computed by the threads that move. Engine
+ * thread. */
 #include "daemon/engine/tier/promote.h"
 
 #include <stddef.h>
@@ -49,7 +49,7 @@ bool mover_find(struct engine *e, struct kv_content *c)
     return true;
 }
 
-/* The checksum of bytes that came is wrong: no tier has the block any more. */
+/* Drops a block from all tiers after its bytes did not match their checksum. */
 static void drop_damaged(struct engine *e, struct tier_block *host)
 {
     const struct kv_content *c = tier_block_content(host);
@@ -92,7 +92,7 @@ static void promote_end(struct engine *e, struct mover_promote *f)
     seqs_have_room(e);
 }
 
-/* All of it is in host memory, or was lost on the way there. */
+/* Goes on when all blocks are in host memory or were lost on the way there. */
 static void promote_to_pool(struct engine *e, struct mover_promote *f);
 
 static struct mover_promote *promote_of(struct mover_group *g)
@@ -131,7 +131,7 @@ static void promote_read(struct engine *e, struct mover_group *g)
         if (x->disk == NULL)
             continue;
         if (f->list[k++].status == ATTN_OK) {
-            /* unread so far: it is verified as anything else on its way to the pool */
+            /* not verified yet: that is done on the way to the pool */
             tier_store_filled(e->tier.blocks, x->host, tier_block_sum(x->disk));
             tier_store_hold(e->tier.blocks, x->host);
             e->tier.disk_in_bytes += f->list[k - 1].n_bytes;
@@ -162,7 +162,7 @@ static void promote_to_pool(struct engine *e, struct mover_promote *f)
         promote_end(e, f);
 }
 
-/* Reads what is in the file alone; false: nothing is, or it can't be read. */
+/* Begins to read the blocks that are only in the file; false: there are none, or it failed. */
 static bool promote_from_disk(struct engine *e, struct mover_promote *f)
 {
     uint32_t k = 0;
@@ -172,7 +172,7 @@ static bool promote_from_disk(struct engine *e, struct mover_promote *f)
             continue;
         size_t bytes = tier_block_bytes(x->disk);
         x->host = tier_store_place(e->tier.blocks, tier_block_content(x->disk), bytes);
-        if (x->host == NULL) { /* the rest is for the next part */
+        if (x->host == NULL) { /* the rest comes with the next part */
             for (uint32_t j = i; j < f->n; j++)
                 found_release(e, &f->from[j]);
             f->n = i;
@@ -194,7 +194,7 @@ static bool promote_from_disk(struct engine *e, struct mover_promote *f)
     return false;
 }
 
-/* NULL: nothing comes. */
+/* NULL: nothing to promote, or no memory. */
 static struct mover_promote *promote_begin(struct engine *e, struct pool *p, uint32_t tenant,
                                            const struct kv_tokens *t)
 {
@@ -218,8 +218,8 @@ static struct mover_promote *promote_begin(struct engine *e, struct pool *p, uin
     return f;
 }
 
-/* For a split pool, whose shards the cards' threads move, the engine waits. false: not all blocks
- * came. */
+/* For a split pool, whose shards are moved by the cards' threads: promotes while the engine waits.
+ * false: not all blocks came. */
 static bool promote_now(struct engine *e, struct mover_promote *f)
 {
     char why[WHY_BYTES];
@@ -265,8 +265,8 @@ static struct task *task_make(struct engine *e, struct request *req, uint32_t se
     return t;
 }
 
-/* What comes has to take the place of blocks that have no copy yet, which are on their way out. As
- * many come as there can be room for. */
+/* Whether the blocks to promote must wait until others, which they will replace, have been copied.
+ * Asks for as many as there can be room for. */
 static bool waits_for_room(struct engine *e, struct pool *p, uint32_t tenant,
                            const struct kv_tokens *t)
 {
@@ -274,7 +274,7 @@ static bool waits_for_room(struct engine *e, struct pool *p, uint32_t tenant,
     uint32_t n_room, most = mover_group_size(pool_block_bytes(p), MOVER_PROMOTE);
     kv_pool_info(e->env.kv, p->id, &s, &n_room);
     if (most <= n_room - kv_pool_cached(e->env.kv, p->id))
-        return false; /* whatever it is */
+        return false; /* room for any promotion */
     uint32_t n = kv_promote_size(e->env.kv, p->id, tenant, t, most);
     return mover_makes_room(e, p, n) || (n > n_room && mover_makes_room(e, p, n_room));
 }

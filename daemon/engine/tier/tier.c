@@ -82,7 +82,7 @@ static void disk_discharge(void *arg, uint32_t tenant, uint64_t bytes)
 
 /* --- the cache's callbacks -------------------------------------------------------------------- */
 
-/* It was not demoted in time: the engine copies it now, and waits. */
+/* Copies a block that was not demoted in time; the engine waits. */
 static void take_now(struct engine *e, struct pool *p, const struct kv_content *c, uint32_t block)
 {
     char why[WHY_BYTES];
@@ -183,7 +183,7 @@ void tier_forget_pool(struct engine *e, kv_pool_id pool)
     mover_forget_pool(e, pool);
 }
 
-/* What is noted of its blocks is found anew, by what they hold. */
+/* Forgets which blocks have a copy; the stores are asked again, by content. */
 void tier_resized_pool(struct engine *e, kv_pool_id pool)
 {
     if (e->tier.blocks != NULL)
