@@ -1,7 +1,8 @@
-/* create.c: pools.
+/* create.c: creates, finds, drops and restores pools.
  *
- * Making one: the same name again must mean the same. Where there is no room, pools make way that
- * no sequence lives in and no session holds; and one of the same name does that has another size.
+ * A pool that is asked for again by name must have the same spec. If there is no room, pools
+ * without sequences that no session holds make way; so does one of the same name that has another
+ * size.
  */
 #include "daemon/engine/pool/create.h"
 #include "daemon/engine/tier/idle.h"
@@ -68,8 +69,8 @@ static void pool_undo(struct engine *e, struct pool *p)
     e->pool_keys[p - e->pools] = 0;
 }
 
-/* Takes over spec and makes *p of it, without counting it: judged, sized, with its range of the
- * device's memory; place: where that is, 0: anywhere. */
+/* Makes *p of spec, taking ownership of it: checked, sized, open on the device, but not counted
+ * yet. place: where its device memory is; 0: anywhere. */
 static attn_status pool_make(struct engine *e, const struct tenant *who, struct pool *p,
                              struct pool_spec *spec, uint64_t place, char *why, size_t why_bytes)
 {
@@ -97,7 +98,7 @@ fail:
     return st;
 }
 
-/* The pool's window: how far back its layers see. None if one layer sees everything. */
+/* Sets the pool's window: how far back its layers see. None if a layer sees everything. */
 static void note_windows(const struct backend_pool_config *c, struct kv_pool_spec *ks)
 {
     uint32_t window = 0, kept = 0;
@@ -112,7 +113,7 @@ static void note_windows(const struct backend_pool_config *c, struct kv_pool_spe
     ks->kept_tokens = kept;
 }
 
-/* Notes the pool, which the device has, in the cache. */
+/* Registers the pool, which is open on the device, in the cache. */
 static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
     size_t packed_bytes = pool_spec_packed_bytes(&p->spec);
@@ -140,7 +141,7 @@ static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t
     return st;
 }
 
-/* To its tenant, for what this card has of it: a split pool's are counted once. */
+/* Blocks that its tenant is charged for on this card; those of a split pool count once. */
 static uint32_t blocks_charged(const struct engine *e, const struct pool *p)
 {
     return pool_is_shard(e, p) ? 0 : p->config.n_blocks;
@@ -203,7 +204,7 @@ static void pool_drop_here(struct engine *e, void *arg)
     pools_publish(e);
 }
 
-/* All others do it, or those that have done it undo it. */
+/* All other cards do it; if one fails, those that have done it undo it. */
 static attn_status others_do(struct engine *primary, const struct pool *p,
                              const Attnd__PoolSpec *spec, void (*here)(struct engine *e, void *ask),
                              void (*undo)(struct engine *e, void *ask), char *why, size_t why_bytes)
@@ -231,13 +232,13 @@ static attn_status others_create(struct engine *primary, const struct pool *p,
     return others_do(primary, p, asked, pool_create_here, pool_drop_here, why, why_bytes);
 }
 
-/* There are other cards, and this is the primary. */
+/* Whether this is the primary and there are other cards. */
 static bool has_others(const struct engine *e)
 {
     return is_primary(e) && peers_n(e) > 1;
 }
 
-/* Makes a pool in the first free place. Takes spec over; asked is where it is from. */
+/* Creates a pool in the first free place. Takes ownership of spec, which was made from asked. */
 static attn_status pool_add(struct engine *e, const struct tenant *who, struct pool_spec *spec,
                             const Attnd__PoolSpec *asked, struct pool **out_pool, char *why,
                             size_t why_bytes)
@@ -266,7 +267,7 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
         return st;
     }
     pool_count(e, p);
-    if (pool_spans(e, p)) /* of as many blocks as here */
+    if (pool_spans(e, p)) /* each shard has as many blocks as here */
         asked = p->spec.wire;
     st = has_others(e) ? others_create(e, p, asked, why, why_bytes) : ATTN_OK;
     if (st != ATTN_OK) {
@@ -274,7 +275,7 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
         pool_forget(e, p, ignored, sizeof ignored);
         return st;
     }
-    pools_publish(e); /* before an answer names it: its first open is sent on by that */
+    pools_publish(e); /* before an answer names it: its first open is routed by this */
     *out_pool = p;
     return ATTN_OK;
 }
@@ -299,7 +300,8 @@ static attn_split other_split(const struct engine *e, const Attnd__PoolSpec *ask
     return asked->num_kv_heads >= e->peers->n ? ATTN_SPLIT_HEADS : ATTN_SPLIT_TOKENS;
 }
 
-/* Those of the pool that there is, or those of which each card has a stripe of usual size. */
+/* The default block size: that of an existing pool split by tokens; else the usual size, for each
+ * card's stripe if it is split by tokens. */
 static uint32_t default_block_tokens(const struct engine *e, const struct pool *p, attn_split how)
 {
     if (p != NULL && p->spec.wire->split == ATTND__SPLIT__SPLIT_TOKENS)
@@ -307,7 +309,7 @@ static uint32_t default_block_tokens(const struct engine *e, const struct pool *
     return POOL_BLOCK_TOKENS * (how == ATTN_SPLIT_TOKENS ? e->peers->n : 1);
 }
 
-/* Where the spec leaves it open. */
+/* The split to try first. */
 static attn_split first_split(const Attnd__PoolSpec *asked)
 {
     attn_split how = (attn_split)asked->split;
@@ -329,7 +331,7 @@ attn_status pool_find_same(struct engine *e, const struct tenant *who, const Att
             spec.wire->block_tokens = default_block_tokens(e, p, first_split(asked));
         spec.wire->split = asked->split;
         if (asked->n_blocks == p->n_made)
-            spec.wire->n_blocks = 0; /* it is the same pool, whatever it has been resized to */
+            spec.wire->n_blocks = 0; /* the same pool, whatever it has been resized to */
         st = pool_spec_compare(&p->spec, &spec, why, why_bytes);
     }
     pool_spec_fini(&spec);
@@ -338,8 +340,8 @@ attn_status pool_find_same(struct engine *e, const struct tenant *who, const Att
     return st;
 }
 
-/* Drops the pool of this name if it has another size and is unused, so that it can be made with the
- * size asked for. */
+/* Drops the pool of this name if it is unused and has another size, so that it can be created with
+ * the size asked for. */
 static bool drop_for_size(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked)
 {
     char why[WHY_BYTES];
@@ -377,7 +379,7 @@ attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd_
             continue;
         }
         if (st == ATTN_ENOTSUP && how != (attn_split)asked->split && as_whole[0] != '\0')
-            return FAIL(ATTN_ENOMEM, "%s", as_whole); /* nor can it be split */
+            return FAIL(ATTN_ENOMEM, "%s", as_whole); /* it can't be split either */
         bool may_help = st == ATTN_EQUOTA || (st == ATTN_ENOMEM && asked->n_blocks <= e->n_blocks);
         bool may_drop = is_primary(e); /* the primary decides what makes way */
         if (!may_help || !may_drop || !drop_idle(e, who))
@@ -428,7 +430,7 @@ static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size
     return ATTN_OK;
 }
 
-/* Of a split pool the primary, which is restored first, says how many blocks it has. */
+/* Number of blocks to restore: for a split pool, that of the primary, which is restored first. */
 static uint32_t primary_n_blocks(const struct engine *e, kv_pool_id id,
                                  const struct pool_spec *spec)
 {
@@ -458,10 +460,10 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
     wire_arena_reset(&arena);
     uint32_t n_made = st == ATTN_OK ? spec.wire->n_blocks : 0;
     if (st == ATTN_OK && ks.n_blocks != ks.n_made)
-        spec.wire->n_blocks = ks.n_blocks; /* it has been resized */
+        spec.wire->n_blocks = ks.n_blocks; /* it was resized */
     if (st == ATTN_OK)
         spec.wire->n_blocks = primary_n_blocks(e, id, &spec);
-    if (st == ATTN_OK && spec.wire->split == ATTND__SPLIT__SPLIT_AUTO) /* of an older daemon */
+    if (st == ATTN_OK && spec.wire->split == ATTND__SPLIT__SPLIT_AUTO) /* from an older daemon */
         spec.wire->split = ATTND__SPLIT__SPLIT_WHOLE;
     if (st == ATTN_OK)
         st = pool_make(e, NULL, p, &spec, ks.place, why, why_bytes);

@@ -1,4 +1,4 @@
-/* handlers.c: requests of pools: made, described, released, resized. */
+/* handlers.c: requests on pools: create, describe, release, resize. */
 #include "daemon/engine/pool/handlers.h"
 
 #include <inttypes.h>
@@ -61,7 +61,7 @@ attn_status pool_describe_run(struct engine *e, struct request *req, uint32_t se
     struct pool *p = pool_find(e, session_tenant(e, session), name);
     if (p == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "no pool is named \"%.100s\"", name);
-    /* by one that a predecessor carried out, nothing is held: the session may have released it
+    /* a repeat that a predecessor carried out holds nothing: the session may have released it
      * since */
     uint64_t id = req->wire.request_id;
     if (!kv_owner_has_seen(e->env.kv, session, id) && pool_hold(e, p, session, id))
@@ -86,7 +86,7 @@ attn_status pool_release_run(struct engine *e, struct request *req, uint32_t ses
     return ATTN_OK;
 }
 
-/* The tenant whose pool is meant: the session's own, or the one that an operator names. */
+/* Sets *who to the owner of the pool: the session's tenant, or the one that an operator names. */
 static attn_status resize_owner(struct engine *e, struct request *req, struct tenant **who,
                                 struct answer *a)
 {
@@ -110,7 +110,7 @@ static attn_status resize_owner(struct engine *e, struct request *req, struct te
     return ATTN_OK;
 }
 
-/* One that was carried out before says what there is now. */
+/* A repeat answers with the pool's present size. */
 attn_status pool_resize_run(struct engine *e, struct request *req, uint32_t session,
                             struct answer *a)
 {

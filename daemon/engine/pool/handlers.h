@@ -1,4 +1,4 @@
-/* handlers.h: requests of pools, as handlers of engine/serve.c's table. */
+/* handlers.h: requests on pools: handlers of engine/serve.c's table. */
 #ifndef ATTND_DAEMON_ENGINE_POOL_HANDLERS_H
 #define ATTND_DAEMON_ENGINE_POOL_HANDLERS_H
 

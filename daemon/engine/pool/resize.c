@@ -1,6 +1,5 @@
-/* resize.c: gives a pool more or fewer blocks between batches: none of the pool's batches is in
- * flight, none of its blocks is being moved to or from host memory or another card. Called by the
- * handler of pool resizes, on the engine thread. */
+/* resize.c: gives a pool more or fewer blocks, while none of its batches is in flight and none of
+ * its blocks is being moved to or from host memory or another card. Engine thread. */
 #include "daemon/engine/pool/resize.h"
 
 #include <assert.h>
@@ -35,8 +34,8 @@ static struct batch *batch_of(struct engine *e, const struct pool *p)
     return NULL;
 }
 
-/* One batch more has come back, or some time has gone. An engine whose inbox is not empty does not
- * sleep while other devices compute. */
+/* Waits for a batch, or some time. An engine whose inbox is not empty does not sleep while other
+ * devices compute. */
 static void wait_a_little(struct engine *e)
 {
     if (!batch_finish_one(e, WAIT_NS))
@@ -44,7 +43,7 @@ static void wait_a_little(struct engine *e)
     batches_watch(e, clock_now_ns());
 }
 
-/* Nothing of the pool is in work any more. */
+/* Waits until nothing of the pool is in work. */
 static attn_status pool_drain(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
     while (batch_of(e, p) != NULL && engine_health(e) == ATTN_OK)
@@ -58,7 +57,7 @@ static attn_status pool_drain(struct engine *e, struct pool *p, char *why, size_
     return ATTN_OK;
 }
 
-/* The pool's patches and copies go; waits until the device takes them. */
+/* Submits the pool's patches and copies; waits until the device takes them. */
 static attn_status flush(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
     while (!batch_flush_patches(e, p)) {
@@ -73,7 +72,7 @@ static attn_status flush(struct engine *e, struct pool *p, char *why, size_t why
 
 /* --- fewer ------------------------------------------------------------------------------------ */
 
-/* They are done when it returns. */
+/* Copies the blocks to be moved; returns when the copies are done. */
 static attn_status copy_blocks(struct engine *e, struct pool *p, const struct kv_shrink *s,
                                char *why, size_t why_bytes)
 {
@@ -94,8 +93,8 @@ static attn_status copy_blocks(struct engine *e, struct pool *p, const struct kv
     return ATTN_OK;
 }
 
-/* Table updates go with the next batches; entries without an owner must not name a removed
- * block. */
+/* Adds the table updates to the next batches. Pending patches without an owner must not name a
+ * removed block. */
 static void notify_tables(struct engine *e, struct pool *p, const struct kv_shrink *s)
 {
     char why[WHY_BYTES];
@@ -124,7 +123,7 @@ static attn_status shrink(struct engine *e, struct pool *p, uint32_t n_blocks, u
         kv_pool_shrink_end(e->env.kv, &s);
         notify_tables(e, p, &s);
         st = p->ops->pool_resize(p->device, n_blocks, p->config.max_row_blocks);
-        if (st != ATTN_OK) /* a successor makes it as the cache has it */
+        if (st != ATTN_OK) /* a successor opens it with the cache's size */
             log_error("pool \"%s\" has fewer blocks than the device knows: %s", p->spec.wire->name,
                       p->ops->last_error(p->backend));
         tenant_give(tenants_of_id(e->env.tenants, p->tenant), TENANT_BLOCKS,
@@ -189,7 +188,7 @@ void pool_note_size(struct engine *e, struct pool *p, uint32_t n_blocks, uint32_
     pools_publish(e);
 }
 
-/* Says which device's answer it is. */
+/* Adds the card to the reason. */
 static void name_device(const struct engine *e, char *why, size_t why_bytes)
 {
     char what[WHY_BYTES];
@@ -209,7 +208,7 @@ static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_bloc
                             : grow(e, p, n_blocks, row_blocks, why, why_bytes);
     if (st == ATTN_OK)
         pool_note_size(e, p, n_blocks, row_blocks, n_moved);
-    else if (!is_alone(e) && !pool_spans(e, p)) /* a split pool's backend says it */
+    else if (!is_alone(e) && !pool_spans(e, p)) /* a split pool's backend names the card */
         name_device(e, why, why_bytes);
     return st;
 }
@@ -217,7 +216,7 @@ static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_bloc
 struct resize_ask {
     struct peer_ask all; /* first */
     uint32_t index, n_blocks;
-    uint32_t had[CONFIG_MAX_DEVICES]; /* of each that has done it */
+    uint32_t had[CONFIG_MAX_DEVICES]; /* previous sizes on cards that have done it */
 };
 
 static void resize_there(struct engine *e, void *arg)
@@ -240,7 +239,7 @@ static void resize_back(struct engine *e, void *arg)
                  p->spec.wire->name, p->config.n_blocks, e->env.card, had);
 }
 
-/* Each device has a pool of its own: all are resized, or none. */
+/* Each device has a pool of its own: resizes all, or none. */
 static attn_status resize_all(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
                               size_t why_bytes)
 {

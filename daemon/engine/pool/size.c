@@ -1,5 +1,5 @@
 /* size.c: computes a pool's geometry on this card and checks its number of blocks against memory
- * and block records. Called as pools are made and resized; engine thread. */
+ * and block records. Used when pools are created and resized; engine thread. */
 #include "daemon/engine/pool/size.h"
 
 #include <inttypes.h>
@@ -17,7 +17,7 @@ uint32_t pool_records(const struct engine *e, const struct pool *p)
     return pool_is_shard(e, p) ? 1 : p->spec.wire->n_blocks;
 }
 
-/* Some layer has no window, so a sequence keeps all of its blocks. */
+/* Whether some layer has no window, so that a sequence keeps all of its blocks. */
 static bool keeps_all(const struct pool_spec *s)
 {
     for (uint32_t i = 0; i < s->wire->num_layers; i++)
@@ -26,7 +26,7 @@ static bool keeps_all(const struct pool_spec *s)
     return false;
 }
 
-/* Where windows release blocks a sequence may be longer than its pool. */
+/* Where windows free blocks, a sequence may be longer than its pool. */
 uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s, uint32_t n_blocks)
 {
     uint32_t bt = s->wire->block_tokens;
@@ -40,7 +40,7 @@ static void pool_configure(struct engine *e, struct pool *p)
                      pool_row_blocks(e, &p->spec, p->spec.wire->n_blocks), &p->config);
 }
 
-/* The engine's device; or all devices together. */
+/* The engine's own backend, or that of all devices together. */
 static void pool_choose_backend(struct engine *e, struct pool *p)
 {
     attn_split how = (attn_split)p->spec.wire->split;
@@ -52,17 +52,17 @@ static void pool_choose_backend(struct engine *e, struct pool *p)
     p->has_words = (info.features & BACKEND_HAS_WORDS) != 0;
 }
 
-/* Of a block, what this device has. */
+/* Bytes of a block on this device. */
 static uint64_t block_bytes_here(struct engine *e, struct pool *p)
 {
     struct backend_pool_config many = p->config;
     if (!pool_spans(e, p))
         return kv_layout_of(&many).block_bytes;
-    many.n_blocks = 1u << 26; /* what a backend rounds up is less than a byte of each */
+    many.n_blocks = 1u << 26; /* so many that the backend's rounding is below a byte per block */
     return p->ops->pool_bytes(p->backend, &many) / many.n_blocks;
 }
 
-/* Half of what is left, for a pool that leaves its size to us. */
+/* Sizes a pool whose spec leaves it open: half of what is free. */
 static attn_status pool_size_auto(struct engine *e, struct pool *p, uint64_t free_bytes,
                                   uint32_t free_blocks, char *why, size_t why_bytes)
 {
@@ -101,7 +101,7 @@ attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p
     bool is_split = w->split != ATTND__SPLIT__SPLIT_WHOLE;
     uint32_t n_cards = is_split ? 1 : e->peers->n;
     uint64_t left = tenant_left(who, TENANT_BLOCKS);
-    if (is_split && !is_primary(e)) /* the primary has been charged for them */
+    if (is_split && !is_primary(e)) /* the primary was charged for them */
         left = UINT64_MAX;
     if (asked > left || left == 0)
         return FAIL(ATTN_EQUOTA,
@@ -112,7 +112,7 @@ attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p
     if (asked == 0 && left / n_cards < free_blocks)
         free_blocks = (uint32_t)((left + n_cards - 1) / n_cards);
     if (asked == 0)
-        w->n_blocks = 1; /* the geometry is judged first, the size after it */
+        w->n_blocks = 1; /* check the geometry first, then the size */
     pool_choose_backend(e, p);
     pool_configure(e, p);
     attn_status st = p->ops->pool_check(p->backend, &p->config);
