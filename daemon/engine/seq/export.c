@@ -1,16 +1,16 @@
-/* export.c: blocks of sequences, out and in, a message's worth at a time; between two of
- * them other work goes on. The device is asked for blocks behind all batches in flight, so a
- * request waits for those, and they for nothing.
+/* export.c: exports and imports blocks of sequences, a message's worth at a time; other work goes
+ * on between messages. The device is asked for blocks after all batches in flight: a request waits
+ * for these, but they wait for nothing.
  *
- * An import is an append of all layers at once, or of those whose part of the blocks a message
- * takes: blocks are reserved for each, written, and committed; nothing else of the sequence is in
- * work. Bytes that do not make their checksums are refused before anything is reserved. Instead of
- * blocks it may say which are freed, of all layers.
+ * An import is an append of all layers at once, or of those that a message has: blocks are reserved
+ * for each layer, written, and committed, while nothing else of the sequence is in work. Bytes that
+ * do not match their checksums are refused before anything is reserved. Instead of blocks, an
+ * import may say which blocks are freed, in all layers.
  *
- * Blocks travel in messages and not in files that the daemon opens for a client, so that this works
- * for workers on other hosts and the daemon needs no right to any path. A block larger than a
- * message travels by layers, because clients know no layout and each layer has a length of its own
- * anyway; so nothing half-written is left.
+ * Blocks travel in messages, not in files that the daemon opens for a client: this works for
+ * workers on other hosts, and the daemon needs no right to any path. A block larger than a message
+ * is sent by layers: clients know no layout, and each layer has a length of its own, so nothing
+ * half-written is left.
  */
 #include "daemon/engine/seq/export.h"
 
@@ -61,7 +61,7 @@ static void zero_rows(uint8_t *part, uint32_t n_heads, uint32_t block_tokens, ui
                (block_tokens - from) * row_bytes);
 }
 
-/* What lies behind the last token of a layer was another sequence's. */
+/* Zeroes what follows the last token of each layer: it may be from another sequence. */
 static void zero_behind(const struct backend_pool_config *c, struct pool_layers layers,
                         const uint32_t *layer_len, uint32_t block, uint8_t *bytes)
 {
@@ -138,7 +138,7 @@ static attn_status blocks_out(struct engine *e, struct pool *p, kv_seq_id seq,
     return ATTN_OK;
 }
 
-/* All but the sums, and the blocks. */
+/* Fills in the reply except for the checksums and the blocks. */
 static void reply_export(struct engine *e, const struct pool *p, const Attnd__Export *x,
                          kv_seq_id seq, const struct kv_seq_info *info, Attnd__Content *content,
                          Attnd__ExportReply *body)
@@ -163,7 +163,7 @@ static void reply_export(struct engine *e, const struct pool *p, const Attnd__Ex
     body->freed_past = info->hole_past;
 }
 
-/* What has been kept since the watch before; from now on it is counted anew. */
+/* Reports what truncations have kept since the last watched export, and starts to count anew. */
 static void reply_kept(struct seq_state *s, uint32_t epoch, Attnd__ExportReply *body)
 {
     body->kept_epoch = s->kept_epoch;
@@ -203,7 +203,7 @@ attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, str
     st = blocks_out(e, p, seq, &info, x, &part, payload, sums, a->why);
     if (st != ATTN_OK)
         return st;
-    /* once more, with the checksums, in as many bytes */
+    /* encode again, now with the checksums; the length is the same */
     size_t head = wire_reply_head_bytes(&a->header);
     wire_reply_head_encode(&a->header, req->wire.request_id, bytes, payload - head);
     a->is_built = true;
@@ -212,7 +212,7 @@ attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, str
 
 /* --- import ----------------------------------------------------------------------------------- */
 
-/* Are the layers as the request leaves them? */
+/* Whether the layers already have the lengths that the request gives them. */
 static bool is_done(const struct part *part, const Attnd__Import *m, const struct kv_seq_info *info)
 {
     for (uint32_t l = part->layers.first; l < part->layers.first + part->layers.n; l++)
@@ -246,7 +246,7 @@ static attn_status lengths_check(const struct pool *p, const struct part *part,
     return ATTN_EINVAL;
 }
 
-/* What the blocks mean must be what the pool's mean, field by field. */
+/* Checks field by field that the blocks' content is described as the pool's. */
 static attn_status content_check(const struct pool *p, const Attnd__Import *m, uint64_t block_bytes,
                                  char *why)
 {
@@ -311,7 +311,7 @@ static attn_status sums_check(const struct request *req, uint64_t part_bytes, ch
     return ATTN_OK;
 }
 
-/* Layers [l, past): what was reserved for them is the sequence's, or is given back. */
+/* Ends the reservations of layers [l, past): commits them or cancels them. */
 static void layers_end(struct engine *e, struct pool *p, kv_seq_id seq, const Attnd__Import *m,
                        uint32_t l, uint32_t past, bool is_good)
 {
@@ -355,7 +355,7 @@ static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
     return st;
 }
 
-/* What a request says that frees blocks, besides what the cache looks at. */
+/* Checks a request that frees blocks, except for what the cache checks. */
 static attn_status freed_check(const struct request *req, const struct pool *p,
                                const struct kv_seq_info *info, char *why)
 {

@@ -1,5 +1,5 @@
-/* sequence.c: requests of one sequence: run inline on the engine thread, once the sequence's
- * older items and requests are done.
+/* sequence.c: requests on one sequence, except for steps. Run inline on the engine thread once the
+ * sequence's older items and requests are done.
  */
 #include "daemon/engine/seq/sequence.h"
 
@@ -38,7 +38,7 @@ static void reply_seq(struct engine *e, kv_seq_id seq, bool has_lengths, struct 
     }
 }
 
-/* The cache has said why not. */
+/* Refuses with the cache's last error. */
 static attn_status no_by_cache(struct engine *e, attn_status st, struct answer *a)
 {
     return answer_no(a, st, "%s", kv_last_error(e->env.kv));
@@ -53,14 +53,14 @@ static uint64_t n_sequences(const struct engine *e)
     return s.sequences;
 }
 
-/* A sequence that an open or a fork is about to make. */
+/* A sequence that an open or a fork is about to create. */
 struct new_seq {
-    kv_seq_id id; /* the cache's answer */
-    uint64_t n_before; /* sequences */
-    bool is_taken; /* from the tenant's quota */
+    kv_seq_id id; /* set by the cache */
+    uint64_t n_before; /* open sequences */
+    bool is_taken; /* one was taken from the tenant's quota */
 };
 
-/* Takes one more sequence of the tenant's quota; of a name that it has, none is taken. */
+/* Takes a sequence from the tenant's quota; none if the name is open already. */
 static attn_status seq_charge(struct engine *e, struct tenant *who, uint64_t name,
                               struct new_seq *out, struct answer *a)
 {
@@ -74,13 +74,13 @@ static attn_status seq_charge(struct engine *e, struct tenant *who, uint64_t nam
                      who->name, who->most[TENANT_SEQUENCES]);
 }
 
-/* The request has been carried out, and is not to be again, by whatever card. */
+/* Notes that the request was carried out, so that no card does so again. */
 static void note_done(struct engine *e, const struct request *req, uint32_t session)
 {
     peers_request_done(e, session, req->wire.header->session, req->wire.request_id);
 }
 
-/* A sequence was made, with the tokens that it shares. */
+/* Sets up a new sequence, which may share tokens with others. */
 static void seq_begin(struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info;
@@ -92,7 +92,7 @@ static void seq_begin(struct engine *e, kv_seq_id seq)
     s->kept_epoch = 0;
 }
 
-/* So that a new row's patches fit. */
+/* Makes room for the patches of a new table row. */
 static void make_patch_room(struct engine *e, struct pool *p, size_t n_blocks)
 {
     if (p->fx.n_patches + n_blocks > p->fx.patches_capacity)
@@ -101,7 +101,7 @@ static void make_patch_room(struct engine *e, struct pool *p, size_t n_blocks)
 
 static const struct task_ops promote_ops;
 
-/* The name is open on another card: it has moved there since the request was sent here. */
+/* Whether the name is open on another card: it has moved since the request was routed here. */
 static bool is_elsewhere(struct engine *e, uint32_t session, uint64_t name)
 {
     struct seq_name of = {tenant_id(session_tenant(e, session)), name};
@@ -117,7 +117,7 @@ static attn_status run_move(struct engine *e, struct request *req, kv_seq_id seq
     return is_alone(e) ? ATTN_OK : e->peers->ops->move(e, req, seq, a);
 }
 
-/* What forbids it whatever sequences there are. */
+/* Checks what does not depend on the sequences here. */
 static attn_status open_check(struct engine *e, const Attnd__Open *o, uint32_t session,
                               const struct pool *p, struct answer *a)
 {
@@ -133,14 +133,14 @@ static attn_status open_check(struct engine *e, const Attnd__Open *o, uint32_t s
     if (pool_spans(e, p) && !peers_all_live(e))
         return answer_no(a, ATTN_EDEVICE, "open.pool is %" PRIu32 ": a card of it is lost",
                          o->pool);
-    if (pool_is_shard(e, p)) /* its handle was guessed as it was made */
+    if (pool_is_shard(e, p)) /* its handle was guessed while it is being created */
         return answer_no(a, ATTN_EOVERLOAD, "open.pool is %" PRIu32 ", which is being made",
                          o->pool);
     return ATTN_OK;
 }
 
-/* Answers an open or a fork as the cache has, which st says; a sequence that was there before, or
- * was not made, costs no quota. */
+/* Answers an open or a fork; st is the cache's result. Gives back the quota if no sequence was
+ * created. */
 static attn_status seq_made(struct engine *e, struct request *req, uint32_t session,
                             const struct new_seq *made, attn_status st, struct answer *a)
 {
@@ -169,7 +169,7 @@ static attn_status run_open(struct engine *e, struct request *req, uint32_t sess
     if (known.n > p->config.block_tokens && known.n <= e->env.cfg->max_seq_tokens)
         a->is_later = mover_promotes(e, p, tenant_id(who), &known, req, session, &promote_ops);
     if (a->is_later)
-        return ATTN_OK; /* it is run again */
+        return ATTN_OK; /* it will be run again */
     st = seq_charge(e, who, o->seq, &made, a);
     if (st != ATTN_OK)
         return st;
@@ -181,7 +181,7 @@ static attn_status run_open(struct engine *e, struct request *req, uint32_t sess
 
 static_assert((int)WIRE_MAX_RETENTIONS == KV_MAX_RETENTIONS, "ranges of a sequence");
 
-/* The sequence must be the session's, at this epoch. */
+/* Checks that the sequence belongs to the session and is at this epoch. */
 static attn_status check_owner(struct engine *e, kv_seq_id seq, uint64_t name, uint32_t epoch,
                                uint32_t session, struct answer *a)
 {
@@ -249,7 +249,7 @@ static attn_status run_truncate(struct engine *e, struct request *req, kv_seq_id
 static attn_status retain(struct engine *e, kv_seq_id seq, const Attnd__Tokens *t)
 {
     struct kv_retention ranges[WIRE_MAX_RETENTIONS];
-    uint32_t n = (uint32_t)t->n_retention; /* the decoder lets no more through */
+    uint32_t n = (uint32_t)t->n_retention; /* the decoder allows no more */
     for (uint32_t i = 0; i < n && i < WIRE_MAX_RETENTIONS; i++)
         ranges[i] = (struct kv_retention){
             .from = t->retention[i]->first_token,
@@ -317,7 +317,7 @@ static uint32_t tenant_of_request(const struct engine *e, const struct request *
     return tenant_id(session_tenant(e, session));
 }
 
-/* Of a sequence that the session must own, at the epoch that it names. */
+/* Runs a request that needs a sequence owned by the session, at the epoch that it names. */
 static attn_status run_as_owner(struct engine *e, struct request *req, uint32_t session,
                                 kv_seq_id seq, struct answer *a)
 {
@@ -341,7 +341,7 @@ static attn_status run_as_owner(struct engine *e, struct request *req, uint32_t 
     }
 }
 
-/* A fork whose source is gone: it may be a repeat. */
+/* Answers a fork without a source: it may be a repeat. */
 static attn_status run_late_fork(struct engine *e, struct request *req, uint32_t session,
                                  struct answer *a)
 {
@@ -355,7 +355,7 @@ static attn_status run_late_fork(struct engine *e, struct request *req, uint32_t
     return ATTN_OK;
 }
 
-/* Runs a request about a sequence that nothing is in work of. */
+/* Runs a request on a sequence of which nothing is in work. */
 static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t session,
                               struct answer *a)
 {
@@ -394,7 +394,7 @@ static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t se
 
 /* --- waiting ---------------------------------------------------------------------------------- */
 
-/* The index of the sequence that the request is about; SEQ_NONE: none, or none that is open. */
+/* The index of the sequence that the request names; SEQ_NONE: none, or not open. */
 static uint32_t seq_named(struct engine *e, const struct request *req, uint32_t session)
 {
     uint32_t tenant = tenant_of_request(e, req, session);
@@ -407,14 +407,14 @@ static uint32_t seq_named(struct engine *e, const struct request *req, uint32_t 
     return seq.index;
 }
 
-/* What reads or writes the sequence's table can't do so while blocks are in idle memory. */
+/* Whether the request reads or writes the block table, so that no block may be in idle memory. */
 static bool needs_blocks(const struct request *req)
 {
     Attnd__Request__BodyCase body = req->wire.header->body_case;
     return body == ATTND__REQUEST__BODY_FORK || body == ATTND__REQUEST__BODY_IMPORT;
 }
 
-/* Asks for the sequence's blocks. true: they are on their way, and the task waits for them. */
+/* Brings the sequence's blocks back if needed. true: they are on their way, and the task waits. */
 static bool blocks_come(struct engine *e, struct task *t, attn_status *st, struct answer *a)
 {
     struct item *it = &t->items[0];
@@ -481,7 +481,8 @@ static void promote_refuse(struct engine *e, struct task *t, attn_status st, con
     engine_refuse(e, req, st, "%s", why);
 }
 
-/* An open that waits for blocks from a tier; then for its sequence, if there is one by now. */
+/* An open that has waited for blocks from a tier: now waits for its sequence, if it is open by
+ * now. */
 static void promote_wake(struct engine *e, struct item *it)
 {
     it->task->ops = &control_ops;
@@ -506,7 +507,7 @@ attn_status control_on_seq(struct engine *e, struct request *req, uint32_t sessi
     task_hold(e, t);
     a->is_later = true;
     if (item_enter(e, &t->items[0]))
-        control_run(e, t); /* which may wait for blocks */
+        control_run(e, t); /* may wait for blocks */
     return ATTN_OK;
 }
 

@@ -1,15 +1,14 @@
-/* sequence.h: requests of one sequence that are no steps: handlers of engine/serve.c. */
+/* sequence.h: requests on one sequence, except for steps: handlers of engine/serve.c's table. */
 #ifndef ATTND_DAEMON_ENGINE_SEQ_SEQUENCE_H
 #define ATTND_DAEMON_ENGINE_SEQ_SEQUENCE_H
 
 #include "daemon/engine/core/answer.h"
 
-/* Runs the request, or has it wait for the sequence that it names. */
+/* Runs the request, or makes it wait until the sequence that it names is free. */
 attn_status control_on_seq(struct engine *e, struct request *req, uint32_t session,
                            struct answer *a);
-/* The same of an import: as large as steps, and waiting as they do, it is charged as they are. */
+/* The same for an import. Its bytes are charged to the tenant, as a step's are. */
 attn_status control_import(struct engine *e, struct request *req, uint32_t session,
                            struct answer *a);
-/* Of a sequence; or of a session, which has no turn to wait for. */
 
 #endif
