@@ -1,5 +1,5 @@
-/* lists.c: lists of what the engine has, as JSON, for operators. Run inline on the engine
- * thread; every list is bounded.
+/* lists.c: lists of the engine's state, as JSON, for operators. Run inline on the engine thread;
+ * every list is bounded.
  */
 #include "daemon/engine/operator/lists.h"
 
@@ -18,13 +18,14 @@
 #include "daemon/engine/core/trace.h"
 
 enum {
-    MAX_LISTED = 500, /* entries of an answer */
-    MAX_LOOKED_AT = 1 << 16, /* records that one answer walks over */
-    MAX_NEXT = 4, /* blocks of a pool that would be evicted next */
-    CARD_SHIFT = 40, /* of a place in a list that goes over the cards, one after the other */
+    MAX_LISTED = 500, /* entries of a page */
+    MAX_LOOKED_AT = 1 << 16, /* records that one page walks over */
+    MAX_NEXT = 4, /* next evicted blocks listed of a pool */
+    /* positions in lists that visit the cards in turn: the card is above this bit */
+    CARD_SHIFT = 40,
 };
 
-/* Adds its tenant, where there are tenants. */
+/* Adds the tenant's name, if there are tenants. */
 static void add_tenant(struct engine *e, json_t *object, uint32_t id)
 {
     const struct tenant *t = tenants_of_id(e->env.tenants, id);
@@ -54,13 +55,13 @@ static json_t *list_pools(struct engine *e, const Attnd__Inspect *ask)
     return json_pack("{s:o}", "pools", list);
 }
 
-/* Entries from `after` on; `next` says where to go on, 0: these were the last. */
+/* A page of a list; `next` is the position to continue at, 0: this is the last page. */
 static json_t *paged(const char *name, json_t *list, uint64_t next)
 {
     return json_pack("{s:o, s:I}", name, list, "next", (json_int_t)next);
 }
 
-/* The same of a list that goes over all cards. */
+/* The same for a list that visits all cards in turn. */
 static json_t *paged_by_card(const struct engine *e, const char *name, json_t *list, uint64_t next)
 {
     uint64_t card = e->env.card;
@@ -226,7 +227,7 @@ static json_t *tenant_object(const struct tenant *t)
     return o;
 }
 
-/* All that are in the file. The operator has no bounds and is not counted. */
+/* All tenants of the file, without the operator, which has no bounds and is not counted. */
 static json_t *list_tenants(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array();
@@ -245,7 +246,7 @@ static void add_count(json_t *all, const char *name, uint64_t n)
     json_object_set_new(all, name, json_integer((json_int_t)n));
 }
 
-/* Of the blocks that sequences were opened with, the share that was found; and host memory. */
+/* Adds the share of blocks found when sequences were opened, and counts of host memory. */
 static void add_hits(json_t *all, const struct kv_stats *s)
 {
     uint64_t n = s->prefix_hits + s->prefix_misses;
@@ -258,7 +259,7 @@ static void add_hits(json_t *all, const struct kv_stats *s)
     add_count(all, "host_damaged", stats.host_damaged);
 }
 
-/* What of the pool would be evicted next on this card: the first in line. */
+/* Adds the pool's blocks that are evicted next on this card. */
 static void add_next(struct engine *e, json_t *list, const struct pool *p)
 {
     struct kv_evictable next[MAX_NEXT];
@@ -272,8 +273,7 @@ static void add_next(struct engine *e, json_t *list, const struct pool *p)
                             "is_expired", (int)next[i].is_expired));
 }
 
-/* Blocks by state, per pool and in total, with counts of evictions. */
-/* What is in tiers, of all cards. */
+/* Adds counts of the tiers of all cards. */
 static void add_tiers(json_t *all)
 {
     add_count(all, "blocks_host", stats_get(blocks_host));
@@ -288,6 +288,7 @@ static void add_tiers(json_t *all)
     add_count(all, "disk_errors", stats_get(disk_errors));
 }
 
+/* Blocks by state, per pool and in total, with counts of evictions. */
 static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array(), *all = json_object(), *next = json_array();
@@ -322,14 +323,14 @@ static json_t *trace_object(uint64_t number, const struct trace_entry *t)
                      "output_length", (json_int_t)t->n_output);
 }
 
-/* Sequences that have ended, as requests of a trace; `after` is the number of the last one seen,
- * `next` that of the last one there is so far. */
+/* Ended sequences, as requests of a trace; `after` is the number of the last one seen, `next` that
+ * of the last one listed. */
 static json_t *list_requests(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array();
     uint64_t number = ask->after, dropped = 0;
     struct trace_entry t;
-    if (ask->after > e->trace.n_ended) /* none can have been seen: from now on */
+    if (ask->after > e->trace.n_ended) /* no number of this daemon: list from now on */
         number = e->trace.n_ended;
     else if (e->trace.n_ended - ask->after > TRACE_KEPT)
         dropped = e->trace.n_ended - ask->after - TRACE_KEPT;
@@ -342,7 +343,7 @@ static json_t *list_requests(struct engine *e, const Attnd__Inspect *ask)
                      "dropped", (json_int_t)dropped, "now", (double)e->turn_ns * 1e-6);
 }
 
-/* The same of sequences that are open; `after` counts places in the table. */
+/* The same for open sequences; `after` is a position in the table. */
 static json_t *list_open_requests(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array();

@@ -1,4 +1,4 @@
-/* lists.h: the lists that operators ask for: each topic of the request inspect. */
+/* lists.h: the lists that operators ask for, one per topic of the request inspect. */
 #ifndef ATTND_DAEMON_ENGINE_OPERATOR_LISTS_H
 #define ATTND_DAEMON_ENGINE_OPERATOR_LISTS_H
 
@@ -14,7 +14,7 @@ struct topic {
 
 /* The card whose engine answers; lists of sequences visit the cards page by page. */
 uint32_t list_device(const struct engine *e, const Attnd__Inspect *ask);
-/* NULL: there is no such topic. */
+/* Finds a topic by name. NULL: none. */
 const struct topic *topic_find(const char *name);
 
 #endif

@@ -1,5 +1,5 @@
-/* operator.c: what operators ask and change: lists, settings, ends of sessions and sequences. Run
- * inline on the engine thread. Changes are logged with the name of the requester.
+/* operator.c: requests of operators: lists, statistics, settings, ending sessions and sequences.
+ * Run inline on the engine thread. Changes are logged with the name of the requester.
  */
 #include "daemon/engine/operator/operator.h"
 
@@ -21,14 +21,14 @@
 #include "daemon/engine/seq/sequence.h"
 
 enum {
-    MAX_WATCHERS = 16, /* that wait for events; more are answered at once */
+    MAX_WATCHERS = 16, /* waiting at a time; more are answered at once */
     MAX_WAIT_US = 5000000,
     WHAT_BYTES = 256,
 };
 
 /* --- answers ---------------------------------------------------------------------------------- */
 
-/* Takes the object over. */
+/* Answers with the object, of which it takes ownership. */
 static attn_status reply_json(struct answer *a, json_t *object)
 {
     a->text = object == NULL ? NULL : json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(15));
@@ -52,11 +52,12 @@ static uint64_t watch_until_ns(const struct engine *e, const struct request *req
 {
     uint64_t wait_us = req->wire.header->inspect->wait_us;
     wait_us = wait_us < MAX_WAIT_US ? wait_us : MAX_WAIT_US;
-    wait_us = wait_us < e->lease_ns / 2000 ? wait_us : e->lease_ns / 2000; /* its session lives */
+    /* so that its session stays alive */
+    wait_us = wait_us < e->lease_ns / 2000 ? wait_us : e->lease_ns / 2000;
     return req->received_ns + wait_us * 1000;
 }
 
-/* Is there nothing to say yet, and room and time to wait for it? */
+/* Whether there are no new events yet, and there is time to wait for them. */
 static bool must_wait(struct engine *e, const struct request *req)
 {
     return log_count() <= req->wire.header->inspect->after && !engine_is_draining(e) &&
@@ -145,7 +146,7 @@ attn_status reload_run(struct engine *e, struct request *req, uint32_t session, 
                                    (json_int_t)n_kept));
 }
 
-/* The live session of this label; SESSION_NONE: none, or several. */
+/* The only live session with this label; SESSION_NONE: none, or several. */
 static uint32_t session_of_label(struct engine *e, const char *label, uint32_t *out_n)
 {
     uint32_t found = SESSION_NONE;
@@ -177,7 +178,7 @@ attn_status kill_run(struct engine *e, struct request *req, uint32_t session, st
     return kill->session[0] != '\0' ? kill_session(e, kill, a) : control_on_seq(e, req, session, a);
 }
 
-/* Which change is asked for, for the log; false: none. */
+/* Describes the requested change for the log; false: the request changes nothing. */
 static bool what_changes(const Attnd__Request *h, char *out, size_t out_bytes)
 {
     switch (h->body_case) {
@@ -253,7 +254,7 @@ attn_status operator_check(struct engine *e, const struct request *req, struct a
     return ATTN_OK;
 }
 
-/* The operator sees all, a tenant what is its own. */
+/* The operator sees all statistics, a tenant its own. */
 attn_status stats_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
     const struct tenant *who = session_tenant(e, session);
@@ -271,8 +272,7 @@ attn_status stats_run(struct engine *e, struct request *req, uint32_t session, s
     return ATTN_OK;
 }
 
-/* Requests that change the daemon for all clients: refused without the right, and logged with the
- * name of the requester. */
+/* Starts a drain if the requester may ask for it. Both outcomes are logged. */
 attn_status drain_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
     char who[PRINCIPAL_TEXT_BYTES];
