@@ -1,7 +1,7 @@
-/* engine.c: the engine's life and its loop. While batches are in flight the engine waits inside the
+/* engine.c: opens, runs and closes an engine. While batches are in flight, it waits inside the
  * backend's poll, a short slice at a time, so that new requests can join the next batch.
  */
-#define _GNU_SOURCE /* names of threads */
+#define _GNU_SOURCE /* pthread_setname_np */
 #include "daemon/engine/engine.h"
 
 #include <errno.h>
@@ -41,17 +41,17 @@
 #include "kernels/kv_layout.h"
 
 static const uint64_t POLL_SLICE_NS = 50 * 1000;
-static const uint64_t POLLED_SLICE_NS = 2 * 1000; /* with pollers that bring work */
-static const uint64_t MAX_SLEEP_NS = 500 * 1000 * 1000; /* the heartbeat goes on when idle */
+static const uint64_t POLLED_SLICE_NS = 2 * 1000; /* while pollers bring work */
+static const uint64_t MAX_SLEEP_NS = 500 * 1000 * 1000; /* so that the heartbeat goes on */
 static const uint64_t POOLS_EVERY_NS = 100 * 1000 * 1000;
 static const uint64_t CLOSE_TIMEOUT_NS = 5ull * 1000 * 1000 * 1000;
-static const uint64_t LOST_CLOSE_TIMEOUT_NS = 200 * 1000 * 1000; /* of a lost device */
+static const uint64_t LOST_CLOSE_TIMEOUT_NS = 200 * 1000 * 1000; /* for a lost device */
 enum {
     MIN_BLOCK_BYTES = 4096, /* smaller blocks run out of records before they run out of memory */
     MAX_BLOCKS = 1 << 26,
     MIN_BLOCKS = 64,
-    MAX_BLOCK_TOKENS = 256, /* of a pool; protocol.md */
-    MIN_WARM_SEQUENCES = 4096, /* fewer stay in the processor's caches by themselves */
+    MAX_BLOCK_TOKENS = 256, /* limit of a pool (protocol.md) */
+    MIN_WARM_SEQUENCES = 4096, /* fewer stay in the processor's caches anyway */
 };
 
 /* --- requests come in ------------------------------------------------------------------------- */
@@ -60,13 +60,13 @@ void engine_take_messages(struct engine *e)
 {
     struct engine_message *notes = engine_messages_take(e);
     if (notes != NULL)
-        tenants_turn(e); /* a session may be a new tenant's */
+        tenants_turn(e); /* messages may concern new tenants */
     engine_messages_deliver(e, notes);
     stack_for_each(struct request, req, stack_take_all(&e->returned))
         req->polled->reply(req);
 }
 
-/* What was held back goes first. */
+/* The requests that were held back, then the inbox. */
 static struct request *inbox_with_held(struct engine *e)
 {
     struct request *held = is_alone(e) ? NULL : e->peers->ops->held(e), **last = &held;
@@ -104,8 +104,8 @@ static bool is_of_split_pool(const struct engine *e, kv_seq_id id)
     return p != NULL && pool_spans(e, p);
 }
 
-/* A card is lost: its sequences go; or, is_split, those of the primary that are split over it. May
- * be repeated. */
+/* After a card was lost, closes its sequences or, is_split, the primary's sequences that are split
+ * over it. May be repeated. */
 static void drop_sequences(struct engine *e, bool is_split)
 {
     uint32_t n = 0;
@@ -127,7 +127,8 @@ static void drop_sequences(struct engine *e, bool is_split)
         log_error("card %" PRIu32 " is lost, and %" PRIu32 " sequences with it", e->env.card, n);
 }
 
-/* A batch came back with the device lost: what waits is refused, once. */
+/* If the device was lost, refuses what waits, once, and drops the sequences if other cards go
+ * on. */
 static void refuse_if_lost(struct engine *e)
 {
     if (engine_health(e) == ATTN_OK)
@@ -139,7 +140,7 @@ static void refuse_if_lost(struct engine *e)
         drop_sequences(e, false);
 }
 
-/* Another card has a shard of some sequences, and is lost. */
+/* Drops split sequences if another card, which has shards of them, is lost. */
 static void drop_if_not_whole(struct engine *e)
 {
     uint32_t n = 0;
@@ -153,14 +154,14 @@ static void drop_if_not_whole(struct engine *e)
 
 static uint64_t idle_ns(const struct engine *e, uint64_t now_ns, uint64_t max_wait_ns)
 {
-    uint64_t expiry_ns = e->env.card > 0 /* the primary ends sessions */
+    uint64_t expiry_ns = e->env.card > 0 /* the primary expires sessions */
                              ? UINT64_MAX
                              : session_next_expiry_ns(e->env.sessions, e->lease_ns);
     uint64_t until_ns = expiry_ns <= now_ns ? 0 : expiry_ns - now_ns;
     return until_ns < max_wait_ns ? until_ns : max_wait_ns;
 }
 
-/* How long to wait for a batch: new requests may join the next one. */
+/* How long to wait for a batch: not long, since new requests may join the next one. */
 static uint64_t slice_ns(const struct engine *e, uint64_t now_ns, uint64_t max_wait_ns)
 {
     uint64_t ns = engine_is_polled(e) ? POLLED_SLICE_NS : POLL_SLICE_NS;
@@ -169,7 +170,7 @@ static uint64_t slice_ns(const struct engine *e, uint64_t now_ns, uint64_t max_w
     return max_wait_ns < ns ? max_wait_ns : ns;
 }
 
-/* Something goes to the device: of the primary's split batches and its own work by turns. */
+/* Launches a batch of its own or a shard of one of the primary's, in turns. */
 static bool launch(struct engine *e)
 {
     if (is_alone(e))
@@ -185,7 +186,7 @@ static bool launch(struct engine *e)
     return !e->was_shard_last && batch_launch(e);
 }
 
-/* When the oldest request that any device holds came; 0: none is held. */
+/* When the oldest request held by any device arrived; 0: none is held. */
 static uint64_t oldest_of_all_ns(const struct engine *e)
 {
     uint64_t oldest = 0;
@@ -241,7 +242,7 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     return is_busy;
 }
 
-/* Gives every batch the time to come back. */
+/* Waits for all batches; ATTN_ETIMEDOUT: some did not come back. */
 static attn_status wait_for_batches(struct engine *e)
 {
     uint64_t start_ns = clock_now_ns();
@@ -258,7 +259,7 @@ static attn_status engine_finish(struct engine *e)
     take_inbox(e, clock_now_ns());
     if (!is_alone(e)) {
         e->peers->ops->stop(e);
-        take_inbox(e, clock_now_ns()); /* what was held back */
+        take_inbox(e, clock_now_ns()); /* what stop released */
     }
     watchers_answer(e, true);
     tasks_refuse(e, engine_stop_status(e), "the daemon is stopping");

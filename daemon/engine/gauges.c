@@ -1,6 +1,5 @@
 /* gauges.c: publishes the gauges of the engine's cache, sessions and pools when they have changed.
- * Called once per turn of the engine's loop; gauges are sums over engines, so only the differences
- * are added. */
+ * Gauges are sums over engines, so only differences are added. Called by the engine's loop. */
 #include "daemon/engine/gauges.h"
 
 #include <stdio.h>

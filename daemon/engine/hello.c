@@ -1,4 +1,5 @@
-/* hello.c: who says hello, which session it gets, and what the daemon tells about itself. */
+/* hello.c: handles hello: identifies the client, creates or resumes its session, and describes the
+ * daemon to it. */
 #include "daemon/engine/hello.h"
 
 #include <inttypes.h>
@@ -25,7 +26,7 @@ static void log_begin(const struct request *req, const struct session *s)
                 "session=%08" PRIx32 " client=%s peer=%s", session_label(s->id), client, peer);
 }
 
-/* Where lanes are opened; "": nowhere. */
+/* The URL on which lanes are opened; "": none. */
 static const char *lane_url(const struct engine *e)
 {
     const struct config *c = e->env.cfg;
@@ -76,7 +77,7 @@ static uint64_t hello_key(const struct engine *e, const struct request *req,
     return siphash(e->hello_secret, &of, sizeof of);
 }
 
-/* The session of a hello of the tenant's: a new one, or that of the same hello before. */
+/* Finds the session of a repeated hello, or creates one for the tenant. */
 static attn_status session_make(struct engine *e, struct request *req, struct tenant *who,
                                 uint64_t now_ns, uint32_t *out_slot, char *why, size_t why_bytes)
 {
@@ -104,7 +105,7 @@ static attn_status session_make(struct engine *e, struct request *req, struct te
     return st;
 }
 
-/* The session that a hello resumes. */
+/* Finds and renews the session that a hello resumes. */
 static attn_status session_resume(struct engine *e, uint64_t id, const struct tenant *who,
                                   uint64_t now_ns, uint32_t *out_slot, char *why, size_t why_bytes)
 {
@@ -147,7 +148,7 @@ attn_status hello_run(struct engine *e, struct request *req, uint32_t session, s
     if (h->protocol_version == 0)
         return answer_no(a, ATTN_EINVAL, "hello.protocol_version is 0, this daemon speaks 1 to %d",
                          PROTOCOL_VERSION);
-    if (h->n_required_features > 0) /* this version has none that a client could require */
+    if (h->n_required_features > 0) /* this version has no features that a client could require */
         return answer_no(a, ATTN_ENOTSUP,
                          "hello.required_features: this daemon has no feature \"%.100s\"",
                          h->required_features[0]);

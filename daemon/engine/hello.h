@@ -1,4 +1,5 @@
-/* hello.h: hello makes a session, or resumes one: a handler of engine/serve.c's table. */
+/* hello.h: the request hello, which creates or resumes a session: a handler of engine/serve.c's
+ * table. */
 #ifndef ATTND_DAEMON_ENGINE_HELLO_H
 #define ATTND_DAEMON_ENGINE_HELLO_H
 

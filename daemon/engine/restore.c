@@ -1,6 +1,6 @@
-/* restore.c: an engine takes up what a predecessor left in the cache: makes its pools on the device
- * again, uploads the block tables, and restarts the sessions' leases. Runs once, before the engine
- * has a thread.
+/* restore.c: restores what a predecessor left in the cache: opens its pools on the device again,
+ * uploads the block tables, and restarts the sessions' leases. Runs once, before the engine has a
+ * thread.
  */
 #include <inttypes.h>
 
@@ -16,8 +16,9 @@
 
 static const uint64_t WAIT_NS = 1000 * 1000;
 
-/* A pool that can't be made again goes, with its sequences, and so do all after it. Where memory is
- * short or the device fails, the next start may do better: nothing goes. */
+/* Restores pools up to the first that can't be made again; that one and all after it are dropped
+ * with their sequences. If memory is short or the device fails, nothing is dropped: the next start
+ * may do better. */
 static attn_status restore_pools(struct engine *e, struct engine_kept *kept)
 {
     char why[WHY_BYTES] = "";
@@ -42,7 +43,7 @@ static attn_status restore_pools(struct engine *e, struct engine_kept *kept)
     return ATTN_OK;
 }
 
-/* Makes room among the pool's patches. */
+/* Sends the pool's patches, to make room for more. */
 static attn_status flush(struct engine *e, struct pool *p)
 {
     while (!batch_flush_patches(e, p)) {
@@ -79,7 +80,7 @@ static attn_status restore_tables(struct engine *e, struct engine_kept *kept)
             p->fx.patches[p->fx.n_patches++] = (struct kv_patch){seq, i, info.block_table[i]};
         }
     }
-    return ATTN_OK; /* the rest goes with each pool's first batch */
+    return ATTN_OK; /* the remaining patches go with each pool's first batch */
 }
 
 static void restore_sessions(struct engine *e, struct engine_kept *kept)

@@ -1,6 +1,6 @@
-/* serve.c: what becomes of a request that has come to the engine, from top to bottom: it is
- * checked, its session is found, the handler of its kind runs, and it is answered. A handler that
- * has the request wait leaves the answer to whoever ends the wait: a step's to its last batch.
+/* serve.c: serves a request that has come to the engine: checks it, finds its session, runs the
+ * handler of its kind, and answers. If a handler makes the request wait, the answer comes from what
+ * ends the wait: for a step, its last batch.
  */
 #include "daemon/engine/serve.h"
 
@@ -20,10 +20,10 @@
 
 /* A kind of request. */
 struct kind {
-    /* Does what is asked for. The session is the request's, renewed; 0 of a kind that has none. */
+    /* Carries out the request. session: its slot, renewed; 0 for a kind that has none. */
     attn_status (*run)(struct engine *e, struct request *req, uint32_t session, struct answer *a);
-    bool has_no_session; /* it asks for one */
-    bool is_operators; /* not everybody may ask */
+    bool has_no_session; /* hello: it asks for one */
+    bool is_operators; /* operator_check decides who may ask */
 };
 
 static const struct kind kinds[] = {
@@ -53,8 +53,8 @@ static const struct kind kinds[] = {
 };
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
-/* The device is lost. What is left of the cards goes on: the sequences were this one's, and are no
- * more. */
+/* Refuses a step after the device was lost. If other cards go on, its sequences are not found,
+ * since they were on this card. */
 static attn_status no_device(struct engine *e, struct answer *a)
 {
     if (peers_any_live(e))
@@ -62,7 +62,7 @@ static attn_status no_device(struct engine *e, struct answer *a)
     return answer_no(a, engine_health(e), "the device is lost");
 }
 
-/* Checks that need no handler. */
+/* Checks that apply to all kinds. */
 static attn_status check_unread(struct engine *e, const struct request *req, struct answer *a)
 {
     if (atomic_load_explicit(&e->is_stopping, memory_order_relaxed))
@@ -82,7 +82,7 @@ static attn_status serve(struct engine *e, struct request *req, struct answer *a
     uint32_t session = 0;
     attn_status st = check_unread(e, req, a);
     if (st != ATTN_OK) {
-        engine_renew(e, request_session(req)); /* all the same */
+        engine_renew(e, request_session(req)); /* a refused request renews its session, too */
         return st;
     }
     if (k->run == NULL)

@@ -1,6 +1,5 @@
-/* tenants.c: applies a new file of tenants to a running engine, a slice per turn. Sessions of
- * removed tenants end at once, their sequences as those of expired sessions do, a pool once it has
- * no sequences. Called by the engine's loop. */
+/* tenants.c: applies a new file of tenants to a running engine. Sessions of removed tenants end at
+ * once, their sequences like those of expired sessions, a pool once it has no sequences. */
 #include "daemon/engine/tenants.h"
 
 #include <inttypes.h>
@@ -13,11 +12,11 @@
 
 static void take_tenants(struct engine *e, struct tenants *now)
 {
-    tenants_close(atomic_exchange(&e->new_tenants, now)); /* of a file that is old by now */
+    tenants_close(atomic_exchange(&e->new_tenants, now)); /* an older file, not applied yet */
     engine_wake(e);
 }
 
-/* The primary last, so that the others know every tenant that it admits. */
+/* The primary comes last, so that the others know every tenant that it admits. */
 void engine_take_tenants(struct engine *e, struct tenants *now)
 {
     for (uint32_t i = 1; i < peers_n(e); i++) {
@@ -44,7 +43,7 @@ static void end_sessions(struct engine *e)
     }
 }
 
-/* true: some are left, with open sequences or unfinished work. */
+/* Drops pools of removed tenants. true: some are left, with open sequences or unfinished work. */
 static bool drop_pools(struct engine *e)
 {
     bool is_more = false;
@@ -64,7 +63,7 @@ void tenants_turn(struct engine *e)
                 "listen.tenants: some new tenants have no place before those who are gone have "
                 "ended; reload again");
         if (e->env.card > 0)
-            return; /* sessions and pools end with the primary's */
+            return; /* the primary ends their sessions and pools */
         end_sessions(e);
         e->has_gone_tenants = true;
     }
