@@ -3,6 +3,7 @@
 #include "tests/clients/libattn_rig.h"
 
 #include <poll.h>
+#include <semaphore.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -285,13 +286,19 @@ static void too_many_in_flight_are_refused(void **state)
 static void count_hello(void *user, const Attnd__Request *r)
 {
     if (r->body_case == ATTND__REQUEST__BODY_HELLO)
-        atomic_fetch_add((atomic_uint *)user, 1);
+        sem_post(user);
 }
 
-static void await_hellos(atomic_uint *n_hellos, unsigned int n)
+/* Until n more have come. */
+static void await_hellos(sem_t *hellos, unsigned int n)
 {
-    for (n += atomic_load(n_hellos); (int)(n - atomic_load(n_hellos)) > 0;)
-        usleep(100);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LONG_US / 1000000;
+    while (sem_trywait(hellos) == 0) /* those that came before */
+        continue;
+    for (; n > 0; n--)
+        assert_int_equal(sem_timedwait(hellos, &until), 0);
 }
 
 struct on_thread {
@@ -310,9 +317,10 @@ static void on_done_here(void *user, attn_ticket ticket, const struct attn_resul
 static void an_idle_client_renews_and_runs_no_callback(void **state)
 {
     (void)state;
-    atomic_uint n_hellos = 0;
-    struct fixture f = {.daemon = {.see = count_hello, .user = &n_hellos, .lease_us = 6000}};
+    sem_t hellos;
+    struct fixture f = {.daemon = {.see = count_hello, .user = &hellos, .lease_us = 6000}};
     char url[96];
+    assert_int_equal(sem_init(&hellos, 0, 0), 0);
     struct on_thread *a = calloc(1, sizeof *a);
     snprintf(url, sizeof url, "ipc:///tmp/attn_keep_%d.sock", (int)getpid());
     fake_daemon_start(&f.daemon, url);
@@ -320,11 +328,11 @@ static void an_idle_client_renews_and_runs_no_callback(void **state)
     a->thread = pthread_self();
     for (uint32_t i = 0; i < 300; i++) { /* now and then the keeper reads when the answer comes */
         if (i % 3 == 0)
-            await_hellos(&n_hellos, 1);
+            await_hellos(&hellos, 1);
         work_init(&a->w, i, 2);
         assert_int_equal(attn_step_start(f.pool, &a->w.step, on_done_here, a, NULL), ATTN_OK);
         if (i % 100 == 99)
-            await_hellos(&n_hellos, 3); /* in flight and not read: the session is renewed still */
+            await_hellos(&hellos, 3); /* in flight and not read: the session is renewed still */
         while (a->w.n_calls == 0)
             assert_int_equal(attn_client_poll(f.client, LONG_US, NULL), ATTN_OK);
         assert_good(&a->w);
@@ -343,11 +351,12 @@ static void an_idle_client_renews_and_runs_no_callback(void **state)
         assert_good(&a->w);
         assert_int_equal(a->n_elsewhere, 0);
         if (i % 2 == 0)
-            await_hellos(&n_hellos, 1);
+            await_hellos(&hellos, 1);
     }
     free(a);
     close_client(&f);
     fake_daemon_stop(&f.daemon);
+    sem_destroy(&hellos);
     unlink(url + strlen("ipc://"));
 }
 

@@ -5,7 +5,7 @@
  * Environment: SURVIVE_KILLS (10), SURVIVE_UPGRADES (5), SURVIVE_SEED (1), SURVIVE_BACKEND (cpu; on
  * another one no faults are injected). Prints how long it took to serve again.
  */
-#include <poll.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -40,9 +40,10 @@ static uint64_t next_random(void)
     return random_next(&n_random);
 }
 
-static void wait_ms(uint64_t ms)
+/* Sleeps: a kill at any instant is what is tested, and nothing tells when that is. */
+static void let_pass_ms(uint64_t ms)
 {
-    poll(NULL, 0, (int)ms);
+    usleep((useconds_t)ms * 1000);
 }
 
 /* The daemon's process; 0: there is none at the moment. */
@@ -72,6 +73,16 @@ static uint64_t boot_id(void)
         attn_client_info(prober, &info) != ATTN_OK)
         fail_msg("nobody answers: %s", attn_last_error()->message);
     return info.boot_id;
+}
+
+/* Until another process answers: its boot. */
+static uint64_t await_another_than(uint64_t boot)
+{
+    uint64_t now, until_ns = attn_now_ns() + PATIENCE_S * UINT64_C(1000000000);
+    while ((now = boot_id()) == boot)
+        if (attn_now_ns() > until_ns)
+            fail_msg("seed %llu: no other process serves", (unsigned long long)seed);
+    return now;
 }
 
 /* --- the log ---------------------------------------------------------------------------------- */
@@ -168,7 +179,7 @@ static void await_answers(void)
             if (atomic_load(&workers[i].has_failed) || attn_now_ns() > until_ns)
                 fail_msg("seed %llu: worker %u does not go on: %s", (unsigned long long)seed, i,
                          workers[i].failure);
-            wait_ms(1);
+            sched_yield();
         }
 }
 
@@ -205,17 +216,16 @@ static void what_was_acknowledged_outlives_kills_at_any_instant(void **state)
     start(NULL);
     for (uint32_t i = 0; i < n_kills; i++) {
         await_answers();
-        wait_ms(next_random() % 300);
+        let_pass_ms(next_random() % 300);
         bool is_twice = next_random() % 5 == 0; /* the successor, too, while it starts */
         uint64_t before = boot_id(), start_ns = attn_now_ns();
         end_child(child());
         if (is_twice) {
-            wait_ms(next_random() % 60);
+            let_pass_ms(next_random() % 60);
             start_ns = attn_now_ns();
             end_child(child());
         }
-        while (boot_id() == before)
-            ;
+        await_another_than(before);
         serving.ms[serving.n++] = (double)(attn_now_ns() - start_ns) / 1e6;
         await_answers();
         resumed.ms[resumed.n++] = (double)(attn_now_ns() - start_ns) / 1e6;
@@ -234,8 +244,7 @@ static void an_upgrade_answers_what_was_received(void **state)
         await_answers();
         uint64_t before = boot_id();
         e2e_signal(&d, SIGUSR2);
-        while (boot_id() == before)
-            wait_ms(1); /* it may still answer */
+        await_another_than(before); /* it may still answer */
     }
     await_answers();
     assert_int_equal(count_in_log("all is answered"), n);
@@ -254,11 +263,7 @@ static void survive_faults(const char *faults, const char *stall_timeout, const 
     const char *const flags[] = {"--danger-inject-faults", "--backend",   backend,
                                  "--engine.stall_timeout", stall_timeout, NULL};
     start(flags);
-    uint64_t first = boot_id(), second;
-    while ((second = boot_id()) == first)
-        wait_ms(5);
-    while (boot_id() == second)
-        wait_ms(5);
+    await_another_than(await_another_than(boot_id()));
     await_answers();
     assert_true(count_in_log(says) >= 2);
     assert_true(count_in_log("the device is lost; ending") >= 2);
@@ -292,7 +297,7 @@ static void a_process_that_never_gets_to_serve_starts_without_its_cache(void **s
         pid_t now = child();
         if (now != 0 && now != last)
             end_child(last = now);
-        wait_ms(1);
+        sched_yield();
     }
     assert_int_equal(attn_client_ping(prober, PATIENCE_S * UINT64_C(1000000), NULL),
                      ATTN_ENOTFOUND);
@@ -313,8 +318,7 @@ static void a_process_that_shows_no_life_is_replaced(void **state)
                      ATTN_OK);
     uint64_t before = boot_id();
     kill(child(), SIGSTOP);
-    while (boot_id() == before)
-        wait_ms(1);
+    await_another_than(before);
     assert_true(count_in_log("has shown no life for") > 0);
     attn_client_close(prober);
     e2e_stop(&d);

@@ -46,6 +46,8 @@ enum {
     N_ROLES = 5,
 };
 
+#define PATIENCE_NS UINT64_C(300000000000)
+
 static const char *const tenants[2] = {"alpha", "beta"};
 static struct e2e d;
 static unsigned seed;
@@ -111,6 +113,7 @@ static uint64_t send_hello(struct e2e_client *c, uint64_t resume)
 /* A session, as soon as the tenant's quota has one. */
 static void enter(struct e2e_client *c, int tenant)
 {
+    uint64_t until_ns = attn_now_ns() + PATIENCE_NS;
     connect_as(c, tenant);
     for (;;) {
         const Attnd__Reply *r = e2e_await(c, send_hello(c, 0))->header;
@@ -119,7 +122,8 @@ static void enter(struct e2e_client *c, int tenant)
             break;
         }
         assert_true(r->status == ATTN_EQUOTA || r->status == ATTN_EOVERLOAD);
-        usleep(20000);
+        assert_true(attn_now_ns() < until_ns);
+        e2e_forget(c);
     }
     e2e_forget(c);
 }
@@ -152,8 +156,8 @@ static void step(struct e2e_client *c, int tenant, uint32_t layer, const struct 
             e2e_check_step(r, layer, E2E_BOTH, items, n);
             break;
         }
+        assert_true(attn_now_ns() < since_ns + PATIENCE_NS);
         e2e_forget(c);
-        usleep(200);
     }
     note_time(tenant, since_ns);
     e2e_forget(c);
@@ -199,9 +203,13 @@ static void be_flooder(int tenant)
     struct e2e_client c;
     enter(&c, tenant);
     e2e_make_pool(&c, ATTN_BF16, POOL_BLOCKS);
-    for (uint32_t i = 0; i < 4; i++)
-        while (e2e_open_seq(&c, &s[i], 9000 + i, i) != ATTN_OK)
-            usleep(10000); /* the hoarder has them all */
+    uint64_t until_ns = attn_now_ns() + PATIENCE_NS;
+    for (uint32_t i = 0; i < 4; i++) {
+        while (e2e_open_seq(&c, &s[i], 9000 + i, i) != ATTN_OK) { /* the hoarder has them all */
+            assert_true(attn_now_ns() < until_ns);
+            e2e_forget(&c);
+        }
+    }
     while (!is_over()) {
         uint64_t ids[DEEP];
         for (uint32_t i = 0; i < DEEP; i++) {
@@ -209,7 +217,7 @@ static void be_flooder(int tenant)
             ids[i] = e2e_send_zeros(&c, i / 4 % E2E_LAYERS, &it, 0);
         }
         if (below(4) == 0)
-            usleep(100000); /* and reads nothing */
+            usleep(100000); /* a slow reader is what is tested: it reads nothing meanwhile */
         for (uint32_t i = 0; i < DEEP; i++) {
             attn_status st = (attn_status)e2e_await(&c, ids[i])->header->status;
             assert_true(st == ATTN_OK || is_busy(st));
@@ -324,7 +332,7 @@ static void be_stranger(int tenant)
             e2e_await_ms(&c, 1, 50);
             e2e_disconnect(&c);
         }
-        usleep(2000);
+        usleep(2000); /* the rate of the attack: some hundred connections per second */
         shared->n_attacks[4]++;
     }
 }
@@ -389,7 +397,6 @@ static void look(struct e2e_client c[2])
         shared->has_ended = true; /* too early, or it is over */
     check_quotas(&c[0]);
     check_quotas(&c[1]);
-    usleep(20000);
 }
 
 static int by_time(const void *a, const void *b)

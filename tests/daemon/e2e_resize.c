@@ -131,7 +131,7 @@ static void replace_one(void)
 }
 
 /* The daemon dies before it, in the middle of it, or behind it; without an answer it is asked
- * again: the same request. */
+ * again: the same request. What is tested is an instant that nothing tells: this sleep stays. */
 static void resize_and_die(uint32_t n_blocks)
 {
     struct timespec t = {.tv_nsec = (long)below(4) * below(300) * 1000};

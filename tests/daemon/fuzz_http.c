@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,10 +15,10 @@
 
 #include "daemon/base/health.h"
 #include "daemon/http/http.h"
+#include "proto/attn_time.h"
 
 enum {
     PATIENCE_MS = 300000,
-    WAIT_MS = 10,
     SILENCE_MS = 2, /* after which an input is taken for half a request */
     ANSWER_BYTES = 1 << 20,
 };
@@ -29,7 +30,8 @@ static int connection(void)
 {
     struct sockaddr_in sa = {.sin_family = AF_INET, .sin_port = htons(http_port(http))};
     sa.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    for (int ms = 0; ms < PATIENCE_MS; ms += WAIT_MS) {
+    uint64_t until_ns = attn_now_ns() + PATIENCE_MS * UINT64_C(1000000);
+    while (attn_now_ns() < until_ns) {
         int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (fd < 0)
             abort();
@@ -38,7 +40,7 @@ static int connection(void)
         close(fd);
         if (errno != EADDRNOTAVAIL) /* all ports are those of connections that just ended */
             abort();
-        poll(NULL, 0, WAIT_MS);
+        sched_yield();
     }
     abort();
 }

@@ -64,6 +64,7 @@ static uint64_t nasty(const struct shm_link *l)
     }
 }
 
+/* A client that does nothing for a moment, as long as it likes: what the daemon must bear. */
 static void nap(void)
 {
     struct timespec t = {.tv_nsec = below(3000000)};
@@ -173,6 +174,7 @@ __attribute__((no_sanitize("thread"))) static void *scribble(void *arg)
         for (int i = 0; i < 200; i++)
             p[s->begin + (uint64_t)rand_r(&s->seed) % (s->end - s->begin)] =
                 (uint8_t)rand_r(&s->seed);
+        /* between two bursts the daemon meets memory that stays as it is */
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     }
     return NULL;

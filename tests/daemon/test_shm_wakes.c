@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
-#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
@@ -264,16 +264,16 @@ static bool has_reply(const struct shm_link *l)
 }
 
 /* Awake, the client is as quick as the engine: it can send again while the engine falls asleep.
- * Asleep if it takes long. */
+ * If it takes long, it leaves the CPU to others. */
 static void await_reply(const struct shm_link *l)
 {
     for (uint32_t k = 0; k < SPINS && !has_reply(l); k++)
         attn_cpu_pause();
-    for (uint32_t ms = 0; !has_reply(l); ms++) {
-        if (ms == PATIENCE_MS)
+    for (uint64_t until_ns = attn_now_ns() + PATIENCE_MS * 1000000ull; !has_reply(l);) {
+        if (attn_now_ns() >= until_ns)
             fail_msg("a request is not answered: of %u sleeps %u were ended by a wake-up", n_sleeps,
                      n_woken);
-        poll(NULL, 0, 1);
+        sched_yield();
     }
 }
 
