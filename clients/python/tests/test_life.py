@@ -69,11 +69,11 @@ def test_memory_for_a_pool_is_not_worth_waiting_for(client):
 
 
 WAITING = """
-import glob, os, signal, sys, threading, time
+import os, signal, sys, threading, time
 import numpy as np
 import attnd
 
-url, pid, *calls = sys.argv[1:]
+url, *calls = sys.argv[1:]
 client = attnd.connect(url)
 pool = client.create_pool(attnd.PoolSpec("life", 2, 4, 2, 32, n_blocks=64))
 seq = pool.open()
@@ -81,14 +81,13 @@ q = np.zeros((1, 4, 32), np.float32)
 k = v = np.zeros((1, 2, 32), np.float32)
 step = pool.step_start(0, [(seq, 0, 1)], q, k, v, timeout=600)
 step.wait()
-os.kill(int(pid), signal.SIGSTOP)  # its threads stop one after another
-while any(open(f).read().rpartition(")")[2].split()[0] != "T" for f in glob.glob(f"/proc/{pid}/task/*/stat")):
-    time.sleep(0.001)
+print("ready", flush=True)
+sys.stdin.readline()  # the daemon stands still
 
 def interrupt(n_in_flight):  # once it waits; a call that takes another's place is not seen to
     until = time.monotonic() + 5
     while client.counters().n_in_flight == n_in_flight and time.monotonic() < until:
-        time.sleep(0.001)
+        os.sched_yield()
     os.kill(os.getpid(), signal.SIGINT)
 
 for call in calls:
@@ -129,18 +128,20 @@ STEP = "(0, [(seq, 1, 1)], q, k, v, timeout=600)"
 )
 def test_ctrl_c_ends_a_call_that_waits(own_daemon, python_env, calls):
     """And closing the client afterwards waits for none of them."""
-    command = [sys.executable, "-c", WAITING, own_daemon.url, str(own_daemon.process.pid), *calls]
-    try:
-        r = subprocess.run(
-            command,
-            env=python_env,
-            capture_output=True,
-            text=True,
-            timeout=200,  # of 600 seconds that the calls would wait
-        )
-    finally:
-        own_daemon.go_on()
-    assert r.stdout.splitlines() == calls, r.stderr
+    command = [sys.executable, "-c", WAITING, own_daemon.url, *calls]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=python_env, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as worker:
+        try:
+            assert worker.stdout.readline() == "ready\n", worker.stderr.read()
+            own_daemon.freeze()
+            # of 600 seconds that the calls would wait
+            said, errors = worker.communicate("\n", timeout=200)
+        finally:
+            worker.kill()
+            own_daemon.go_on()
+    assert said.splitlines() == calls, errors
 
 
 def test_what_an_interrupted_call_made_is_closed_when_its_answer_comes(own_daemon):

@@ -1,43 +1,35 @@
 """Workers over tls+tcp:// with a tenant's token."""
 
 import os
-import pathlib
-import socket
+import re
 import subprocess
 
 import attnd
 import numpy as np
 import pytest
-from conftest import BUILD
-
-
-class TlsDaemon:
-    """attnd with keys of its own, at a port that was free."""
-
-    def __init__(self, folder: pathlib.Path):
-        keys = folder / "keys"
-        make = [BUILD / "bin" / "attnctl", "keys", keys, "--host", "127.0.0.1"]
-        subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.url = f"tls+tcp://127.0.0.1:{s.getsockname()[1]}"
-        self.ca_file, self.token_file = str(keys / "ca.crt"), str(keys / "workers.token")
-        command = [BUILD / "bin" / "attnd", "--backend", "cpu", "--listen", self.url]
-        command += ["--listen.http", "off", "--device.kv_memory", "64M", "--device.threads", "2"]
-        command += ["--listen.tls_cert", keys / "server.crt", "--listen.tls_key", keys / "server.key"]
-        command += ["--listen.tenants", keys / "tenants.conf"]
-        with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        os.environ["ATTND_CA_FILE"], os.environ["ATTND_KEY_FILE"] = self.ca_file, self.token_file
-        attnd.connect(self.url, connect_timeout=60).close()
+from conftest import BUILD, Daemon
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
-    d = TlsDaemon(tmp_path_factory.mktemp("tls"))
-    yield d
-    d.process.terminate()
-    assert d.process.wait(30) == 0
+    """An attnd with keys of its own; its url is the one for TLS."""
+    keys = tmp_path_factory.mktemp("tls") / "keys"
+    make = [BUILD / "bin" / "attnctl", "keys", keys, "--host", "127.0.0.1"]
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+    settings = {
+        "listen": "tls+tcp://127.0.0.1:0",
+        "listen.tls_cert": keys / "server.crt",
+        "listen.tls_key": keys / "server.key",
+        "listen.tenants": keys / "tenants.conf",
+        "device.kv_memory": "64M",
+    }
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ATTND_CA_FILE", str(keys / "ca.crt"))
+        environment.setenv("ATTND_KEY_FILE", str(keys / "workers.token"))
+        with Daemon(**settings) as d:
+            d.url = re.search(r"tls\+tcp://127\.0\.0\.1:[1-9]\d*", d.log.read_text())[0]
+            yield d
+            assert d.stop() == 0, d.log.read_text()
 
 
 def spec(name: str) -> attnd.PoolSpec:
