@@ -4,6 +4,7 @@
 # are killed that $daemon and $beside name.
 dir=$(mktemp -d)
 daemon='' beside=''
+log=$dir/log # the daemon's
 cleanup() {
   local pid
   for pid in $daemon $beside; do kill -9 "$pid" 2>/dev/null || true; done
@@ -29,12 +30,30 @@ expect() {
 }
 has() { grep -qE -e "$1" "$dir/out" || die "no \"$1\" in: $(cat "$dir/out")"; }
 says() { grep -qE -e "$1" "$dir/err.log" || die "no \"$1\" in: $(cat "$dir/err.log")"; }
-# await COMMAND...: looks again and again until it is true, as long as the daemon lives
+# await COMMAND...: looks again and again until it is true, five minutes at most and as long as the
+# daemon lives; for what the daemon is asked. What it writes: writes, serves.
 await() {
+  local until=$((SECONDS + 300))
   until "$@"; do
     [[ -z $daemon ]] || kill -0 "$daemon" 2>/dev/null || die "the daemon ended before: $*"
-    sleep 0.02
+    ((SECONDS < until)) || die "not within five minutes: $*"
   done
+}
+# writes PID FILE WORDS: waits until the file, which is there, has a line with these words. False:
+# the process that writes it has ended, or five minutes have passed.
+writes() { grep -qE -e "$3" < <(exec timeout 300 tail -n +1 -f -s 0.02 --pid="$1" "$2"); }
+# launch COMMAND...: a daemon in the background; what it says is in $log
+launch() {
+  : >"$log"
+  "$@" >>"$log" 2>&1 &
+  daemon=$!
+}
+serves() { writes "$daemon" "$log" 'is ready'; } # waits; false: it has ended
+# start FLAG...: $bin/attnd on the CPU, small and without HTTP if the flags do not say otherwise;
+# returns when it serves
+start() {
+  launch "$bin/attnd" --backend cpu --device.kv_memory 64M --listen.http off "$@"
+  serves || die "attnd does not start: $*"
 }
 # stop: the daemon, which leaves with 0
 stop() {
@@ -42,8 +61,8 @@ stop() {
   wait "$daemon" || die "exit code $? after SIGTERM"
   daemon=
 }
-# http_port LOG: where the daemon of this log answers HTTP
-http_port() { grep -oE 'http://127.0.0.1:[0-9]+' "$1" | grep -oE '[0-9]+$'; }
+# where the daemon answers HTTP
+http_port() { grep -oE 'http://127.0.0.1:[0-9]+' "$log" | grep -oE '[0-9]+$'; }
 # page PATH: prints the status that the daemon at $port answers; the reply is in $dir/page
 page() {
   exec 3<>"/dev/tcp/127.0.0.1/$port"

@@ -10,11 +10,9 @@ holds() { python3 -c "import json,sys; x=json.load(open('$dir/out')); sys.exit(n
 
 export ATTND_ENDPOINT=ipc://$dir/attnd.sock
 ctl=$bin/attnctl
-"$bin/attnd" --backend cpu --device.index 0,3 --listen "$ATTND_ENDPOINT shm://$dir/shm" \
-  --listen.http 127.0.0.1:0 --device.kv_memory 64M --device.threads 1 --device.balance 0 >"$dir/attnd.log" 2>&1 &
-daemon=$!
-expect 0 "$ctl" --wait 60 ping
-port=$(http_port "$dir/attnd.log")
+start --device.index 0,3 --listen "$ATTND_ENDPOINT shm://$dir/shm" --listen.http 127.0.0.1:0 \
+  --device.threads 1 --device.balance 0
+port=$(http_port)
 for endpoint in "$ATTND_ENDPOINT" "shm://$dir/shm"; do
   expect 0 "$bin/attnload" --endpoint "$endpoint" --preset bytelm --workers 2 --sequences 3 --context 40 --steps 20 --verify=5
   # over both cards, every one of which computes
@@ -78,8 +76,7 @@ await is_empty
 stop
 
 # all: the cpu backend is one device
-"$bin/attnd" --backend cpu --device.index all --listen "$ATTND_ENDPOINT" --listen.http off --device.kv_memory 64M >"$dir/all.log" 2>&1 &
-daemon=$!
-expect 0 "$ctl" --wait 60 --json top --count 1 --interval 0.1
+start --device.index all --listen "$ATTND_ENDPOINT"
+expect 0 "$ctl" --json top --count 1 --interval 0.1
 holds "x['cards'] == []"
 stop

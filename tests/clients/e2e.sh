@@ -60,10 +60,9 @@ refuses '--layers' "$load" --preset bytelm --layers 5
 expect 0 "$load" --help
 has gemma3-27b
 
-"$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT shm://$dir/shm.sock" --listen.http 127.0.0.1:0 \
-  --device.kv_memory 512M --cache.max_pools 64 >"$dir/attnd.log" 2>&1 &
-daemon=$!
-expect 0 "$ctl" --wait 60 ping
+start --listen "$ATTND_ENDPOINT shm://$dir/shm.sock" --listen.http 127.0.0.1:0 --device.kv_memory 512M \
+  --cache.max_pools 64
+expect 0 "$ctl" ping
 has '^backend cpu$'
 expect 0 "$ctl" info
 has 'max_step_items [1-9]'
@@ -176,18 +175,16 @@ admin=${ATTND_ENDPOINT#ipc://}.admin
 expect 0 "$ctl" --json drain
 has '^\{"draining": true\}$'
 wait "$daemon" || die "attnd's exit code after drain"
-grep -q "admin: drain, asked for by uid $(id -u), gid .*, pid [0-9]" "$dir/attnd.log" || die "no word of who drained"
+grep -q "admin: drain, asked for by uid $(id -u), gid .*, pid [0-9]" "$log" || die "no word of who drained"
 [ ! -e "$admin" ] || die "the admin socket is left"
 daemon=
 
 # a daemon that dies under load: every sequence is given up together, not one timeout after another
-"$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT" --listen.http off --device.kv_memory 64M \
-  >"$dir/attnd.log" 2>&1 &
-daemon=$!
-"$load" --wait 60 --preset bytelm --sequences 100 --context 10 --duration 600 --timeout 10 --json \
+start --listen "$ATTND_ENDPOINT"
+"$load" --preset bytelm --sequences 100 --context 10 --duration 600 --timeout 10 --json \
   >"$dir/out" 2>"$dir/err.log" &
 loader=$!
-has_steps() { "$ctl" --wait 60 stats | grep -qE "^steps_received_total [0-9]{$1}"; }
+has_steps() { "$ctl" stats | grep -qE "^steps_received_total [0-9]{$1}"; }
 await has_steps 4
 kill -9 "$daemon"
 wait "$daemon" || true
@@ -202,10 +199,8 @@ has '"failure": "worker 0, .*connection lost'
 # failure
 for signal in STOP KILL; do
   for way in '' '--rate 100'; do
-    "$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT" --listen.http off --device.kv_memory 64M \
-      >"$dir/attnd.log" 2>&1 &
-    daemon=$!
-    "$load" --wait 60 --preset bytelm --context 10 --duration 3 --timeout 3600 --json $way \
+    start --listen "$ATTND_ENDPOINT"
+    "$load" --preset bytelm --context 10 --duration 3 --timeout 3600 --json $way \
       >"$dir/out" 2>"$dir/err.log" &
     loader=$!
     await has_steps 2

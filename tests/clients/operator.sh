@@ -12,10 +12,8 @@ holds() { python3 -c "import json,sys; x=json.load(open('$dir/out')); sys.exit(n
 export ATTND_ENDPOINT=ipc://$dir/attnd.sock
 ctl=$bin/attnctl
 printf '[cache]\nmax_pools = 9\n[stats]\nslow_step = 1us # all are\n' >"$dir/conf"
-"$bin/attnd" --config "$dir/conf" --backend cpu --listen "$ATTND_ENDPOINT tcp://127.0.0.1:0 shm://$dir/shm" \
-  --listen.http off --device.kv_memory 64M >"$dir/attnd.log" 2>&1 &
-daemon=$!
-expect 0 "$ctl" --wait 60 pool list
+start --config "$dir/conf" --listen "$ATTND_ENDPOINT tcp://127.0.0.1:0 shm://$dir/shm"
+expect 0 "$ctl" pool list
 [[ ! -s $dir/out ]] || die "pools before there is one"
 expect 0 "$ctl" --json slow
 holds "x == {'slow': []}"
@@ -32,8 +30,8 @@ holds "len(x['slow']) > 40 and {s['transport'] for s in x['slow']} == {'ipc', 's
 # the stages are all of a step's time
 holds "all(abs(sum(s['stages'].values()) - s['total_seconds']) <= 0.01 * s['total_seconds'] for s in x['slow'])"
 holds "all(s['stages']['device'] > 0 and s['status'] == 'ok' for s in x['slow'])"
-grep -qE 'level=warn msg="slow step" total=[0-9.]+ receive=.* device=[0-9.]+ .*transport=ipc' "$dir/attnd.log" || die "no slow step in the log"
-grep -qE 'msg="session begins" session=[0-9a-f]{8} client="attnload"' "$dir/attnd.log" || die "no session in the log"
+grep -qE 'level=warn msg="slow step" total=[0-9.]+ receive=.* device=[0-9.]+ .*transport=ipc' "$log" || die "no slow step in the log"
+grep -qE 'msg="session begins" session=[0-9a-f]{8} client="attnload"' "$log" || die "no session in the log"
 expect 0 "$ctl" slow
 has '^number .*receive +queue +wait +launch +device +reply +send'
 expect 0 "$ctl" --json latency
@@ -151,15 +149,16 @@ wait "$loader" && die "the load goes on without its session"
 holds "'$session' not in {s['session'] for s in x['sessions']}"
 "$ctl" --json sequences >"$dir/out"
 holds "x == {'sequences': []}"
-grep -qE "msg=\"admin: end of sequence $sequence, asked for by uid $(id -u), " "$dir/attnd.log" || die "no caller in the log"
-grep -qE "session=$session client=\"attnload\" why=\"an operator ended it\"" "$dir/attnd.log" || die "no end in the log"
+grep -qE "msg=\"admin: end of sequence $sequence, asked for by uid $(id -u), " "$log" || die "no caller in the log"
+grep -qE "session=$session client=\"attnload\" why=\"an operator ended it\"" "$log" || die "no end in the log"
 
 # who watches sees what happens next
-"$ctl" --json watch >"$dir/events" 2>"$dir/watch.log" &
+: >"$dir/events"
+"$ctl" --json watch >>"$dir/events" 2>"$dir/watch.log" &
 watcher=$!
-await test -s "$dir/events"
+writes "$watcher" "$dir/events" . || die "watch ended"
 expect 0 "$ctl" config set log.level info
-await grep -q 'admin: log.level = info, asked for by uid' "$dir/events"
+writes "$watcher" "$dir/events" 'admin: log.level = info, asked for by uid' || die "watch ended"
 kill "$watcher"
 wait "$watcher" || true
 
@@ -217,7 +216,7 @@ has '^fail +daemon +no connection'
 
 # every change is in the log with who asked for it, whether it was made or not
 for what in 'drop of pool kept' 'stats.slow_step = 5s' 'cache.max_pools = 5' reload "end of session $session"; do
-  grep -qE "msg=\"admin: $what, asked for by uid $(id -u), gid $(id -g), pid [0-9]+" "$dir/attnd.log" || die "nobody in the log: $what"
+  grep -qE "msg=\"admin: $what, asked for by uid $(id -u), gid $(id -g), pid [0-9]+" "$log" || die "nobody in the log: $what"
 done
 
 # who may open which socket; another user who may open the workers' is no operator there
@@ -235,11 +234,11 @@ if [[ $(id -u) == 0 ]] && command -v setpriv >/dev/null; then
     expect 1 "${other[@]}" $command
     says "uid 12345, gid 12345, pid [0-9]+"
   done
-  grep -qE 'level=warn msg="admin: drain refused to uid 12345' "$dir/attnd.log" || die "no refusal in the log"
+  grep -qE 'level=warn msg="admin: drain refused to uid 12345' "$log" || die "no refusal in the log"
 fi
 
 # over tcp nobody knows who asks: pools and counters alone
-tcp=$(grep -oE 'tcp://127.0.0.1:[0-9]+' "$dir/attnd.log")
+tcp=$(grep -oE 'tcp://127.0.0.1:[0-9]+' "$log")
 for command in 'pool list' pools status stats latency 'top --count 1 --interval 0.1'; do
   expect 0 "$ctl" --endpoint "$tcp" $command
 done
@@ -278,12 +277,13 @@ completes '' '--endpoint pi' # the value of an option: a file's name
 completes '--split' 'pool create p --sp'
 
 # a daemon that ends waits for nobody who watches
-"$ctl" watch >"$dir/events" 2>"$dir/watch.log" &
+: >"$dir/events"
+"$ctl" watch >>"$dir/events" 2>"$dir/watch.log" &
 watcher=$!
-await test -s "$dir/events"
+writes "$watcher" "$dir/events" . || die "watch ended"
 kill "$daemon"
 wait "$daemon" || die "exit code $? after SIGTERM"
-grep -q 'drained' "$dir/attnd.log" || die "not drained: $(tail -3 "$dir/attnd.log")"
+grep -q 'drained' "$log" || die "not drained: $(tail -3 "$log")"
 wait "$watcher" && die "watch goes on without a daemon"
 daemon=
 echo "operators see what happens"

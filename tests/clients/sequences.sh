@@ -10,12 +10,10 @@ holds() { python3 -c "import json,sys; x=json.load(open('$dir/out')); sys.exit(n
 one=ipc://$dir/one.sock two=ipc://$dir/two.sock
 export ATTND_ENDPOINT=$one
 ctl=$bin/attnctl
-"$bin/attnd" --backend cpu --listen "$one" --listen.http off --device.kv_memory 64M >"$dir/one.log" 2>&1 &
-daemon=$!
-"$bin/attnd" --backend cpu --listen "$two" --listen.http off --device.kv_memory 64M >"$dir/two.log" 2>&1 &
-beside=$!
-expect 0 "$ctl" --wait 60 ping
-expect 0 "$ctl" --endpoint "$two" --wait 60 ping
+log=$dir/two.log
+start --listen "$two"
+beside=$daemon log=$dir/one.log
+start --listen "$one"
 # the same pool in both
 expect 0 "$bin/attnload" --endpoint "$two" --preset bytelm --sequences 2 --context 200
 "$bin/attnload" --preset bytelm --sequences 2 --context 200 --duration 600 >"$dir/load.log" 2>&1 &

@@ -66,14 +66,11 @@ refused 78 'tenants: .*/server.crt:[0-9]+: ' "${tls[@]}" --listen.tenants "$keys
 
 # --- one that does, and one that says loudly that it is open
 sed -i 's/^\[alpha\]$/[alpha]\nusers = 12345/' "$keys/tenants.conf"
-: >"$dir/attnd.log"
-"$bin/attnd" --backend cpu --device.kv_memory 256M --listen.http off "${tls[@]}" --listen "tcp://*:0 ipc://$dir/sock" \
-  --listen.insecure_tcp yes --listen.tenants "$keys/tenants.conf" 2>"$dir/attnd.log" &
-daemon=$!
-await grep -q 'is ready' "$dir/attnd.log"
-grep -q 'level=warn .*tcp://\*:0 is NOT ENCRYPTED' "$dir/attnd.log" || die "nothing is said of the open listener"
-port=$(grep -oE 'listening on tls\+tcp://127.0.0.1:[0-9]+' "$dir/attnd.log" | grep -oE '[0-9]+$')
-open=$(grep -oE 'listening on tcp://0.0.0.0:[0-9]+' "$dir/attnd.log" | grep -oE '[0-9]+$')
+start --device.kv_memory 256M "${tls[@]}" --listen "tcp://*:0 ipc://$dir/sock" --listen.insecure_tcp yes \
+  --listen.tenants "$keys/tenants.conf"
+grep -q 'level=warn .*tcp://\*:0 is NOT ENCRYPTED' "$log" || die "nothing is said of the open listener"
+port=$(grep -oE 'listening on tls\+tcp://127.0.0.1:[0-9]+' "$log" | grep -oE '[0-9]+$')
+open=$(grep -oE 'listening on tcp://0.0.0.0:[0-9]+' "$log" | grep -oE '[0-9]+$')
 export ATTND_ENDPOINT=tls+tcp://$host:$port ATTND_CA_FILE=$keys/ca.crt ATTND_KEY_FILE=$keys/alpha.token
 expect 0 "$ctl" ping
 expect 0 "$ctl" --json stats
@@ -138,7 +135,7 @@ says_not() { grep -qE -e "$1" "$dir/out" && die "\"$1\" in: $(cat "$dir/out")" |
 expect 0 "${op[@]}" --json tenants
 says '"tenant": "delta"'
 says_not '"tenant": "beta"'
-grep -qE 'msg="session ends" .* why="its tenant is gone"' "$dir/attnd.log" || die "no end in the log"
+grep -qE 'msg="session ends" .* why="its tenant is gone"' "$log" || die "no end in the log"
 printf 'nonsense\n' >>"$keys/tenants.conf"
 expect 1 "${op[@]}" reload
 says 'the settings stay as they are: listen.tenants: .*/tenants.conf:[0-9]+: '
@@ -200,12 +197,8 @@ says "drain is for root"
 stop
 
 # --- certificates of workers in place of tokens
-: >"$dir/attnd.log2"
-"$bin/attnd" --backend cpu --device.kv_memory 64M --listen.http off "${tls[@]}" --listen.tls_ca "$keys/ca.crt" \
-  --listen.tenants "$keys/tenants.conf" 2>"$dir/attnd.log2" &
-daemon=$!
-await grep -q 'is ready' "$dir/attnd.log2"
-port=$(grep -oE 'listening on tls\+tcp://127.0.0.1:[0-9]+' "$dir/attnd.log2" | grep -oE '[0-9]+$')
+start "${tls[@]}" --listen.tls_ca "$keys/ca.crt" --listen.tenants "$keys/tenants.conf"
+port=$(grep -oE 'listening on tls\+tcp://127.0.0.1:[0-9]+' "$log" | grep -oE '[0-9]+$')
 unset ATTND_KEY_FILE
 export ATTND_ENDPOINT=tls+tcp://$host:$port
 expect 1 "$ctl" ping

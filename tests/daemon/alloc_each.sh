@@ -28,18 +28,13 @@ requests() {
 }
 life() { # the allocation that fails in $at; how many there were in $dir/count
   local rc=0
-  : >"$dir/log"
   rm -f "$dir"/s*
-  env LD_PRELOAD="$library" FAIL_MALLOC_AT="$at" FAIL_MALLOC_COUNT="$dir/count" "$bin/attnd" \
+  launch env LD_PRELOAD="$library" FAIL_MALLOC_AT="$at" FAIL_MALLOC_COUNT="$dir/count" "$bin/attnd" \
     --backend cpu --device.threads 1 --device.kv_memory 16M --cache.io_memory 4M \
     --listen.max_message 1M --cache.max_sequences 64 --engine.max_sessions 64 \
     --cache.max_seq_tokens 1024 --listen.shm_client 1M --listen "ipc://$dir/s shm://$dir/shm" \
-    --listen.http off >>"$dir/log" 2>&1 &
-  daemon=$!
-  until grep -q 'is ready' "$dir/log"; do
-    kill -0 "$daemon" 2>/dev/null || die "allocation $at: it does not start: $(tail -1 "$dir/log")"
-    sleep 0.005
-  done
+    --listen.http off
+  serves || die "allocation $at: it does not start: $(tail -1 "$log")"
   for url in "ipc://$dir/s" "shm://$dir/shm"; do requests; done
   kill -HUP "$daemon" || die "allocation $at: it is gone: $(tail -1 "$dir/log")"
   kill -TERM "$daemon" || die "allocation $at: it is gone: $(tail -1 "$dir/log")"

@@ -9,24 +9,15 @@ bin=$1 library=$2
 
 # attnd NAME=VALUE...: starts it with the library
 attnd() {
-  : >"$dir/log"
-  env LD_PRELOAD="$library" "$@" "$bin/attnd" --backend cpu --device.threads 1 \
+  launch env LD_PRELOAD="$library" "$@" "$bin/attnd" --backend cpu --device.threads 1 \
     --device.kv_memory 16M --cache.io_memory 4M --listen.max_message 1M --cache.max_sequences 64 \
     --engine.max_sessions 64 --cache.max_seq_tokens 1024 --listen.shm_client 1M \
-    --listen "ipc://$dir/s shm://$dir/shm" --listen.http 127.0.0.1:0 >>"$dir/log" 2>&1 &
-  daemon=$!
+    --listen "ipc://$dir/s shm://$dir/shm" --listen.http 127.0.0.1:0
 }
 ended() { # its exit code in $rc
   rc=0
   wait "$daemon" || rc=$?
   daemon=
-}
-# true: it serves; false: it has ended
-serves() {
-  until grep -q 'is ready' "$dir/log"; do
-    kill -0 "$daemon" 2>/dev/null || return 1
-    sleep 0.005
-  done
 }
 
 attnd FAIL_MALLOC_COUNT="$dir/count"

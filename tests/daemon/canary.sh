@@ -10,12 +10,10 @@ bin=$1
 planted=$2
 attnd=$bin/attnd
 export ATTND_ENDPOINT=ipc://$dir/s
-start() { # FLAG...
-  : >"$dir/log"
-  "$attnd" --listen "$ATTND_ENDPOINT" --listen.http 127.0.0.1:0 --device.kv_memory 256M --stats.canary 1 "$@" >"$dir/log" 2>&1 &
-  daemon=$!
-  "$bin/attnctl" --wait 20 ping >/dev/null || die "no daemon"
-  port=$(http_port "$dir/log")
+start_with() { # FLAG...
+  launch "$attnd" --listen "$ATTND_ENDPOINT" --listen.http 127.0.0.1:0 --device.kv_memory 256M --stats.canary 1 "$@"
+  serves || die "no daemon"
+  port=$(http_port)
 }
 counter() { "$bin/attnctl" stats | sed -n "s/^canary_$1_total //p"; }
 # above NAME N: the counter is; the load goes on meanwhile
@@ -33,7 +31,7 @@ end_load() {
   beside=
 }
 
-start --backend cpu
+start_with --backend cpu
 n=0
 for flags in '--preset bytelm --dtype f32' '--preset bytelm --kv-dtype int8' '--preset bytelm --kv-dtype fp8_e4m3' \
   '--preset gemma3-27b --layers 6 --context 1100' '--preset llama3-8b --layers 2 --dtype f16'; do
@@ -60,7 +58,7 @@ caught() { # what is wrong has been noticed: in the log and by /healthz
   [[ $(page /readyz) == 503 ]] || die "ready with wrong outputs"
   stop
 }
-start --danger-inject-faults --backend 'cpu+faults:corrupt%1'
+start_with --danger-inject-faults --backend 'cpu+faults:corrupt%1'
 run_load --preset bytelm --sequences 1
 caught
 
@@ -69,7 +67,7 @@ mkdir "$dir/bin"
 cp "$bin/attnd" "$dir/bin/"
 export ATTND_MODULE_DIR=$planted
 attnd=$dir/bin/attnd
-start --backend hip
+start_with --backend hip
 run_load --preset bytelm --sequences 2 --context 40
 caught
 echo "wrong outputs are found out"

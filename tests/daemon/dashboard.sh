@@ -19,10 +19,9 @@ grep -nE 'https?:|//[a-z]+\.|@import|url\(|src=' "$html" | grep -v 'http://www.w
 export ATTND_ENDPOINT=ipc://$dir/s
 printf '[research]\nusers = %s\n' "$(id -u)" >"$dir/tenants"
 chmod 600 "$dir/tenants"
-"$bin/attnd" --backend $backend --device.kv_memory 64M --listen "$ATTND_ENDPOINT" --listen.tenants "$dir/tenants" --listen.http 127.0.0.1:0 >"$dir/log" 2>&1 &
-daemon=$!
-"$bin/attnctl" --wait 60 pool create '<b>shown</b>' --layers 1 --q-heads 2 --kv-heads 2 --head-dim 8 --blocks 9 >/dev/null
-port=$(http_port "$dir/log")
+start --backend $backend --listen "$ATTND_ENDPOINT" --listen.tenants "$dir/tenants" --listen.http 127.0.0.1:0
+"$bin/attnctl" pool create '<b>shown</b>' --layers 1 --q-heads 2 --kv-heads 2 --head-dim 8 --blocks 9 >/dev/null
+port=$(http_port)
 page / >/dev/null
 sed '1,/^\r$/d' "$dir/page" | cmp - "$html" || die "the page is not the file"
 grep -q "^Content-Security-Policy: default-src 'none'" "$dir/page" || die "no policy"

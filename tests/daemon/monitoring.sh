@@ -7,10 +7,8 @@ set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 bin=$1
 pages=$(cd "$(dirname "$0")/../../docs/monitoring" && pwd)
-"$bin/attnd" --backend cpu --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http 127.0.0.1:0 >"$dir/log" 2>&1 &
-daemon=$!
-"$bin/attnctl" --endpoint "ipc://$dir/s" --wait 60 ping >/dev/null
-port=$(http_port "$dir/log")
+start --listen "ipc://$dir/s" --listen.http 127.0.0.1:0
+port=$(http_port)
 page /metrics >/dev/null
 sed '1,/^\r$/d' "$dir/page" >"$dir/metrics"
 python3 -c "import json; json.load(open('$pages/grafana.json'))" || die "grafana.json is no JSON"

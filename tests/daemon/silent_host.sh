@@ -15,12 +15,10 @@ leave() {
 }
 trap leave EXIT
 { ip netns add "$a" && ip netns add "$b"; } 2>/dev/null || skip "no network namespaces here"
-"$bin/link_emulator" "$a" "$b" 0 0 >"$dir/link" 2>&1 &
+: >"$dir/link"
+"$bin/link_emulator" "$a" "$b" 0 0 >>"$dir/link" 2>&1 &
 link=$! beside=$!
-until grep -q ready "$dir/link"; do
-  kill -0 "$link" 2>/dev/null || skip "no link between them here: $(cat "$dir/link")"
-  sleep 0.02
-done
+writes "$link" "$dir/link" ready || skip "no link between them here: $(cat "$dir/link")"
 for side in "$a 10.77.0.1" "$b 10.77.0.2"; do
   ip -n "${side% *}" addr add "${side#* }/24" dev link0
   ip -n "${side% *}" link set link0 up
@@ -28,13 +26,12 @@ done
 
 "$bin/attnctl" keys "$dir/keys" --host 10.77.0.1 --tenant alpha >/dev/null
 export ATTND_CA_FILE=$dir/keys/ca.crt ATTND_KEY_FILE=$dir/keys/alpha.token
-ip netns exec "$a" "$bin/attnd" --backend cpu --device.kv_memory 64M --listen.http off \
+launch ip netns exec "$a" "$bin/attnd" --backend cpu --device.kv_memory 64M --listen.http off \
   --listen "ipc://$dir/sock tcp://10.77.0.1:7001 tls+tcp://10.77.0.1:7002" --listen.insecure_tcp yes \
   --listen.tls_cert "$dir/keys/server.crt" --listen.tls_key "$dir/keys/server.key" \
   --listen.tenants "$dir/keys/tenants.conf" --listen.host_timeout 1s --listen.handshake_timeout 1h \
-  --listen.write_timeout 1h --listen.body_timeout 1h --engine.lease 1h --engine.drain_timeout 1s 2>"$dir/attnd.log" &
-daemon=$!
-await grep -q 'is ready' "$dir/attnd.log"
+  --listen.write_timeout 1h --listen.body_timeout 1h --engine.lease 1h --engine.drain_timeout 1s
+serves || die "attnd does not start"
 ctl=(env -u ATTND_KEY_FILE "$bin/attnctl" --endpoint "ipc://$dir/sock" --json)
 # peers N: so many there are, beside the one that asks
 peers() { "${ctl[@]}" stats >"$dir/out" && grep -qE "\"peers\": ?$(($1 + 1))[,}]" "$dir/out"; }

@@ -31,23 +31,19 @@ touch "$dir/file"
 for transport in ipc shm; do
   fails 73 "$transport://$dir/file: .*no socket" --device.kv_memory 16M --listen "$transport://$dir/file"
   # what another one serves is refused, what a dead one left is taken over
-  start() {
-    "$bin/attnd" --backend cpu --device.kv_memory 16M --listen "$transport://$dir/$transport" \
-      --listen.http "$1" >"$dir/log.first" 2>&1 &
-    daemon=$!
-    "$bin/attnctl" --endpoint "$transport://$dir/$transport" --wait 60 ping >/dev/null || die "no ping"
-  }
-  start 127.0.0.1:0
+  log=$dir/log.first
+  start --listen "$transport://$dir/$transport" --listen.http 127.0.0.1:0
   for name in attnd attnd-http attnd-engine0; do # as operations.md has them
     grep -qx "$name" "/proc/$daemon"/task/*/comm || die "no thread $name"
   done
   fails 73 "$transport://$dir/$transport: .*in use" --device.kv_memory 16M --listen "$transport://$dir/$transport"
-  fails 73 'listen.http' --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http "127.0.0.1:$(http_port "$dir/log.first")"
+  fails 73 'listen.http' --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http "127.0.0.1:$(http_port)"
   kill -9 "$daemon"
   wait "$daemon" 2>/dev/null || true
   [[ -S $dir/$transport ]] || die "a killed daemon took its socket along"
-  start off
+  start --listen "$transport://$dir/$transport"
   stop
+  log=$dir/log
   [[ ! -e $dir/$transport ]] || die "the socket is left"
 done
 # nobody needs to listen to what it says: standard descriptors closed, a reader of stderr that left
@@ -67,11 +63,8 @@ for flag in --help --version --print-config; do
 done
 # a balancer sees that the daemon is about to go; listeners stay open until a second signal shuts
 # them
-"$bin/attnd" --backend cpu --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http 127.0.0.1:0 \
-  --engine.drain_delay 1h >"$dir/log" 2>&1 &
-daemon=$!
-"$bin/attnctl" --endpoint "ipc://$dir/s" --wait 60 ping >/dev/null
-port=$(http_port "$dir/log")
+start --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http 127.0.0.1:0 --engine.drain_delay 1h
+port=$(http_port)
 for path in /readyz /livez '/healthz?verbose'; do
   [[ $(page "$path") == 200 ]] || die "$path: $(cat "$dir/page")"
 done
@@ -91,10 +84,8 @@ kill "$daemon"
 wait "$daemon" || die "exit code $? after two signals"
 daemon=
 # sockets listen before what may take long
-"$bin/attnd" --backend cpu --device.kv_memory 16M --listen "ipc://$dir/s" --listen.admin off --listen.http 127.0.0.1:0 \
-  >"$dir/log" 2>&1 &
-daemon=$!
-"$bin/attnctl" --endpoint "ipc://$dir/s" --wait 60 drain >/dev/null
+start --listen "ipc://$dir/s" --listen.admin off --listen.http 127.0.0.1:0
+"$bin/attnctl" --endpoint "ipc://$dir/s" drain >/dev/null
 wait "$daemon"
 daemon=
 order=$(grep -nE 'listening on|backend cpu on|stats on' "$dir/log" | sed 's/.*msg="//; s/ on.*//' | paste -sd,)

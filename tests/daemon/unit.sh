@@ -41,13 +41,13 @@ print("bound", flush=True)
 while True:
     print(s.recv(4096).decode(), flush=True)
 EOF
-python3 "$dir/systemd.py" "$dir/notify" >"$dir/told" &
+: >"$dir/told"
+python3 "$dir/systemd.py" "$dir/notify" >>"$dir/told" &
 beside=$!
-await grep -q bound "$dir/told"
+writes "$beside" "$dir/told" bound || die "nobody can be told"
 # strace -D: attnd stays the process that was started
-NOTIFY_SOCKET=$dir/notify python3 "$dir/hand_in.py" "$dir/port" "${alone[@]}" "${trace[@]}" "$bin/attnd" --backend cpu \
-  --device.kv_memory 64M --cache.io_memory 64M --listen "ipc://$dir/s shm://$dir/m" >"$dir/log" 2>&1 &
-daemon=$!
+NOTIFY_SOCKET=$dir/notify launch python3 "$dir/hand_in.py" "$dir/port" "${alone[@]}" "${trace[@]}" "$bin/attnd" --backend cpu \
+  --device.kv_memory 64M --cache.io_memory 64M --listen "ipc://$dir/s shm://$dir/m"
 for url in "ipc://$dir/s" "shm://$dir/m"; do
   "$bin/attnload" --wait 60 --endpoint "$url" --preset bytelm --context 16 --steps 2 --verify >/dev/null ||
     die "$(cat "$dir/log")"
@@ -58,7 +58,7 @@ kill -HUP "$daemon"
 stop
 # a device that takes long to open is not a start that hangs: more time is asked for before it is;
 # the last that is told may still be on its way
-await grep -q STOPPING=1 "$dir/told"
+writes "$beside" "$dir/told" STOPPING=1 || die "systemd was told: $(cat "$dir/told")"
 [[ $(grep -oE '^(EXTEND_TIMEOUT_USEC=[1-9]|READY=1|STOPPING=1)' "$dir/told" | head -3 | tr '\n' ' ') == \
   'EXTEND_TIMEOUT_USEC='[1-9]' READY=1 STOPPING=1 ' ]] || die "systemd was told: $(cat "$dir/told")"
 [[ ${#alone[@]} -gt 0 ]] || echo "not tried: a network of its own, unshare --net is refused"
