@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cache/arena.h"
+#include "tests/random.h"
 
 #define N_FUZZ 3000
 
@@ -24,12 +25,6 @@ struct grown {
     struct kv_header header;
     int fd;
 };
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return *state >> 20;
-}
 
 static void grow(struct grown *g, uint64_t seed, uint32_t n_ops)
 {
@@ -121,7 +116,7 @@ static void derived_state_in_ruins_is_rebuilt(void **state)
         grow(&g, seed, 400);
         uint64_t random = seed;
         for (size_t i = g.header.offset[KV_BLOCKS]; i < g.header.offset[KV_HEADS]; i++)
-            g.copy[i] = (uint8_t)next_random(&random);
+            g.copy[i] = (uint8_t)random_mixed(&random);
         memset(g.copy + g.header.offset[KV_HEADS], 0xff, offsetof(struct kv_heads, stats));
         for (uint32_t i = 0; i < M_SEQUENCES; i++) {
             struct kv_seq_rec *s = &seq_recs(&g)[i];
@@ -224,17 +219,17 @@ static void flip(struct grown *g, uint64_t *random)
 {
     const uint32_t odd[] = {0, 1, UINT32_MAX, 0x80000000u, KV_LIVE, M_BLOCKS, M_ROW};
     /* Sections alike often, whatever their size; the header is another test's. */
-    uint32_t section = 1 + (uint32_t)(next_random(random) % (KV_N_SECTIONS - 1));
+    uint32_t section = 1 + (uint32_t)(random_mixed(random) % (KV_N_SECTIONS - 1));
     size_t from = g->header.offset[section];
     size_t to = section + 1 < KV_N_SECTIONS ? g->header.offset[section + 1] : g->n_bytes;
     if (section != KV_SPECS && to - from > 700)
         to = from + 700; /* where the records are */
-    size_t at = from + next_random(random) % (to - from);
-    if (next_random(random) % 2 == 0) {
-        g->copy[at] ^= 1u << next_random(random) % 8;
+    size_t at = from + random_mixed(random) % (to - from);
+    if (random_mixed(random) % 2 == 0) {
+        g->copy[at] ^= 1u << random_mixed(random) % 8;
     } else {
         at &= ~(size_t)3;
-        memcpy(g->copy + at, &odd[next_random(random) % 7], 4);
+        memcpy(g->copy + at, &odd[random_mixed(random) % 7], 4);
     }
 }
 
@@ -268,7 +263,7 @@ static void fuzz_one(uint64_t seed, uint32_t *n_dropped)
     struct grown g;
     uint64_t random = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
     grow(&g, seed, 60 + seed % 200);
-    uint32_t n_flips = 1u << next_random(&random) % 8;
+    uint32_t n_flips = 1u << random_mixed(&random) % 8;
     for (uint32_t i = 0; i < n_flips; i++)
         flip(&g, &random);
     struct kv *kv = open_copy(&g, seed);

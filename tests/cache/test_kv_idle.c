@@ -4,6 +4,7 @@
 #include "tests/cache/kv_test.h"
 
 #include "cache/kv_internal.h"
+#include "tests/random.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -141,12 +142,12 @@ static void pools_with_blocks_of_many_sizes_share_the_pages(void **state)
     struct kv *kv = test_kv_open(&config, -1);
     kv_pool_id pool[2] = {pool_of(kv, "a", 32, 3), pool_of(kv, "b", 32, 7)};
     kv_seq_id seqs[8];
-    uint64_t random = 77;
+    uint64_t seed = 77;
     uint32_t n_went = 0, n_full = 0;
     for (uint32_t i = 0; i < 8; i++)
         seqs[i] = seq_of(kv, i + 1, pool[i % 2], 7);
     for (uint32_t i = 0; i < 4000; i++) {
-        random = random * UINT64_C(6364136223846793005) + 1;
+        uint64_t random = random_mixed(&seed);
         kv_seq_id seq = seqs[random >> 40 & 7];
         uint32_t n = 1 + (random >> 33) % 7, movable = kv_idle_movable(kv, seq);
         if (random >> 50 & 1) {

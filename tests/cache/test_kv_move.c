@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "kv_test.h"
+#include "tests/random.h"
 
 enum { N = 3, LAYERS = 3, BLOCK = 8, N_BLOCKS = 40, MAX_BLOCKS = 16, NAMES = 5, OWNER = 1 };
 
@@ -12,12 +13,11 @@ static kv_pool_id pool[N];
 static struct kv_patch patches[256];
 static struct kv_copy copies[64];
 static struct kv_effects fx;
-static uint32_t seed;
+static uint64_t seed;
 
-static uint32_t random_below(uint32_t n)
+static uint32_t below(uint32_t n)
 {
-    seed = seed * 1664525u + 1013904223u;
-    return (uint32_t)((uint64_t)(seed >> 8) * n >> 24);
+    return random_below(&seed, n);
 }
 
 static struct kv *cache_open(uint32_t i, int fd)
@@ -99,7 +99,7 @@ static attn_status move(uint32_t from, uint32_t to, kv_seq_id seq, kv_seq_id *ou
     attn_status st = kv_seq_import_reserve(kv[to], a, 0, d.n_blocks / 2);
     check_all();
     if (st == ATTN_OK)
-        st = kv_seq_import_reserve(kv[to], a, 0, d.n_blocks + random_below(2));
+        st = kv_seq_import_reserve(kv[to], a, 0, d.n_blocks + below(2));
     if (st == ATTN_OK)
         st = kv_seq_import_end(kv[to], a, &d, effects(), out);
     if (st != ATTN_OK) {
@@ -122,7 +122,7 @@ static void a_sequence_that_moved_is_the_same_there(void **state)
     begin();
     seed = 5;
     for (uint32_t i = 0; i < 5 * BLOCK; i++)
-        ids[i] = random_below(1000);
+        ids[i] = below(1000);
     assert_int_equal(kv_seq_open_with(kv[0], 0, 4711, pool[0], OWNER, 10, &t, effects(), &seq),
                      ATTN_OK);
     for (uint32_t l = 0; l < LAYERS; l++) /* in the middle of a token, too */
@@ -361,18 +361,18 @@ static void names_never_have_an_epoch_twice_wherever_they_are(void **state)
     begin();
     seed = 99;
     for (uint32_t round = 0; round < 3000; round++) {
-        uint32_t n = random_below(NAMES), epoch;
+        uint32_t n = below(NAMES), epoch;
         struct life *x = &names[n];
         struct kv_seq_info info;
         kv_seq_id seq, there;
         if (!x->is_open) {
-            x->at = random_below(N);
+            x->at = below(N);
             assert_int_equal(kv_seq_open(kv[x->at], 0, n, pool[x->at], OWNER, ++request, &seq),
                              ATTN_OK);
             x->is_open = true;
         }
         assert_int_equal(kv_seq_find(kv[x->at], 0, n, &seq), ATTN_OK);
-        switch (random_below(6)) {
+        switch (below(6)) {
         case 0:
             kv_seq_close(kv[x->at], seq);
             x->is_open = false;
@@ -386,7 +386,7 @@ static void names_never_have_an_epoch_twice_wherever_they_are(void **state)
             assert_int_equal(kv_seq_adopt(kv[x->at], seq, OWNER, ++request, &epoch), ATTN_OK);
             break;
         case 3: {
-            uint32_t to = (x->at + 1 + random_below(N - 1)) % N;
+            uint32_t to = (x->at + 1 + below(N - 1)) % N;
             if (move(x->at, to, seq, &there) == ATTN_OK) {
                 x->at = to;
                 seq = there;
@@ -395,7 +395,7 @@ static void names_never_have_an_epoch_twice_wherever_they_are(void **state)
         }
         default:
             for (uint32_t l = 0; l < LAYERS; l++)
-                if (append(kv[x->at], seq, l, 1 + random_below(6)) != ATTN_OK)
+                if (append(kv[x->at], seq, l, 1 + below(6)) != ATTN_OK)
                     break;
         }
         if (x->is_open) {
@@ -403,8 +403,8 @@ static void names_never_have_an_epoch_twice_wherever_they_are(void **state)
             note_epoch(x, info.epoch);
         }
         check_all();
-        if (random_below(50) == 0) { /* a successor */
-            uint32_t i = random_below(N), n_dropped;
+        if (below(50) == 0) { /* a successor */
+            uint32_t i = below(N), n_dropped;
             int fd = dup(kv_fd(kv[i]));
             kv_close(kv[i]);
             kv[i] = cache_open(i, fd);

@@ -1,16 +1,16 @@
 /* libattn_rig.c: opens and closes the client at its fake daemon, and makes steps and the answers
  * that they must have. */
 #include "tests/clients/libattn_rig.h"
+#include "tests/random.h"
 
 #include <unistd.h>
 
 void work_init(struct work *w, uint32_t salt, uint32_t n_items)
 {
     memset(w, 0, sizeof *w);
-    uint32_t x = salt * 2654435761u + 1;
+    uint64_t seed = salt;
     for (int i = 0; i < MAX_TOKENS * ROW; i++) {
-        x = x * 1664525u + 1013904223u;
-        w->q[i] = (float)(x >> 8) / (1 << 24) - 0.5f;
+        w->q[i] = (float)random_below(&seed, 1 << 24) / (1 << 24) - 0.5f;
         w->out[i] = NAN;
     }
     for (int i = 0; i < MAX_TOKENS * KV_ROW; i++)

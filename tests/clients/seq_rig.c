@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tests/daemon/certs.h"
+#include "tests/random.h"
 
 struct e2e seq_daemons[2];
 _Thread_local uint32_t seq_salt;
@@ -61,9 +62,9 @@ attn_pool *pool_of(attn_client *c, attn_dtype kv_dtype, const char *model, float
 static void fill(float *x, uint32_t layer, uint32_t pos, uint32_t n, uint32_t row, uint32_t what)
 {
     for (uint32_t i = 0; i < n; i++) {
-        unsigned seed = layer * 1000003u + (pos + i) * 10007u + what;
+        uint64_t seed = layer * 1000003u + (pos + i) * 10007u + what;
         for (uint32_t k = 0; k < row; k++)
-            x[i * row + k] = (float)(rand_r(&seed) % 2001) / 1000 - 1.0005f;
+            x[i * row + k] = (float)random_below(&seed, 2001) / 1000 - 1.0005f;
     }
 }
 

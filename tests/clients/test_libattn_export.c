@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "tests/clients/seq_rig.h"
+#include "tests/random.h"
 
 static char dir[64], path[96];
 
@@ -193,14 +194,14 @@ static void what_is_damaged_or_foreign_is_refused_by_name(void **state)
     ok(attn_seq_export(a, 7, path, LONG_US, NULL));
     uint8_t *bytes = read_file(path, &n);
     uint32_t n_before = n_free(b, q);
-    srand(1);
+    uint64_t seed = 1;
     for (int i = 0; i < 300; i++) {
-        size_t at = i < 128 ? (size_t)i : (size_t)rand() % n;
+        size_t at = i < 128 ? (size_t)i : random_below(&seed, (uint32_t)n);
         bytes[at] ^= (uint8_t)(1 << i % 8);
         refused(q, bytes, n, ATTN_EPROTO, path);
         bytes[at] ^= (uint8_t)(1 << i % 8);
         if (i % 8 == 0)
-            refused(q, bytes, (size_t)rand() % n, ATTN_EPROTO, path);
+            refused(q, bytes, random_below(&seed, (uint32_t)n), ATTN_EPROTO, path);
     }
     refused(q, bytes, 0, ATTN_EPROTO, "file has 0 bytes");
     refused(q,

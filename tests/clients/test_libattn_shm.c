@@ -16,6 +16,7 @@
 #include "clients/libattn/attn.h"
 #include "kernels/reference.h"
 #include "tests/daemon/e2e.h"
+#include "tests/random.h"
 
 enum { HEADS = 4, DIM = 32, ROW = HEADS * DIM, MAX_TOKENS = 64, LONG_US = 300000000 };
 
@@ -53,7 +54,7 @@ static attn_pool *open_pool(attn_client *c)
 struct worker {
     attn_pool *pool;
     struct attn_seq seq;
-    unsigned seed;
+    uint64_t seed;
     uint32_t n;
     float q[MAX_TOKENS * ROW], k[MAX_TOKENS * ROW], v[MAX_TOKENS * ROW], out[MAX_TOKENS * ROW];
     struct attn_item item;
@@ -62,15 +63,15 @@ struct worker {
     attn_status status;
 };
 
-static void fill(float *x, size_t n, unsigned *seed)
+static void fill(float *x, size_t n, uint64_t *seed)
 {
     for (size_t i = 0; i < n; i++)
-        x[i] = (float)(rand_r(seed) % 2001) / 1000 - 1.0005f;
+        x[i] = (float)random_below(seed, 2001) / 1000 - 1.0005f;
 }
 
 static void worker_open(struct worker *w, attn_pool *p, uint64_t id)
 {
-    *w = (struct worker){.pool = p, .seed = (unsigned)id};
+    *w = (struct worker){.pool = p, .seed = id};
     fill(w->q, MAX_TOKENS * ROW, &w->seed);
     fill(w->k, MAX_TOKENS * ROW, &w->seed);
     fill(w->v, MAX_TOKENS * ROW, &w->seed);
@@ -243,7 +244,7 @@ static void a_prompt_larger_than_the_memory_goes_in_pieces(void **state)
     assert_int_equal(attn_client_info(c, &info), ATTN_OK);
     assert_true(info.max_message_bytes > 300000 && info.max_message_bytes < 524288);
     float *x[4]; /* q, k, v, out */
-    unsigned seed = 7;
+    uint64_t seed = 7;
     for (int i = 0; i < 4; i++) {
         x[i] = malloc(TOKENS * ROW * sizeof **x);
         fill(x[i], TOKENS * ROW, &seed);

@@ -5,6 +5,7 @@
 
 #include "clients/libattn/core/core.h"
 #include "tests/clients/libattn_rig.h"
+#include "tests/random.h"
 
 enum { MAX_PIECES = 64, BIG = 1000 };
 
@@ -71,7 +72,7 @@ static void stop(struct big *b)
 
 static void make_step(struct big *b, const uint32_t *n_tokens, uint32_t n_items)
 {
-    unsigned int seed = n_items;
+    uint64_t seed = n_items;
     b->n_tokens = 0;
     for (uint32_t i = 0; i < n_items; i++) {
         b->items[i] =
@@ -81,7 +82,7 @@ static void make_step(struct big *b, const uint32_t *n_tokens, uint32_t n_items)
     }
     assert_true(b->n_tokens < BIG);
     for (uint32_t i = 0; i < BIG * ROW; i++) {
-        b->q[i] = (float)(rand_r(&seed) % 1000);
+        b->q[i] = (float)random_below(&seed, 1000);
         b->out[i] = 12345;
     }
     for (uint32_t i = 0; i < BIG * HEADS; i++)

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "tests/clients/seq_rig.h"
+#include "tests/random.h"
 
 enum { WINDOW = 40, SINKS = 5, PROMPT = 300, N_BLOCKS = 64, MOST = 4000 };
 
@@ -64,10 +65,10 @@ static struct attn_seq decoded(attn_pool *p, uint64_t id, uint32_t n_prompt, uin
 static void assert_cut_alike(attn_pool *p, struct attn_seq *a, attn_pool *q, struct attn_seq *b,
                              uint32_t n)
 {
-    unsigned seed = 7;
+    uint64_t seed = 7;
     uint32_t n_cut = 0, n_refused = 0;
     for (int i = 0; i < 60; i++) {
-        uint32_t len = i == 40 ? 3 : n - (uint32_t)rand_r(&seed) % (i % 2 == 0 ? 2 * WINDOW : 9);
+        uint32_t len = i == 40 ? 3 : n - random_below(&seed, i % 2 == 0 ? 2 * WINDOW : 9);
         len = len > n ? 0 : len;
         attn_status st = attn_seq_truncate(p, a, len, LONG_US);
         assert_int_equal(attn_seq_truncate(q, b, len, LONG_US), st);
@@ -169,16 +170,16 @@ static void what_is_damaged_or_foreign_is_refused_by_name(void **state)
     assert_int_equal(fread(bytes, 1, n, f), n);
     fclose(f);
     uint32_t n_before = n_free(b, q);
-    unsigned seed = 1;
+    uint64_t seed = 1;
     for (int i = 0; i < 260; i++) {
-        size_t at = i < 128 ? (size_t)i : (size_t)rand_r(&seed) % n;
+        size_t at = i < 128 ? (size_t)i : random_below(&seed, (uint32_t)n);
         bytes[at] ^= (uint8_t)(1 << i % 8);
         write_file(bytes, n);
         refused(q, ATTN_EPROTO, path);
         bytes[at] ^= (uint8_t)(1 << i % 8);
         if (i % 8 > 0)
             continue;
-        write_file(bytes, (size_t)rand_r(&seed) % n);
+        write_file(bytes, random_below(&seed, (uint32_t)n));
         refused(q, ATTN_EPROTO, path);
     }
     write_file(bytes, n);
@@ -217,16 +218,16 @@ struct worker {
     attn_status end; /* why */
 };
 
-static attn_status turn(struct worker *w, uint32_t n, unsigned *seed)
+static attn_status turn(struct worker *w, uint32_t n, uint64_t *seed)
 {
-    uint32_t n_good = n + LAST < MOST ? (uint32_t)rand_r(seed) % 3 : 0;
+    uint32_t n_good = n + LAST < MOST ? random_below(seed, 3) : 0;
     attn_status st = ATTN_OK;
     for (uint32_t l = 0; l < LAYERS && st == ATTN_OK; l++) {
         if (n_good > 0)
             st = step(w->pool, &w->seq, l, n, n_good, true, NULL);
         else if (!w->speculates)
             st = step(w->pool, &w->seq, l, n - 1, 1, true, NULL); /* again */
-        seq_salt = 1 + (uint32_t)rand_r(seed) % 100;
+        seq_salt = 1 + random_below(seed, 100);
         if (st == ATTN_OK && w->speculates)
             st = step(w->pool, &w->seq, l, n + n_good, 4, true, NULL);
         seq_salt = 0;
@@ -240,7 +241,7 @@ static attn_status turn(struct worker *w, uint32_t n, unsigned *seed)
 static void *work(void *arg)
 {
     struct worker *w = arg;
-    unsigned seed = 3;
+    uint64_t seed = 3;
     attn_status st;
     do
         st = turn(w, atomic_load(&w->n), &seed);

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "clients/libattn/transport/shm_region.h"
+#include "tests/random.h"
 
 enum { N_SLOTS = 64, REGION_BYTES = 1 << 20, DATA = 8192 };
 
@@ -82,12 +83,12 @@ static void extents_never_overlap(void **state)
         size_t n;
     } held[N_SLOTS] = {0};
     uint8_t *owner = calloc(1, REGION_BYTES);
-    unsigned seed = 5;
+    uint64_t seed = 5;
     uint32_t n_held = 0, n_full = 0;
     for (uint32_t i = 0; i < 20000; i++) {
-        uint32_t k = (uint32_t)rand_r(&seed) % N_SLOTS;
+        uint32_t k = random_below(&seed, N_SLOTS);
         if (held[k].p == NULL) {
-            size_t request = (size_t)rand_r(&seed) % 20000, room = (size_t)rand_r(&seed) % 20000;
+            size_t request = random_below(&seed, 20000), room = random_below(&seed, 20000);
             uint8_t *p = region_alloc(r, request, room);
             if (p == NULL) {
                 n_full++;

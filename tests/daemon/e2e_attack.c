@@ -32,6 +32,7 @@
 #include "clients/libattn/transport/transport.h"
 #include "e2e.h"
 #include "proto/attn_time.h"
+#include "tests/random.h"
 
 enum {
     BLOCKS = 400,
@@ -50,7 +51,7 @@ enum {
 
 static const char *const tenants[2] = {"alpha", "beta"};
 static struct e2e d;
-static unsigned seed;
+static uint64_t seed;
 
 /* What processes tell each other. */
 static struct shared {
@@ -65,7 +66,7 @@ static struct shared {
 
 static uint32_t below(uint32_t n)
 {
-    return (uint32_t)rand_r(&seed) % n;
+    return random_below(&seed, n);
 }
 
 /* Has each worker done a step in this phase, calm or under attack? However busy the machine is. */
@@ -350,7 +351,7 @@ static pid_t begin(int role, int tenant)
     if (pid != 0)
         return pid;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    seed = (unsigned)(1 + role * 2 + tenant);
+    seed = (uint64_t)(1 + role * 2 + tenant);
     roles[role](tenant);
     _exit(0);
 }

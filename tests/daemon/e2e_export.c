@@ -13,6 +13,7 @@
 
 #include "e2e.h"
 #include "proto/checksum.h"
+#include "tests/random.h"
 
 enum { MAX_BLOCKS = 8 };
 
@@ -428,9 +429,9 @@ static void what_is_wrong_is_refused_and_changes_nothing(void **state)
     fill(&c, &a, 70, 45);
     take(&c, &a, &t);
     uint32_t n_free = free_blocks(&c);
-    srand(1);
+    uint64_t seed = 1;
     for (int i = 0; i < 50; i++) {
-        size_t at = (size_t)rand() % (t.n_blocks * t.block_bytes);
+        size_t at = random_below(&seed, (uint32_t)(t.n_blocks * t.block_bytes));
         t.blocks[at] ^= 1;
         assert_int_equal(put(&c, &b, &t, 0, t.n_blocks), ATTN_EINVAL);
         t.blocks[at] ^= 1;

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "e2e.h"
+#include "tests/random.h"
 
 enum { LEN = 50, N_BLOCKS = 24 };
 
@@ -285,7 +286,7 @@ static void malformed_messages(void **state)
     h.body_case = ATTND__REQUEST__BODY_STATS;
     h.stats = &b;
     size_t n = wire_request_head_bytes(&h);
-    unsigned seed = 3;
+    uint64_t seed = 3;
     for (uint32_t i = 0; i < 200; i++) {
         struct e2e_client loud;
         e2e_connect(&loud, &d);
@@ -293,9 +294,9 @@ static void malformed_messages(void **state)
         wire_request_head_encode(&h, id, 0, msg);
         size_t bytes = n;
         if (i % 2 == 0)
-            bytes = (size_t)rand_r(&seed) % n; /* cut */
+            bytes = random_below(&seed, (uint32_t)n); /* cut */
         else
-            msg[(size_t)rand_r(&seed) % 16] ^= (uint8_t)(1 << (rand_r(&seed) % 8)); /* flipped */
+            msg[random_below(&seed, 16)] ^= (uint8_t)(1 << random_below(&seed, 8)); /* flipped */
         e2e_send_bytes(&loud, msg, bytes);
         /* a reply, or the peer is cut; this client is served on if it was not */
         const struct wire_reply *r = e2e_await_ms(&loud, bytes < 24 ? 0 : id, i < 8 ? 50 : 0);

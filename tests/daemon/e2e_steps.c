@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "e2e.h"
+#include "tests/random.h"
 
 static struct e2e d;
 static struct e2e_seq s[8];
@@ -123,12 +124,12 @@ static void repeated_and_out_of_order_steps_leave_the_cache_as_a_clean_run(void 
     for (uint32_t i = 0; i < N; i++)
         for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
             assert_int_equal(e2e_item(&c, &s[0], layer, i * CHUNK, CHUNK), ATTN_OK);
-    unsigned seed = 42;
+    uint64_t seed = 42;
     for (uint32_t i = 0; i < N; i++) {
         for (uint32_t layer = 0; layer < E2E_LAYERS; layer++) {
-            struct e2e_item early = {&s[1], (i + 1 + (uint32_t)rand_r(&seed) % 3) * CHUNK, CHUNK};
+            struct e2e_item early = {&s[1], (i + 1 + random_below(&seed, 3)) * CHUNK, CHUNK};
             struct e2e_item now = {&s[1], i * CHUNK, CHUNK};
-            struct e2e_item late = {&s[1], (uint32_t)rand_r(&seed) % (i + 1) * CHUNK, CHUNK};
+            struct e2e_item late = {&s[1], random_below(&seed, i + 1) * CHUNK, CHUNK};
             uint64_t gap = e2e_send_step(&c, layer, E2E_BOTH, &early, 1, 0);
             uint64_t first = e2e_send_step(&c, layer, E2E_BOTH, &now, 1, 0);
             uint64_t again = e2e_send_step(&c, layer, E2E_BOTH, &now, 1, 0);
@@ -199,9 +200,9 @@ static void truncated_tokens_are_replaced(void **state)
     e2e_make_pool(&c, ATTN_BF16, 512);
     assert_int_equal(e2e_open_seq(&c, &s[0], 30, 1), ATTN_OK);
     uint32_t len = 0;
-    unsigned seed = 7;
+    uint64_t seed = 7;
     for (uint32_t i = 0; i < 40; i++) {
-        uint32_t keep = (uint32_t)rand_r(&seed) % (len + 1), n = 1 + (uint32_t)rand_r(&seed) % 40;
+        uint32_t keep = random_below(&seed, len + 1), n = 1 + random_below(&seed, 40);
         assert_int_equal(e2e_truncate(&c, &s[0], keep), ATTN_OK);
         for (uint32_t t = keep; t < E2E_MAX_TOKENS; t++)
             s[0].stream[t] = i;

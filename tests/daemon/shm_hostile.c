@@ -22,9 +22,10 @@
 #include "e2e.h"
 #include "proto/attn_time.h"
 #include "shm_link.h"
+#include "tests/random.h"
 
 static double end_s;
-static unsigned seed;
+static uint64_t seed;
 
 static double now_s(void)
 {
@@ -33,12 +34,12 @@ static double now_s(void)
 
 static uint32_t below(uint32_t n)
 {
-    return (uint32_t)rand_r(&seed) % n;
+    return random_below(&seed, n);
 }
 
 static uint64_t random64(void)
 {
-    return (uint64_t)rand_r(&seed) << 42 ^ (uint64_t)rand_r(&seed) << 21 ^ (uint64_t)rand_r(&seed);
+    return random_mixed(&seed);
 }
 
 /* Random bytes, small numbers and numbers near limits. */
@@ -159,7 +160,7 @@ static void make_step(struct message *m, uint64_t session, uint32_t pool, uint64
 
 struct scribbler {
     struct shm_link *l;
-    unsigned seed;
+    uint64_t seed;
     uint64_t begin, end;
     atomic_bool is_over;
 };
@@ -172,8 +173,8 @@ __attribute__((no_sanitize("thread"))) static void *scribble(void *arg)
     volatile uint8_t *p = s->l->base;
     while (!atomic_load(&s->is_over)) {
         for (int i = 0; i < 200; i++)
-            p[s->begin + (uint64_t)rand_r(&s->seed) % (s->end - s->begin)] =
-                (uint8_t)rand_r(&s->seed);
+            p[s->begin + random_below(&s->seed, (uint32_t)(s->end - s->begin))] =
+                (uint8_t)random_next(&s->seed);
         /* between two bursts the daemon meets memory that stays as it is */
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     }

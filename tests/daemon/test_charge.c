@@ -11,6 +11,7 @@
 
 #include "daemon/base/stats.h"
 #include "daemon/request/charge.h"
+#include "tests/random.h"
 
 enum { N = 16, MOST_BYTES = 1000 };
 
@@ -66,31 +67,31 @@ static void expect_nothing_held(void)
 }
 
 /* One more piece of what a request may hold, or one of them given back early. */
-static void take_some(struct charge *c, unsigned *seed)
+static void take_some(struct charge *c, uint64_t *seed)
 {
-    const struct queue_room room = {.n_free = rand_r(seed) % 3 == 0 ? 0 : 100,
+    const struct queue_room room = {.n_free = random_below(seed, 3) == 0 ? 0 : 100,
                                     .n_all = 100,
-                                    .bytes_free = rand_r(seed) % 3 == 0 ? 0 : 10000,
+                                    .bytes_free = random_below(seed, 3) == 0 ? 0 : 10000,
                                     .bytes_all = 10000};
     char why[SHARE_TEXT_BYTES];
     uint64_t bytes;
     uint32_t n;
-    switch (rand_r(seed) % 6) {
+    switch (random_below(seed, 6)) {
     case 0:
         if (c->place.queue == NULL)
-            charge_queue(c, &queues[rand_r(seed) % 2], (uint64_t)rand_r(seed) % 500, &n, &bytes);
+            charge_queue(c, &queues[random_below(seed, 2)], random_below(seed, 500), &n, &bytes);
         break;
     case 1:
         if (c->place.queue != NULL)
-            charge_queue_move(c, &queues[rand_r(seed) % 2]);
+            charge_queue_move(c, &queues[random_below(seed, 2)]);
         break;
     case 2:
         if (c->place.queue != NULL && c->share == NULL)
-            charge_share(c, shares[rand_r(seed) % 2], &room, why);
+            charge_share(c, shares[random_below(seed, 2)], &room, why);
         break;
     case 3:
         if (c->tenant == NULL)
-            charge_tenant(c, &tenant, (uint64_t)rand_r(seed) % 500, why, sizeof why);
+            charge_tenant(c, &tenant, random_below(seed, 500), why, sizeof why);
         break;
     case 4:
         if (!c->is_tenants_step)
@@ -109,11 +110,11 @@ static void take_some(struct charge *c, unsigned *seed)
 static void whatever_was_taken_is_given_back(void **state)
 {
     (void)state;
-    unsigned seed = 46;
+    uint64_t seed = 46;
     for (int round = 0; round < 500; round++) {
         struct charge all[N] = {0};
         for (int i = 0; i < 20 * N; i++)
-            take_some(&all[rand_r(&seed) % N], &seed);
+            take_some(&all[random_below(&seed, N)], &seed);
         uint64_t bytes = 0, tenants_bytes = 0;
         uint32_t n = 0, n_steps = 0;
         for (int i = 0; i < N; i++) {

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "engine_rig.h"
+#include "tests/random.h"
 
 #define BOTH (WIRE_STEP_APPEND | WIRE_STEP_ATTEND)
 
@@ -361,11 +362,11 @@ static void every_short_script_with_every_late_duplicate(void **state)
 
 /* --- random scripts --------------------------------------------------------------------------- */
 
-static unsigned seed;
+static uint64_t seed;
 
 static uint32_t below(uint32_t n)
 {
-    return (uint32_t)rand_r(&seed) % n;
+    return random_below(&seed, n);
 }
 
 /* A request that the sequence can take as it is now. */
@@ -420,7 +421,7 @@ static void random_scripts_with_random_duplicates(void **state)
             rig_run(&r);
             const Attnd__Reply *reply = rig_answer(&r, ids[i]);
             if (reply->status != ATTN_OK)
-                fail_msg("seed %u, step %u: %s", seed, i, reply->message);
+                fail_msg("seed %u, step %u: %s", 1000 + s, i, reply->message);
             note_writes(ids[i]);
             for (uint32_t k = 0; k < 4; k++)
                 arrives_again(ids[below(i + 1)], i);

@@ -17,6 +17,7 @@
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/keeper/idle_memory.h"
 #include "engine_rig.h"
+#include "tests/random.h"
 
 enum { N_BLOCKS = 64, T = RIG_BLOCK_TOKENS, PAGES = 2 * 4096 /* of a block */ };
 
@@ -377,12 +378,12 @@ static void anything_by_turns(void **state)
 {
     (void)state;
     enum { N = 12, MOST = 24 * T, ROUNDS = 4000 };
-    uint64_t random = 4711;
+    uint64_t seed = 4711;
     uint32_t len[N] = {0}, n_ok = 0;
     bool is_open[N] = {0};
     rig_open(&r, with_idle);
     for (uint32_t i = 0; i < ROUNDS; i++) {
-        random = random * UINT64_C(6364136223846793005) + 1442695040888963407u;
+        uint64_t random = random_mixed(&seed);
         uint32_t k = (random >> 33) % N, what = (random >> 40) % 100;
         uint64_t name = 1 + k, request = 0;
         uint32_t n = 1 + (random >> 48) % (3 * T);
@@ -441,7 +442,7 @@ static void a_crowd_whose_requests_all_wait_gets_on(void **state)
 {
     (void)state;
     enum { N = 10, STEPS = 6, MOST = 30 * T, ROUNDS = 300 };
-    uint64_t random = 99;
+    uint64_t seed = 99;
     uint32_t len[N] = {0};
     rig_open(&r, with_idle);
     for (uint32_t k = 0; k < N; k++)
@@ -451,7 +452,7 @@ static void a_crowd_whose_requests_all_wait_gets_on(void **state)
         for (uint32_t s = 0; s < STEPS; s++) { /* a layer each; RIG_LAYERS of them are a token's */
             uint64_t names[4];
             uint32_t pos[4], n[4];
-            random = random * UINT64_C(6364136223846793005) + 1442695040888963407u;
+            uint64_t random = random_mixed(&seed);
             uint32_t first = (random >> 33) % N, n_items = 1 + (random >> 40) % 4;
             for (uint32_t k = 0; k < n_items; k++) {
                 uint32_t which = (first + k * 3) % N;

@@ -12,15 +12,16 @@
 #include "daemon/base/clock.h"
 #include "daemon/engine/core/ready.h"
 #include "engine_rig.h"
+#include "tests/random.h"
 
 #define BOTH (WIRE_STEP_APPEND | WIRE_STEP_ATTEND)
 
 static struct rig r;
-static unsigned seed;
+static uint64_t seed;
 
 static uint32_t below(uint32_t n)
 {
-    return (uint32_t)rand_r(&seed) % n;
+    return random_below(&seed, n);
 }
 
 /* --- random requests -------------------------------------------------------------------------- */

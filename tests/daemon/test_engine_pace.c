@@ -10,6 +10,7 @@
 
 #include "daemon/engine/core/pace.h"
 #include "daemon/engine/core/state.h"
+#include "tests/random.h"
 
 static void an_unknown_cost_lets_the_next_batch_follow_at_once(void **state)
 {
@@ -105,7 +106,7 @@ enum { FLOWS = 5, DEEPEST = 2 };
 /* A device that has up to `depth` batches, whose cost is guessed badly and now and then comes back:
  * flows that always have something ready are never further apart than the batches that are under
  * way, whatever the shares. */
-static void check_flows(unsigned seed, uint32_t depth)
+static void check_flows(uint64_t seed, uint32_t depth)
 {
     struct flow flows[FLOWS];
     double had[FLOWS] = {0};
@@ -117,12 +118,12 @@ static void check_flows(unsigned seed, uint32_t depth)
     uint32_t n_way = 0, oldest = 0;
     const uint64_t longest = 20000;
     for (int i = 0; i < FLOWS; i++)
-        flows[i] = (struct flow){.share = 1 + (uint32_t)rand_r(&seed) % 20};
+        flows[i] = (struct flow){.share = 1 + random_below(&seed, 20)};
     for (int round = 0; round < 5000; round++) {
         uint32_t best = 0;
         if (n_way == depth) { /* the oldest comes back; one in eight never ran */
             struct flow *f = &flows[way[oldest].flow];
-            uint64_t took = rand_r(&seed) % 8 == 0 ? 0 : way[oldest].takes;
+            uint64_t took = random_below(&seed, 8) == 0 ? 0 : way[oldest].takes;
             flow_settle(f, way[oldest].charged, took);
             had[way[oldest].flow] += (double)took / f->share;
             oldest = (oldest + 1) % depth;
@@ -133,8 +134,8 @@ static void check_flows(unsigned seed, uint32_t depth)
                 best = i;
         uint32_t at = (oldest + n_way++) % depth;
         way[at].flow = best;
-        way[at].takes = 1000 + (uint64_t)rand_r(&seed) % (longest - 1000);
-        way[at].charged = way[at].takes / 2 + (uint64_t)rand_r(&seed) % way[at].takes;
+        way[at].takes = 1000 + random_below(&seed, (uint32_t)longest - 1000);
+        way[at].charged = way[at].takes / 2 + random_below(&seed, (uint32_t)way[at].takes);
         flow_charge(&flows[best], &clock, way[at].charged);
         for (uint32_t i = 0; i < FLOWS; i++) {
             for (uint32_t k = 0; k < i; k++) {

@@ -18,6 +18,7 @@
 
 #include "engine_rig.h"
 #include "proto/attn_time.h"
+#include "tests/random.h"
 
 enum {
     N_POOLS = 24,
@@ -32,7 +33,7 @@ enum {
 };
 
 static struct rig r;
-static unsigned seed = 1;
+static uint64_t seed = 1;
 static uint32_t n_probes = 60;
 static bool is_theirs[FIRST_NAME + NAMES], is_their_pool[FIRST_NAME + NAMES];
 static uint32_t handles[N_POOLS], own_pool;
@@ -41,7 +42,7 @@ static uint64_t sessions[2][N_SESSIONS], own_session; /* of nobody, and theirs *
 
 static uint32_t below(uint32_t n)
 {
-    return (uint32_t)rand_r(&seed) % n;
+    return random_below(&seed, n);
 }
 
 static void tweak(struct rig *rig)

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "engine_rig.h"
+#include "tests/random.h"
 
 enum { N = 3, SEQS = 12, ITEM_NS = 1000, DEEP = SEQS * RIG_LAYERS };
 
@@ -260,21 +261,21 @@ static void random_loads_starve_nobody(void **state)
 {
     (void)state;
     for (seed = 1; seed <= 12; seed++) {
-        unsigned x = seed;
+        uint64_t x = seed;
         max_in_flight = 1 + seed % 2;
         uint32_t shares[N], depths[N], sum = 0;
         for (int i = 0; i < N; i++) {
-            shares[i] = 1 + (uint32_t)rand_r(&x) % 9;
+            shares[i] = 1 + random_below(&x, 9);
             depths[i] = DEEP;
             sum += shares[i];
         }
         begin(shares, depths);
-        r.backend.launch_ns = (uint64_t)rand_r(&x) % 3000;
+        r.backend.launch_ns = random_below(&x, 3000);
         for (int k = 0; k < 40; k++) {
             run_for(200 * 1000);
-            if (rand_r(&x) % 3 == 0)
+            if (random_below(&x, 3) == 0)
                 r.backend.fail_batch = ATTN_EINTERNAL;
-            if (rand_r(&x) % 3 == 0)
+            if (random_below(&x, 3) == 0)
                 r.backend.fail_submit = ATTN_EINTERNAL;
         }
         double all = 0;

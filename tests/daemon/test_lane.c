@@ -14,6 +14,7 @@
 
 #include "daemon/engine/step/lane.h"
 #include "engine_rig.h"
+#include "tests/random.h"
 
 enum { IN_BYTES = 1 << 18, OUT_BYTES = 1 << 18, SEQS = 6 };
 
@@ -656,12 +657,12 @@ static void a_worker_that_goes_leaves_what_is_in_work_to_end(void **state)
 static void random_bells_never_move_a_length(void **state)
 {
     (void)state;
-    uint32_t x = 12345, count = 0, len[RIG_LAYERS] = {0};
+    uint64_t seed = 12345;
+    uint32_t count = 0, len[RIG_LAYERS] = {0};
     struct planned p = {0};
     uint32_t n_left = 0;
     for (int i = 0; i < 3000; i++) {
-        x = x * 1664525u + 1013904223u;
-        uint32_t dice = x >> 24;
+        uint32_t dice = random_below(&seed, 256);
         if (n_left == 0) {
             p = plan_of(count + 1, 1, len[RIG_LAYERS - 1] % 20);
             if (plan(&p) == ATTN_OK)
@@ -671,8 +672,8 @@ static void random_bells_never_move_a_length(void **state)
             uint32_t layer = p.layers[RIG_LAYERS - n_left--];
             len[layer] = p.pos + 1 > len[layer] ? p.pos + 1 : len[layer];
         } else {
-            x = x * 1664525u + 1013904223u;
-            uint32_t lie = dice < 230 ? x : count + 2 + (x >> 28);
+            uint32_t lie =
+                dice < 230 ? (uint32_t)random_mixed(&seed) : count + 2 + random_below(&seed, 16);
             ring(0, lie);
             rig_run(&r);
             n_left = lie == count + 1 ? n_left : 0;

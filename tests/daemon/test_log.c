@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "tests/random.h"
 
 /* The member of the object that the line with these pairs makes. */
 static json_t *member(const char *name, const char *pairs)
@@ -67,10 +68,10 @@ static void names_made_of_digits_stay_names(void **state)
 static void random_sessions_make_lines_that_can_be_read(void **state)
 {
     (void)state;
-    uint32_t x = 0x9e3779b9;
+    uint64_t seed = 0x9e3779b9;
     for (int i = 0; i < 20000; i++) {
         char label[16];
-        x = x * 1664525 + 1013904223;
+        uint32_t x = (uint32_t)random_mixed(&seed);
         snprintf(label, sizeof label, "%08" PRIx32, x);
         if (i % 2 == 0) { /* those that look like numbers */
             for (int d = 0; d < 8; d++)

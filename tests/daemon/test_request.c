@@ -22,6 +22,7 @@
 #include "daemon/request/request.h"
 #include "daemon/transport/transport.h"
 #include "fake_host.h"
+#include "tests/random.h"
 
 static struct request *replied;
 
@@ -252,6 +253,8 @@ static uint64_t given_now(void)
 }
 
 /* A step that was begun at 1000 and has some of the later moments, each 10 to 99 after the last. */
+static uint64_t seed = 1;
+
 static struct request *step_with_moments(uint32_t which, uint64_t *out_end_ns)
 {
     struct request *req = request_of(true, 0, 1000);
@@ -260,7 +263,7 @@ static struct request *step_with_moments(uint32_t which, uint64_t *out_end_ns)
     req->began_ns = which & 1 ? 900 : 0;
     for (size_t i = 0; i < sizeof moments / sizeof moments[0]; i++)
         if (which & 2u << i)
-            *moments[i] = at += 10 + (uint64_t)rand() % 90;
+            *moments[i] = at += 10 + random_below(&seed, 90);
     *out_end_ns = at;
     return req;
 }

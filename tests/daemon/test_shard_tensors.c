@@ -20,6 +20,7 @@
 #include "kernels/kv_layout.h"
 #include "kernels/reference.h"
 #include "tests/kernels/cases.h"
+#include "tests/random.h"
 
 enum {
     MAX_CARDS = 4,
@@ -42,8 +43,7 @@ static uint64_t random_state = 11;
 
 static double next_random(void)
 {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (double)(random_state >> 11) * 0x1p-52 - 1;
+    return (double)(random_mixed(&random_state) >> 11) * 0x1p-52 - 1;
 }
 
 static void *filled(attn_dtype dtype, size_t n)

@@ -26,6 +26,7 @@
 #include "proto/attn_time.h"
 #include "shm_hostile.h"
 #include "shm_link.h"
+#include "tests/random.h"
 
 enum { N_GOOD = 2, N_HOSTILE = 4, DEFAULT_SECONDS = 6, PATIENCE_S = 300 };
 
@@ -36,11 +37,11 @@ static double now_s(void)
 
 static const char *good_path;
 static double end_s;
-static unsigned seed;
+static uint64_t seed;
 
 static uint32_t below(uint32_t n)
 {
-    return (uint32_t)rand_r(&seed) % n;
+    return random_below(&seed, n);
 }
 
 /* --- a well-behaved client -------------------------------------------------------------------- */
@@ -262,9 +263,9 @@ int main(int argc, char **argv)
     if (argc == 5) {
         good_path = argv[2];
         end_s = now_s() + atof(argv[3]);
-        seed = (unsigned)atoi(argv[4]);
+        seed = (uint64_t)atoi(argv[4]);
         if (strcmp(argv[1], "hostile") == 0)
-            return shm_be_hostile(argv[2], end_s, seed);
+            return shm_be_hostile(argv[2], end_s, (unsigned)seed);
         const struct CMUnitTest tests[] = {cmocka_unit_test(every_output_is_right)};
         return cmocka_run_group_tests_name("good", tests, NULL, NULL);
     }

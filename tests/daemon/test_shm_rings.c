@@ -16,6 +16,7 @@
 #include "daemon/transport/shm_internal.h"
 #include "engine_rig.h"
 #include "shm_link.h"
+#include "tests/random.h"
 
 enum { N_SLOTS = 8, REGION_BYTES = 1 << 20 };
 
@@ -394,7 +395,7 @@ static void what_changes_after_it_was_taken_changes_nothing(void **state)
 static void any_bytes_as_a_message_are_answered(void **state)
 {
     (void)state;
-    unsigned seed = 11;
+    uint64_t seed = 11;
     struct side s;
     struct answer a;
     uint8_t msg[1024];
@@ -402,11 +403,11 @@ static void any_bytes_as_a_message_are_answered(void **state)
     for (uint32_t i = 0; i < 3000; i++) {
         size_t n = i % 2 == 0 ? hello_message(i + 1, msg) : step_message(i + 1, 0, msg);
         if (i % 3 == 0)
-            n = (size_t)rand_r(&seed) % n;
+            n = random_below(&seed, (uint32_t)n);
         else
-            for (int k = rand_r(&seed) % 4; k >= 0; k--)
-                msg[(size_t)rand_r(&seed) % (n < 96 ? n : 96)] ^=
-                    (uint8_t)(1 + rand_r(&seed) % 255);
+            for (int k = (int)random_below(&seed, 4); k >= 0; k--)
+                msg[random_below(&seed, n < 96 ? (uint32_t)n : 96)] ^=
+                    (uint8_t)(1 + random_below(&seed, 255));
         assert_true(shm_link_send(&s.l, msg, n));
         rig_run(&r);
         if (!take_answer(&s, &a))

@@ -27,6 +27,7 @@
 #include "fake_host.h"
 #include "proto/attn_time.h"
 #include "shm_link.h"
+#include "tests/random.h"
 
 enum { PATIENCE_MS = 20000, N_CLIENTS = 8, MIN_SLEEP_MS = 100, SPINS = 20000 };
 
@@ -322,7 +323,7 @@ static void every_request_ends_a_sleep(void **state)
     (void)state;
     enum { N = 50000 };
     struct shm_link l;
-    unsigned seed = 3;
+    uint64_t seed = 3;
     assert_true(shm_link_open(&l, d.path, 4, 0));
     uint64_t session = say_hello(&l, 1);
     struct shm_submit e[2] = {make_hello(&l, 1, 100, session), make_hello(&l, 2, 101, session)};
@@ -331,7 +332,7 @@ static void every_request_ends_a_sleep(void **state)
     for (uint32_t i = 1; i < N; i++) {
         await_reply(&l);
         /* from before the engine falls asleep to behind; now and then far behind */
-        for (uint32_t k = (uint32_t)rand_r(&seed) % (i % 64 == 0 ? 2000 : 40); k > 0; k--)
+        for (uint32_t k = random_below(&seed, i % 64 == 0 ? 2000 : 40); k > 0; k--)
             attn_cpu_pause();
         shm_link_submit(&l, &e[i % 2]);
         assert_int_equal(take_reply(&l, 100 + (i - 1) % 2), session);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "proto/wire.h"
+#include "tests/random.h"
 
 /* a step of n items of the same length */
 static uint32_t pos[8], tokens[8];
@@ -123,8 +124,8 @@ static void random_layouts_agree_with_wide_arithmetic(void **state)
     for (int round = 0; round < 200000; round++) {
         uint32_t v[7];
         for (int i = 0; i < 7; i++) {
-            seed = seed * 6364136223846793005u + 1442695040888963407u;
-            v[i] = (uint32_t)(seed >> 32) >> (round % 8 == 0 ? 0 : 20 + (seed >> 28) % 12);
+            uint64_t bits = random_mixed(&seed);
+            v[i] = (uint32_t)(bits >> 32) >> (round % 8 == 0 ? 0 : 20 + (bits >> 28) % 12);
             v[i] = v[i] ? v[i] : 1;
         }
         const uint32_t flags = (uint32_t[]){1, 2, 3, 6, 7}[v[5] % 5];
