@@ -16,6 +16,7 @@
 #include "e2e.h"
 #include "proto/attn_time.h"
 #include "sp_proxy.h"
+#include "tests/random.h"
 
 enum { SEQS = 6, RETRY_MS = 15, MAX_LEN = 120 };
 
@@ -33,10 +34,7 @@ static uint64_t next_name = 1, random_state, n_steps;
 
 static uint32_t below(uint32_t n)
 {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (uint32_t)(random_state % n);
+    return random_below(&random_state, n);
 }
 
 static void expect_ok(attn_status st)

@@ -1,5 +1,6 @@
 /* sp_proxy.c: see sp_proxy.h. */
 #include "sp_proxy.h"
+#include "tests/random.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -22,13 +23,6 @@ struct way {
     struct message held[MAX_HELD], old[N_OLD];
     uint32_t n_seen;
 };
-
-static uint64_t next_random(struct sp_proxy *p)
-{
-    p->random ^= p->random << 13;
-    p->random ^= p->random >> 7;
-    return p->random ^= p->random << 17;
-}
 
 static int socket_at(const char *path, bool is_listener)
 {
@@ -100,7 +94,7 @@ static bool release_held(struct way *w)
 
 static enum sp_harm choose(struct sp_proxy *p)
 {
-    uint64_t r = next_random(p) % 1000;
+    uint64_t r = random_mixed(&p->random) % 1000;
     for (enum sp_harm h = SP_DROP; h < SP_N_HARMS; h++) {
         if (r < p->per_mille[h])
             return h;
@@ -122,17 +116,17 @@ static bool pass(struct sp_proxy *p, struct way *w)
     atomic_fetch_add(&p->n[harm], 1);
     bool is_up = harm != SP_CUT;
     if (harm == SP_HOLD) {
-        struct message *slot = &w->held[next_random(p) % MAX_HELD];
+        struct message *slot = &w->held[random_mixed(&p->random) % MAX_HELD];
         drop(slot);
         *slot = m;
-        slot->wait = 1 + (uint32_t)(next_random(p) % 30);
+        slot->wait = 1 + (uint32_t)(random_mixed(&p->random) % 30);
         return release_held(w);
     }
     if (harm == SP_PASS || harm == SP_TWICE || harm == SP_OLD)
         is_up = write_all(w->to, m.bytes, m.n);
     if (is_up && harm == SP_TWICE)
         is_up = write_all(w->to, m.bytes, m.n);
-    const struct message *old = &w->old[next_random(p) % N_OLD];
+    const struct message *old = &w->old[random_mixed(&p->random) % N_OLD];
     if (is_up && harm == SP_OLD && old->bytes != NULL)
         is_up = write_all(w->to, old->bytes, old->n);
     drop(&m);

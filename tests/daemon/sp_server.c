@@ -529,14 +529,6 @@ void raw_expect_end(int fd)
         continue;
 }
 
-uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
 uint64_t seed_from_clock(void)
 {
     uint64_t seed = (uint64_t)time(NULL) * 2654435761u | 1;

@@ -84,7 +84,6 @@ uint8_t *raw_receive_message(int fd, bool is_ipc, uint32_t n_ids, uint32_t *out_
 /* Waits for the end of file (or a reset) whatever comes before it. */
 void raw_expect_end(int fd);
 
-uint64_t next_random(uint64_t *state);
 uint64_t seed_from_clock(void); /* and prints it */
 
 #endif

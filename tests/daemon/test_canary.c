@@ -13,21 +13,15 @@
 #include "daemon/engine/step/canary_watch.h"
 #include "engine_rig.h"
 #include "kernels/reference.h"
+#include "tests/random.h"
 
 enum { Q_HEADS = 4, KV_HEADS = 2, DIM = 16, TOKENS = 8, LAYERS = 2, N_KV = 37, N_Q = 5 };
 
 static uint64_t random_state = 88172645463325252u;
 
-static uint64_t random_next(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    return random_state ^= random_state << 17;
-}
-
 static double random_value(void)
 {
-    return (double)(random_next() >> 11) * 0x1p-53 * 2 - 1;
+    return (double)(random_mixed(&random_state) >> 11) * 0x1p-53 * 2 - 1;
 }
 
 /* A layer's whole history and what a right backend makes of it. */
@@ -149,7 +143,7 @@ static void right_outputs_of_every_kind_of_layer_pass(void **state)
             for (double size = 0.01; size < 1000; size *= 100) {
                 world_make(&w, kinds[k], types[t][0], types[t][1], size);
                 for (int i = 0; i < LOOKS; i++) {
-                    struct canary_verdict v = look(&w, random_next());
+                    struct canary_verdict v = look(&w, random_mixed(&random_state));
                     if (!(v.ratio <= 1))
                         fail_msg("kind %zu, types %zu, size %g: %g instead of %g, %g of the bound",
                                  k, t, size, v.got, v.expected, v.ratio);
@@ -169,18 +163,18 @@ static void wrong_ones_do_not(void **state)
         w.layers[1] = other;
         double worst = 0;
         for (int i = 0; i < LOOKS; i++)
-            worst = fmax(worst, look(&w, random_next()).ratio);
+            worst = fmax(worst, look(&w, random_mixed(&random_state)).ratio);
         assert_true(worst > 1);
         free(w.blocks);
     }
     world_make(&w, kinds[0], ATTN_F32, ATTN_F32, 1);
     for (uint32_t i = 0; i < N_Q * Q_HEADS; i++)
         w.lse[i] += 0.01f;
-    struct canary_verdict v = look(&w, random_next());
+    struct canary_verdict v = look(&w, random_mixed(&random_state));
     assert_true(v.ratio > 1 && v.element == DIM);
     for (uint32_t i = 0; i < N_Q * Q_HEADS * DIM; i++)
         reference_put(ATTN_F32, w.out, i, NAN);
-    assert_true(isinf(look(&w, random_next()).ratio));
+    assert_true(isinf(look(&w, random_mixed(&random_state)).ratio));
     free(w.blocks);
 }
 
@@ -195,7 +189,7 @@ static void of_a_workers_own_nan_nothing_is_said(void **state)
         row[d] = NAN;
     for (uint32_t h = 0; h < KV_HEADS; h++)
         put_row(&w, 1, true, h, 3, row, read);
-    assert_true(isnan(look(&w, random_next()).ratio));
+    assert_true(isnan(look(&w, random_mixed(&random_state)).ratio));
     free(w.blocks);
 }
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "engine_rig.h"
+#include "tests/random.h"
 
 enum {
     N = 32,
@@ -32,12 +33,9 @@ static uint64_t sessions[N];
 static struct tenant *who;
 static uint32_t n_resized, n_resizes_refused;
 
-static uint32_t below(uint32_t n) /* xorshift64* */
+static uint32_t below(uint32_t n)
 {
-    random_state ^= random_state >> 12;
-    random_state ^= random_state << 25;
-    random_state ^= random_state >> 27;
-    return (uint32_t)((random_state * 0x2545f4914f6cdd1d) >> 32) % n;
+    return (uint32_t)(random_mixed(&random_state) % n);
 }
 
 static void tweak(struct rig *rig)

@@ -13,14 +13,7 @@
 
 #include "daemon/base/iobuf.h"
 #include "fake_host.h"
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
+#include "tests/random.h"
 
 static struct iobuf_pool *pool_of(size_t bytes)
 {
@@ -99,7 +92,7 @@ static void random_buffers_never_overlap_and_all_memory_comes_back(void **state)
     struct iobuf *held[N] = {0};
     uint8_t mark[N];
     for (int r = 0; r < ROUNDS; r++) {
-        uint64_t x = next_random(&seed);
+        uint64_t x = random_mixed(&seed);
         int i = (int)(x % N);
         if (held[i] != NULL) {
             /* first, last and a middle byte still carry the owner's mark */
@@ -128,11 +121,11 @@ static void *churn(void *arg)
     struct iobuf_pool *p = arg;
     uint64_t seed = (uint64_t)(uintptr_t)&seed | 1;
     for (int i = 0; i < 20000; i++) {
-        size_t n = 8 + (size_t)(next_random(&seed) % 20000);
+        size_t n = 8 + (size_t)(random_mixed(&seed) % 20000);
         struct iobuf *b = iobuf_acquire(p, NULL, n);
         if (b == NULL)
             continue;
-        uint64_t token = next_random(&seed);
+        uint64_t token = random_mixed(&seed);
         memcpy(b->data + n - 8, &token, 8);
         memcpy(b->data, &token, 8);
         if (memcmp(b->data + n - 8, &token, 8) != 0 && n >= 16)

@@ -16,6 +16,7 @@
 
 #include "sp_good.h"
 #include "sp_server.h"
+#include "tests/random.h"
 
 static const char *const kinds[] = {"ipc", "tcp"};
 
@@ -125,9 +126,9 @@ static void what_does_not_decode_is_answered_and_the_peer_stays(void **state)
         free(msg);
         for (int i = 0; i < 200; i++) {
             uint8_t bytes[300];
-            size_t k = (size_t)(next_random(&seed) % sizeof(bytes));
+            size_t k = (size_t)(random_mixed(&seed) % sizeof(bytes));
             for (size_t b = 0; b < k; b++)
-                bytes[b] = (uint8_t)next_random(&seed);
+                bytes[b] = (uint8_t)random_mixed(&seed);
             raw_send_message(g.fd, g.is_ipc, 1, 1, bytes, k);
             sp_receive_error(g.fd, g.is_ipc, 0, ATTN_EPROTO, "");
         }
@@ -159,7 +160,7 @@ static void random_bytes_cut_their_peer_alone(void **state)
             if (i % 2 == 0)
                 raw_handshake(fds[i]);
             for (size_t b = 0; b < sizeof(bytes); b++)
-                bytes[b] = (uint8_t)next_random(&seed);
+                bytes[b] = (uint8_t)random_mixed(&seed);
             if (kind == 0 && i % 4 == 0)
                 bytes[0] = 1;
             raw_send(fds[i], bytes, sizeof(bytes));

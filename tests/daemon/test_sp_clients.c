@@ -21,13 +21,14 @@
 
 #include "daemon/base/address.h"
 #include "sp_server.h"
+#include "tests/random.h"
 
 static const char *const kinds[] = {"ipc", "tcp"};
 
 static void fill_random(uint8_t *p, size_t n, uint64_t *seed)
 {
     for (size_t i = 0; i < n; i++)
-        p[i] = (uint8_t)next_random(seed);
+        p[i] = (uint8_t)random_mixed(seed);
 }
 
 /* ---- libnanomsg ---- */
@@ -282,7 +283,7 @@ static void a_message_may_come_in_any_pieces(void **state)
         int fd = raw_connect(s.url);
         raw_handshake(fd);
         for (uint32_t i = 0; i < N; i++) {
-            uint32_t n_payload = (uint32_t)(next_random(&seed) % (i % 4 == 0 ? MAX : 3000));
+            uint32_t n_payload = (uint32_t)(random_mixed(&seed) % (i % 4 == 0 ? MAX : 3000));
             size_t n, reply_n;
             uint32_t id;
             uint8_t *msg = step_message(i + 1, 0, payload, n_payload, &n);
@@ -295,11 +296,11 @@ static void a_message_may_come_in_any_pieces(void **state)
             close(pipe[0]);
             close(pipe[1]);
             for (size_t at = 0; at < n_wire;) {
-                size_t piece = 1 + (size_t)(next_random(&seed) % (at < 200 ? 20 : 50000));
+                size_t piece = 1 + (size_t)(random_mixed(&seed) % (at < 200 ? 20 : 50000));
                 piece = piece < n_wire - at ? piece : n_wire - at;
                 raw_send(fd, wire + at, piece);
                 at += piece;
-                if (next_random(&seed) % 4 == 0) /* the next piece comes apart from it */
+                if (random_mixed(&seed) % 4 == 0) /* the next piece comes apart from it */
                     wait_at_least(&stats.received_bytes, arrived + at);
             }
             arrived += n_wire;

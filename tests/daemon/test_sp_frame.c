@@ -10,16 +10,9 @@
 #include <cmocka.h>
 
 #include "daemon/transport/sp_frame.h"
+#include "tests/random.h"
 
 static const uint8_t req_hello[8] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
 
 static void our_handshake_is_that_of_a_rep(void **state)
 {
@@ -64,16 +57,16 @@ static struct sample *sample_new(bool is_ipc, uint64_t *seed)
     memcpy(s->bytes, req_hello, 8);
     s->n = 8;
     for (int m = 0; m < N_MESSAGES; m++) {
-        s->n_ids[m] = 1 + (uint32_t)(next_random(seed) % SP_MAX_IDS);
-        s->n_body[m] = m % 7 == 0 ? 0 : (size_t)(next_random(seed) % MAX_BODY);
+        s->n_ids[m] = 1 + (uint32_t)(random_mixed(seed) % SP_MAX_IDS);
+        s->n_body[m] = m % 7 == 0 ? 0 : (size_t)(random_mixed(seed) % MAX_BODY);
         for (uint32_t i = 0; i < 4 * s->n_ids[m]; i++) {
-            s->ids[m][i] = (uint8_t)next_random(seed);
+            s->ids[m][i] = (uint8_t)random_mixed(seed);
             if (i % 4 == 0)
                 s->ids[m][i] =
                     (uint8_t)((s->ids[m][i] & 0x7f) | (i / 4 == s->n_ids[m] - 1 ? 0x80 : 0));
         }
         for (size_t i = 0; i < s->n_body[m]; i++)
-            s->body[m][i] = (uint8_t)next_random(seed);
+            s->body[m][i] = (uint8_t)random_mixed(seed);
         s->n += sp_head_encode(is_ipc, s->ids[m], s->n_ids[m], s->n_body[m], s->bytes + s->n);
         memcpy(s->bytes + s->n, s->body[m], s->n_body[m]);
         s->n += s->n_body[m];
@@ -91,7 +84,7 @@ static void feed_and_compare(const struct sample *s, bool is_ipc, size_t max_pie
     bool is_in_body = false;
     sp_frame_init(&f, is_ipc);
     for (size_t at = 0; at < s->n;) {
-        size_t n = 1 + (size_t)(next_random(seed) % max_piece);
+        size_t n = 1 + (size_t)(random_mixed(seed) % max_piece);
         n = n < s->n - at ? n : s->n - at;
         uint8_t *piece = malloc(n);
         memcpy(piece, s->bytes + at, n);
@@ -141,7 +134,7 @@ static void a_stream_reads_the_same_in_any_pieces(void **state)
         struct sample *s = sample_new(is_ipc, &seed);
         feed_and_compare(s, is_ipc, 1, &seed); /* byte by byte */
         for (int round = 0; round < 20; round++)
-            feed_and_compare(s, is_ipc, 1 + (size_t)(next_random(&seed) % 700), &seed);
+            feed_and_compare(s, is_ipc, 1 + (size_t)(random_mixed(&seed) % 700), &seed);
         feed_and_compare(s, is_ipc, s->n, &seed);
         free(s->bytes);
         free(s);
@@ -224,7 +217,8 @@ static void random_bytes_never_crash_it(void **state)
         if (round & 2)
             sp_frame_feed(&f, req_hello, 8, &event);
         for (size_t i = 0; i < sizeof(bytes); i++)
-            bytes[i] = round & 4 ? (uint8_t)next_random(&seed) : (uint8_t)(next_random(&seed) & 1);
+            bytes[i] =
+                round & 4 ? (uint8_t)random_mixed(&seed) : (uint8_t)(random_mixed(&seed) & 1);
         for (size_t at = 0; at < sizeof(bytes);) {
             if (f.body_left > 0 && !(f.state == 2)) {
                 uint64_t left = sizeof(bytes) - at;

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "sp_server.h"
+#include "tests/random.h"
 #include "tls_client.h"
 
 static const uint8_t hello_req[8] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
@@ -27,7 +28,7 @@ static uint8_t *random_bytes(size_t n, uint64_t *seed)
 {
     uint8_t *p = malloc(n > 0 ? n : 1);
     for (size_t i = 0; i < n; i++)
-        p[i] = (uint8_t)next_random(seed);
+        p[i] = (uint8_t)random_mixed(seed);
     return p;
 }
 
@@ -471,8 +472,8 @@ static void a_changed_bit_ends_the_connection(void **state)
         open_client(&c, s.url, N_CERTS);
         uint8_t *framed = framed_step(1, 64, NULL, 0, &n);
         uint8_t *sealed = tls_client_seal(&c, framed, n, &sealed_n);
-        size_t at = 5 + next_random(&seed) % (sealed_n - 5); /* behind the record's head */
-        sealed[at] ^= (uint8_t)(1u << next_random(&seed) % 8);
+        size_t at = 5 + random_mixed(&seed) % (sealed_n - 5); /* behind the record's head */
+        sealed[at] ^= (uint8_t)(1u << random_mixed(&seed) % 8);
         raw_send(c.fd, sealed, sealed_n);
         raw_expect_end(c.fd);
         wait_at_least(&stats.peers_cut_tls, n_cut + 1);
@@ -494,7 +495,7 @@ static void random_bytes_are_cut_and_others_are_served(void **state)
     open_client(&other, s.url, N_CERTS);
     for (int i = 0; i < 200; i++) {
         static const uint8_t heads[3][3] = {{22, 3, 1}, {23, 3, 3}, {20, 3, 3}};
-        size_t n = 1 + next_random(&seed) % 3000;
+        size_t n = 1 + random_mixed(&seed) % 3000;
         uint8_t *bytes = random_bytes(n, &seed);
         if (n > 5 && i % 2 == 0) /* looks like a record */
             memcpy(bytes, heads[i / 2 % 3], 3);

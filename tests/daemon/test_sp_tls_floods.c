@@ -17,6 +17,7 @@
 
 #include "daemon/base/stats.h"
 #include "sp_server.h"
+#include "tests/random.h"
 #include "tls_client.h"
 
 static const uint8_t hello_req[8] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
@@ -211,7 +212,7 @@ static void handshakes_that_are_cut_short_leave_nothing(void **state)
         tls_client_connect(&c, s.url, N_CERTS, false);
         tls_stream_handshake(c.tls);
         uint8_t *bytes = tls_stream_take(c.tls, &n);
-        raw_send(c.fd, bytes, next_random(&seed) % n);
+        raw_send(c.fd, bytes, random_mixed(&seed) % n);
         free(bytes);
         tls_client_close(&c);
     }
@@ -233,15 +234,15 @@ static void mangled_hellos_are_cut_and_others_are_served(void **state)
         tls_client_connect(&c, s.url, N_CERTS, false);
         tls_stream_handshake(c.tls);
         uint8_t *bytes = tls_stream_take(c.tls, &n);
-        for (uint64_t k = next_random(&seed) % 4; k-- > 0;)
-            bytes[next_random(&seed) % n] ^= (uint8_t)(1u << next_random(&seed) % 8);
-        if (next_random(&seed) % 4 == 0) {
-            size_t at = next_random(&seed) % n, k = next_random(&seed) % (n - at);
+        for (uint64_t k = random_mixed(&seed) % 4; k-- > 0;)
+            bytes[random_mixed(&seed) % n] ^= (uint8_t)(1u << random_mixed(&seed) % 8);
+        if (random_mixed(&seed) % 4 == 0) {
+            size_t at = random_mixed(&seed) % n, k = random_mixed(&seed) % (n - at);
             memmove(bytes + at, bytes + at + k, n - at - k);
             n -= k;
         }
-        if (n > 4 && next_random(&seed) % 4 == 0)
-            bytes[3 + next_random(&seed) % 2] = (uint8_t)next_random(&seed);
+        if (n > 4 && random_mixed(&seed) % 4 == 0)
+            bytes[3 + random_mixed(&seed) % 2] = (uint8_t)random_mixed(&seed);
         for (size_t at = 0; at < n;) { /* the daemon may hang up meanwhile */
             ssize_t k = send(c.fd, bytes + at, n - at, MSG_NOSIGNAL);
             if (k <= 0)
