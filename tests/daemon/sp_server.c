@@ -183,6 +183,27 @@ static void on_turn(uv_prepare_t *turn)
     tell_turn();
 }
 
+static bool is_at(const _Atomic uint64_t *counter, uint64_t value, bool is_exact)
+{
+    uint64_t v = atomic_load(counter);
+    return is_exact ? v == value : v >= value;
+}
+
+/* Counters are the loop's: they change in its turns alone. */
+static bool await_counter(const _Atomic uint64_t *counter, uint64_t value, bool is_exact)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += PATIENCE_S;
+    pthread_mutex_lock(&turn_lock);
+    bool is_there;
+    int rc = 0;
+    while (!(is_there = is_at(counter, value, is_exact)) && rc == 0)
+        rc = pthread_cond_timedwait(&turned, &turn_lock, &until);
+    pthread_mutex_unlock(&turn_lock);
+    return is_there;
+}
+
 static void on_drain(uv_async_t *async)
 {
     struct server *s = async->data;
@@ -197,13 +218,14 @@ void server_drain(struct server *s)
     assert_int_equal(address_parse_url(s->url, &a, why, sizeof(why)), ATTN_OK);
     uv_async_send(&s->drain);
     while (attn_now_ns() < until_ns) {
+        uint64_t n_turns = atomic_load(&s->n_turns);
         int fd = socket(a.sa.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
         socklen_t n = a.sa.any.sa_family == AF_UNIX ? sizeof(a.sa.un) : sizeof(a.sa.in);
         int rc = connect(fd, &a.sa.any, n);
         close(fd);
         if (rc != 0)
             return;
-        usleep(1000);
+        await_counter(&s->n_turns, n_turns + 1, false); /* it has not shut them yet */
     }
     fail_msg("%s still listens", s->url);
 }
@@ -280,27 +302,6 @@ void server_stop(struct server *s)
     assert_int_equal(s->env.n_peers, 0);
     assert_int_equal(stats_get(peers), 0);
     assert_int_equal(stats_get(steps_in_flight), 0);
-}
-
-static bool is_at(const _Atomic uint64_t *counter, uint64_t value, bool is_exact)
-{
-    uint64_t v = atomic_load(counter);
-    return is_exact ? v == value : v >= value;
-}
-
-/* Counters are the loop's: they change in its turns alone. */
-static bool await_counter(const _Atomic uint64_t *counter, uint64_t value, bool is_exact)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += PATIENCE_S;
-    pthread_mutex_lock(&turn_lock);
-    bool is_there;
-    int rc = 0;
-    while (!(is_there = is_at(counter, value, is_exact)) && rc == 0)
-        rc = pthread_cond_timedwait(&turned, &turn_lock, &until);
-    pthread_mutex_unlock(&turn_lock);
-    return is_there;
 }
 
 void wait_at_least(const _Atomic uint64_t *counter, uint64_t value)
