@@ -1,4 +1,4 @@
-/* address.c: parsing urls and host:port, making room for a socket file, addresses as text. */
+/* address.c: parses and formats addresses, and clears the path of a Unix socket. */
 #include "daemon/base/address.h"
 
 #include <arpa/inet.h>

@@ -22,18 +22,20 @@ struct address {
     bool is_admin; /* a Unix socket for the daemon's own user alone */
 };
 
-/* "ipc:///run/attnd/attnd.sock" (an absolute path), "shm:///run/attnd/attnd.shm", the same,
- * "tcp://127.0.0.1:5555", "tcp://[::1]:5555",
- * "tcp://localhost:5555", "tls+tcp://...", the same; "admin:///run/attnd/attnd.sock.admin" for
- * listen.admin; a host of * is all IPv4 addresses. ATTN_EINVAL: why names the part. */
+/* Parses a listener's url. ATTN_EINVAL: why names the part that is wrong.
+ *
+ *   ipc:///run/attnd/attnd.sock            an absolute path; likewise shm:// and admin:// (the
+ *                                          form of listen.admin)
+ *   tcp://127.0.0.1:5555, tcp://[::1]:5555, tcp://localhost:5555; likewise tls+tcp://
+ *                                          a host of * is all IPv4 addresses */
 attn_status address_parse_url(const char *url, struct address *out, char *why, size_t why_bytes);
-/* "127.0.0.1:9470" and the other host:port forms above. */
+/* Parses "127.0.0.1:9470" and the other host:port forms above. ATTN_EINVAL as above. */
 attn_status address_parse_host_port(const char *text, struct address *out, char *why,
                                     size_t why_bytes);
-/* Makes the directory of a Unix socket's path, and takes a socket file without a listener behind it
- * out of the way. ATTN_EINVAL: why says what is there. */
+/* Makes the directory of a Unix socket's path and removes a stale socket file (one with no
+ * listener). ATTN_EINVAL: the path is taken; why says by what. */
 attn_status address_claim_path(const struct address *a, char *why, size_t why_bytes);
-/* host:port of an IPv4 or IPv6 address. */
+/* Writes an IPv4 or IPv6 address as host:port. */
 void address_format(const struct sockaddr *sa, char *out, size_t out_bytes);
 
 #endif

@@ -6,7 +6,7 @@
 #include "proto/attn_time.h"
 
 static const uint64_t LOOK_NS =
-    100 * 1000 * 1000; /* at a clock that may be another than the system's */
+    100 * 1000 * 1000; /* longest wait by the system's clock before clock_now_ns is read again */
 enum { MIN_TICK_MS = 2, MAX_TICK_MS = 500 };
 
 static uint64_t (*now_ns_in_use)(void) = attn_now_ns;
@@ -42,7 +42,7 @@ bool clock_wait(sem_t *s, uint64_t timeout_ns)
         if (passed_ns >= timeout_ns)
             return sem_trywait(s) == 0;
         uint64_t ns = timeout_ns - passed_ns < LOOK_NS ? timeout_ns - passed_ns : LOOK_NS;
-        struct timespec until = clock_wall(); /* what sem_timedwait counts by */
+        struct timespec until = clock_wall(); /* the clock that sem_timedwait uses */
         ns += (uint64_t)until.tv_nsec;
         until.tv_sec += (time_t)(ns / 1000000000);
         until.tv_nsec = (long)(ns % 1000000000);

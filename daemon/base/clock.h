@@ -1,5 +1,5 @@
-/* clock.h: the daemon's one source of time. Loop, engine, transports, sessions and requests ask
- * clock_now_ns(), so that a test can run all of them on a time of its own.
+/* clock.h: the daemon's one source of time. Loop, engine, transports, sessions and requests call
+ * clock_now_ns(), so that a test can run all of them on a simulated clock.
  */
 #ifndef ATTND_DAEMON_BASE_CLOCK_H
 #define ATTND_DAEMON_BASE_CLOCK_H
@@ -9,24 +9,25 @@
 #include <stdint.h>
 #include <time.h>
 
-/* CLOCK_MONOTONIC in nanoseconds, or what the clock in use says. Any thread. */
+/* Nanoseconds of CLOCK_MONOTONIC, or of the clock that a test has set. Any thread. */
 uint64_t clock_now_ns(void);
 
-/* Waits until the semaphore is posted, at most timeout_ns by clock_now_ns. false: it was not. */
+/* Waits until the semaphore is posted, for at most timeout_ns of clock_now_ns. false: it timed
+ * out. */
 bool clock_wait(sem_t *s, uint64_t timeout_ns);
 
-/* What o'clock it is, for people to read: since 1970, CLOCK_REALTIME; nothing is decided by it. */
+/* CLOCK_REALTIME (since 1970), only for people to read: no decision depends on it. */
 struct timespec clock_wall(void);
 
 /* When the machine was started, in seconds since 1970. */
 double clock_boot_unix_seconds(void);
 
-/* How often to look at deadlines of timeout_us, in milliseconds: the loop's timers only say when to
- * look, what has passed is asked of clock_now_ns. A quarter of the time, 2 ms to 500 ms. */
+/* Period in milliseconds of a loop timer that checks deadlines of timeout_us: a quarter of it, 2 to
+ * 500 ms. The timer only says when to check; clock_now_ns says whether a deadline has passed. */
 uint64_t clock_tick_ms(uint64_t timeout_us);
 
-/* Tests: now_ns is asked from now on; NULL: CLOCK_MONOTONIC again. To be called while no thread of
- * the daemon's runs. */
+/* For tests: makes now_ns the clock; NULL: CLOCK_MONOTONIC again. Call it while no thread of the
+ * daemon runs. */
 void clock_use(uint64_t (*now_ns)(void));
 
 #endif

@@ -1,4 +1,4 @@
-/* credential.c: opening files of credentials, refused if others than their owner may read them. */
+/* credential.c: finds a credential's file and checks its owner and mode. */
 #include "daemon/base/credential.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Whether its mode lets others read it; why gets the sentence. */
+/* Whether owner or mode let others read or change the file; why says how. */
 static bool is_exposed(FILE *f, const char *path, char *why, size_t why_bytes)
 {
     struct stat sb;

@@ -1,5 +1,5 @@
-/* health.c: beats of threads and the state of the process. Each value is one atomic; a gauge
- * follows it. */
+/* health.c: heartbeats of threads and the state of the process. Each value is one atomic and is
+ * copied to its gauge. */
 #include "daemon/base/health.h"
 
 #include <stdatomic.h>

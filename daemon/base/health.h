@@ -1,5 +1,5 @@
-/* health.h: whether the process lives, is ready, drains: what /healthz, /readyz and systemd's
- * watchdog decide by. The gauges of the same names only show it. Any thread. */
+/* health.h: whether the process is alive, ready or draining: the state behind /healthz, /readyz and
+ * systemd's watchdog. The gauges of the same names only show it. Any thread. */
 #ifndef ATTND_DAEMON_BASE_HEALTH_H
 #define ATTND_DAEMON_BASE_HEALTH_H
 
@@ -13,24 +13,26 @@ enum health_thread {
     HEALTH_N_THREADS
 };
 
-/* The calling thread shows life. Each does so at least once a second, also when idle. */
+/* Heartbeat of the calling thread: at least once a second, also when it is idle. */
 void health_beat(enum health_thread who);
-/* The loop and the first engine, and whatever else shows life. */
+/* Whether the thread exists: always for the loop and the first engine; for another engine from its
+ * first beat to health_end. */
 bool health_is_there(enum health_thread who);
-/* It ends, as it should: its silence means nothing from now on. */
+/* The thread ends normally: its silence is no stall from now on. */
 void health_end(enum health_thread who);
-/* It has shown life once, and none for longer than timeout_ns. *out_silent_ns says for how long. */
+/* Whether the thread has beaten before, but not for longer than timeout_ns. true: *out_silent_ns is
+ * how long it has been silent. */
 bool health_is_stalled(enum health_thread who, uint64_t timeout_ns, uint64_t *out_silent_ns);
 const char *health_thread_name(enum health_thread who); /* "event loop" */
 
-/* Serves: all is started and nothing is stopped yet. */
+/* Ready: everything is started and nothing is stopping. */
 void health_set_ready(bool is_ready);
 bool health_is_ready(void);
-/* No new sequences are taken any more; steps are. */
+/* Draining: new sequences are refused, steps are still served. */
 void health_set_draining(bool is_draining);
 bool health_is_draining(void);
 
-/* The canary has found an output wrong; how many it has. */
+/* Counts an output that the canary found wrong; how many there were. */
 void health_found_wrong(void);
 uint64_t health_n_wrong(void);
 

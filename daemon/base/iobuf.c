@@ -1,9 +1,9 @@
-/* iobuf.c: a buddy allocator whose books are outside of the memory it hands out.
+/* iobuf.c: a buddy allocator that keeps its records outside the memory it hands out.
  *
  * Page i of the region has its header, order and list links at index i of plain arrays, so the
- * region itself (pinned, perhaps slow to touch) is never read. Freed small buffers are kept
- * unmerged in a short stack an order (the next message finds warm memory and splits nothing); when
- * a size runs out the stacks are merged back and the search is repeated. One mutex; any thread.
+ * region itself (pinned, perhaps slow to touch) is never read. Freed small buffers stay unmerged in
+ * a short stack per order, so that the next message finds warm memory and splits nothing. When a
+ * size runs out, the stacks are merged back and the search is repeated. One mutex; any thread.
  */
 #include "daemon/base/iobuf.h"
 
@@ -16,8 +16,8 @@ enum {
     MAX_ORDERS = 32,
     N_STACKS = 10, /* orders with a stack: up to 2 MiB */
     STACK_DEPTH = 16,
-    KEPT_SHARE = 8, /* one of so many parts is kept for small buffers */
-    SPARED_PART = 8, /* so that replies leave one for holders that have little (share.h) */
+    KEPT_SHARE = 8, /* an eighth is reserved for small buffers */
+    SPARED_PART = 8, /* replies over their share leave an eighth for others (share.h) */
 };
 static const uint32_t NONE = UINT32_MAX;
 
@@ -34,11 +34,11 @@ struct iobuf_pool {
     size_t total_bytes;
     uint32_t n_orders; /* the highest order is the whole region */
     pthread_mutex_t lock;
-    uint64_t used_bytes, large_bytes; /* of buffers out, whole blocks: all, and the large ones */
+    uint64_t used_bytes, large_bytes; /* blocks handed out: all, and the large ones */
     uint32_t free_head[MAX_ORDERS];
     uint32_t stack[N_STACKS][STACK_DEPTH], n_stacked[N_STACKS];
     struct page *pages;
-    struct iobuf *bufs; /* one a page, valid on a block's first */
+    struct iobuf *bufs; /* one per page, valid on a block's first page */
 };
 
 static void list_push(struct iobuf_pool *p, uint32_t i, uint32_t order)
@@ -65,7 +65,8 @@ static void list_remove(struct iobuf_pool *p, uint32_t i)
     pg->is_free = false;
 }
 
-/* Takes a block of this order from the free lists, splitting a larger one. NONE: there is none. */
+/* Takes a block of this order from the free lists, if need be by splitting a larger one. NONE: none
+ * is left. */
 static uint32_t block_take(struct iobuf_pool *p, uint32_t order)
 {
     uint32_t from = order;
@@ -194,7 +195,7 @@ static struct iobuf *acquire(struct iobuf_pool *p, struct share *holder, bool is
     uint64_t most = p->total_bytes;
     if (is_large && p->used_bytes > 0)
         most -= p->total_bytes / KEPT_SHARE;
-    uint64_t shared = is_large ? most : most - p->large_bytes; /* among the holders of this kind */
+    uint64_t shared = is_large ? most : most - p->large_bytes; /* what this kind can have in all */
     bool is_granted = p->used_bytes + bytes <= most;
     if (is_granted && is_owed && p->used_bytes + bytes <= most - most / SPARED_PART)
         share_add(holder, kind_of(bytes), bytes);

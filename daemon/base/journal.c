@@ -1,5 +1,5 @@
-/* journal.c: datagrams of fields for systemd's journal, from lines of key=value pairs. The socket
- * stays unconnected, so that a journal that was restarted is found again.
+/* journal.c: turns lines of key=value pairs into datagrams of fields for systemd's journal. The
+ * socket stays unconnected, so that a restarted journal is found again.
  */
 #include "daemon/base/journal.h"
 
@@ -48,7 +48,7 @@ static void put(struct datagram *d, const char *text, size_t n)
     d->n += n;
 }
 
-/* A key's field begins. */
+/* Writes a field's name, made from the key. */
 static void put_name(struct datagram *d, const char *key, size_t n)
 {
     put(d, "ATTND_", 6);
@@ -59,7 +59,7 @@ static void put_name(struct datagram *d, const char *key, size_t n)
     put(d, "=", 1);
 }
 
-/* The value at p, without its quotes; returns what is behind it. */
+/* Writes the value at p without its quotes; returns where it ends. */
 static const char *put_value(struct datagram *d, const char *p)
 {
     if (*p != '"') {

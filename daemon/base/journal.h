@@ -1,16 +1,17 @@
-/* journal.h: lines for systemd's journal with a field per value, by its native protocol:
+/* journal.h: sends log lines to systemd's journal with a field per value, by its native protocol:
  * one datagram per line (systemd.journal-fields(7)). Any thread. */
 #ifndef ATTND_DAEMON_BASE_JOURNAL_H
 #define ATTND_DAEMON_BASE_JOURNAL_H
 
 #include <stdbool.h>
 
-/* The socket is looked for; again is fine. Without one journal_send says false. */
+/* Opens a socket for the datagrams; may be repeated. On failure journal_send returns false. */
 void journal_open(void);
-/* Where it is: another place, for tests, before journal_open. */
+/* For tests: another path of the journal's socket. Before journal_open. */
 void journal_set_path(const char *path);
-/* priority is syslog's. MESSAGE is the line as people read it; each of the pairs also a field of
- * its own, key "session" as ATTND_SESSION. false: it did not arrive, and goes to stderr. */
+/* Sends one line. priority is syslog's; MESSAGE is the line as people read it; each key=value pair
+ * is also a field of its own ("session" becomes ATTND_SESSION). false: not sent; the caller writes
+ * it to stderr. */
 bool journal_send(int priority, const char *msg, const char *pairs);
 
 #endif

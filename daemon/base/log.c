@@ -1,4 +1,5 @@
-/* log.c: one write(2) per line, so that lines of several threads never mix.
+/* log.c: formats log lines and writes each with one write(2), so that lines of several threads
+ * never mix.
  */
 #include "daemon/base/log.h"
 
@@ -102,7 +103,7 @@ static void put(struct line *l, const char *text)
     put_bytes(l, text, strlen(text));
 }
 
-/* In quotes, as logfmt and JSON both have it. */
+/* Writes text quoted and escaped in the way that logfmt and JSON share. */
 static void put_quoted(struct line *l, const char *text, size_t n)
 {
     put_char(l, '"');
@@ -119,7 +120,7 @@ static size_t n_digits(const char *text)
     return strspn(text, "0123456789");
 }
 
-/* As JSON has numbers, and only what a double holds exactly or printf made of one. */
+/* Whether text is a number in JSON that a double holds exactly, or that printf made of one. */
 static bool is_number(const char *text, size_t n)
 {
     enum { MAX_DIGITS = 15, MAX_EXPONENT_DIGITS = 2 };
@@ -143,7 +144,7 @@ static bool is_number(const char *text, size_t n)
     return p == text + n;
 }
 
-/* Is the value of this key a name, though it may be made of digits? */
+/* Whether values of this key are identifiers, to be quoted even if they look like numbers. */
 static bool is_name(const char *key, size_t n)
 {
     static const char *const names[] = {"session", "sequence", "request"};
@@ -245,7 +246,7 @@ static void make_line(struct line *l, enum log_level level, const char *msg, con
     put(l, pairs);
 }
 
-/* How many bytes the character at p has in UTF-8; 0: it is none, or cut. */
+/* How many bytes the UTF-8 character at p has; 0: invalid or incomplete. */
 static size_t utf8_bytes(const unsigned char *p)
 {
     static const uint32_t first[] = {0, 0, 0x80, 0x800, 0x10000};
@@ -260,8 +261,8 @@ static size_t utf8_bytes(const unsigned char *p)
     return n > 0 && c >= first[n] && c <= 0x10ffff && !is_surrogate ? n : 0;
 }
 
-/* Names come from clients: no line may pretend to be two, move a terminal's cursor, or be what no
- * reader of JSON takes. */
+/* Replaces control characters and invalid UTF-8. Names come from clients: none may split a line,
+ * move a terminal's cursor or break the JSON. */
 static void clean(char *text)
 {
     for (size_t n; *text != '\0'; text += n) {
@@ -278,7 +279,7 @@ static bool is_wanted(enum log_level level)
     return (int)level <= atomic_load_explicit(&max_level, memory_order_relaxed);
 }
 
-/* For log_read. A line that is too long keeps its message alone. */
+/* Keeps the line for log_read; of one that is too long only the message. */
 static void keep(enum log_level level, const char *msg, const char *pairs)
 {
     struct line l = {.n = 0};

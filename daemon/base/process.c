@@ -8,7 +8,7 @@
 
 #include "daemon/base/clock.h"
 
-/* The fields behind the program's name, which may hold anything: see proc(5). */
+/* Reads /proc/self/stat (proc(5)), from behind the program's name, which may hold any character. */
 static void read_stat(struct process_usage *u)
 {
     char line[1024];

@@ -1,4 +1,5 @@
-/* process.h: what the kernel says of this process, under the names that Prometheus' clients use. */
+/* process.h: CPU time, memory and descriptors of this process, under the names that Prometheus
+ * clients use. */
 #ifndef ATTND_DAEMON_BASE_PROCESS_H
 #define ATTND_DAEMON_BASE_PROCESS_H
 
@@ -10,9 +11,9 @@ struct process_usage {
     double open_fds, max_fds;
 };
 
-/* What can't be read is 0. Any thread. */
+/* A value that can't be read is 0. Any thread. */
 void process_usage_read(struct process_usage *out);
-/* process_cpu_seconds_total and the others. */
+/* Writes process_cpu_seconds_total and the others in Prometheus text format. */
 void process_write_prometheus(FILE *f);
 
 #endif

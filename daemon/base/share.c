@@ -1,5 +1,5 @@
-/* share.c: counting what connections and their principals hold, and the rule that bounds it. The
- * lock is for the list of principals; counts are atomic. */
+/* share.c: counts what connections and their principals hold, and applies the rule that bounds it.
+ * The lock protects the list of principals and the references; counts are atomic. */
 #include "daemon/base/share.h"
 
 #include <inttypes.h>
@@ -8,12 +8,12 @@
 #include <stdlib.h>
 
 enum {
-    SURE_PART = 32, /* of everything one part is every connection's that comes before it is gone */
-    SPARED_PART = 4, /* one part stays free for those */
+    SURE_PART = 32, /* a connection may hold a 32nd of the total while any is left */
+    SPARED_PART = 4, /* a quarter stays free for connections that hold less than that */
 };
 
 struct share_table {
-    pthread_mutex_t lock; /* of what follows and of all n_refs */
+    pthread_mutex_t lock; /* protects principals, n_made and all n_refs */
     LIST_HEAD(, share) principals; /* users, certificates, addresses: few */
     uint64_t n_made;
     _Atomic uint32_t peer_percent, principal_percent;
@@ -57,7 +57,8 @@ static struct share *share_new(struct share_table *t, const struct principal *wh
     return s;
 }
 
-/* One more reference to the principal's; with the lock held. */
+/* The principal's share with one more reference, made if it is new. NULL: no memory. The lock is
+ * held. */
 static struct share *principal_open(struct share_table *t, const struct principal *who)
 {
     struct share *s;

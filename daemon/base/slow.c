@@ -1,4 +1,4 @@
-/* slow.c: a ring under a mutex: slow steps are few. */
+/* slow.c: keeps slow steps in a ring under a mutex; they are few. */
 #include "daemon/base/slow.h"
 
 #include <pthread.h>

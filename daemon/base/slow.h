@@ -15,16 +15,16 @@ struct slow_step {
     uint32_t pool, layer, n_items, n_tokens;
     attn_status status;
     const char *transport; /* "ipc"; static */
-    char who[SLOW_WHO_BYTES]; /* the peer, as its principal says */
+    char who[SLOW_WHO_BYTES]; /* the peer's principal as text */
 };
 
-/* Steps of at least so long are kept; 0: none. */
+/* Sets how long a step must take to be slow; 0: none is. */
 void slow_set_threshold_ns(uint64_t ns);
-/* Is a step of this length slow? */
+/* Whether a step that took total_ns is slow. */
 bool slow_is(uint64_t total_ns);
-/* Keeps a copy and gives it its number. */
+/* Keeps a copy of the step and numbers it. */
 void slow_add(const struct slow_step *s);
-/* The latest, oldest first; returns how many. */
+/* Copies the latest slow steps, oldest first; returns how many. */
 uint32_t slow_read(struct slow_step out[SLOW_MAX]);
 
 #endif

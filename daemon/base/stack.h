@@ -1,16 +1,16 @@
-/* stack.h: a lock-free stack that many threads push to and one takes whole: inboxes between
+/* stack.h: a lock-free stack that many threads push to and one takes whole, for inboxes between
  * threads.
  *
  * Head   _Atomic(struct node *), NULL when empty.
  * Node   any struct with a member `next` of its own type. It belongs to the pusher until it is
  *        pushed and to the taker from then on: the pusher does not touch it after the exchange, so
  *        it may be freed at once.
- * Order  Pushing, taking and looking are sequentially consistent: who says "I sleep" and then finds
- *        the stack empty, while the other pushes and then looks for sleepers, is woken.
+ * Order  Pushing, taking and looking are sequentially consistent. So no wake-up is lost if the
+ *        taker says that it sleeps and then checks the stack once more, and a pusher pushes and
+ *        then checks whether the taker sleeps.
  *
- * Taking all at once needs no protection against a node that comes back under the same address
- * (ABA). Concurrency Kit's ck_stack orders nothing beyond the node itself and knows only untyped
- * links.
+ * Because all nodes are taken at once, one that comes back at the same address (ABA) does no harm.
+ * Concurrency Kit's ck_stack orders nothing beyond the node itself and has only untyped links.
  */
 #ifndef ATTND_DAEMON_BASE_STACK_H
 #define ATTND_DAEMON_BASE_STACK_H
@@ -19,7 +19,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* True if the stack was empty: the pusher of the first node wakes the taker. Any thread. */
+/* Pushes a node. True if the stack was empty: then the pusher wakes the taker. Any thread. */
 #define stack_push(head, node)                                                                     \
     __extension__({                                                                                \
         __typeof__(node) stack_node_ = (node);                                                     \
@@ -30,7 +30,7 @@
         stack_older_ == NULL;                                                                      \
     })
 
-/* All nodes, linked by next, the one pushed first in front; NULL: none. */
+/* Takes all nodes, as a list linked by next, oldest first; NULL: none. */
 #define stack_take_all(head)                                                                       \
     __extension__({                                                                                \
         __auto_type stack_newest_ = atomic_exchange((head), NULL);                                 \
@@ -44,12 +44,12 @@
         stack_list_;                                                                               \
     })
 
-/* Walks a list that stack_take_all gave. A node may be freed or pushed elsewhere in the body. */
+/* Walks a list from stack_take_all. The body may free the node or push it elsewhere. */
 #define stack_for_each(type, node, list)                                                           \
     for (type *node = (list), *stack_next_; node != NULL && (stack_next_ = node->next, true);      \
          node = stack_next_)
 
-/* Another thread can make the answer stale at once. Any thread. */
+/* Any thread; another one may change the answer at once. */
 #define stack_is_empty(head) (atomic_load(head) == NULL)
 
 #endif

@@ -1,7 +1,8 @@
-/* stages.h: where the time of a step went.
+/* stages.h: the stages of a step, by which its time is measured.
  *
  * Stages follow each other without a gap, from the first byte of the message to the last byte of
- * its reply: their sum is the total. A step that never was in a batch has no launch and no device.
+ * its reply, so their sum is the total. A step that was never in a batch has no time in launch and
+ * device.
  */
 #ifndef ATTND_DAEMON_BASE_STAGES_H
 #define ATTND_DAEMON_BASE_STAGES_H

@@ -1,5 +1,5 @@
-/* stats.c: the counters and their two writers. Readers take no lock: a scrape is a set of single
- * atomic reads, each exact, together of nearly the same moment.
+/* stats.c: the metrics and their two writers. Reading counters takes no lock: a scrape is a set of
+ * atomic reads, each exact and all of nearly the same moment.
  */
 #include "daemon/base/stats.h"
 
@@ -22,8 +22,8 @@ static const char *const time_help[STATS_N_TIMES] = {
     "Time of steps between arrival and reply",
 };
 
-/* The map's values are 0, -1, -2, ...: as many as there are, each other than the rest (a switch
- * over them would not compile else), none beyond. */
+/* The map's values are 0, -1, -2, ... without a gap: they are distinct (else a switch over them
+ * would not compile), and none is beyond their number. */
 #define X(name, value, message, is_retryable)                                                      \
     static_assert((value) <= 0 && -(value) < STATS_N_STATUS, #name " leaves a gap");
 ATTN_STATUS_MAP(X)
@@ -90,7 +90,7 @@ static bool is_ns(const char *field)
     return n > 3 && strcmp(field + n - 3, "_ns") == 0;
 }
 
-/* A moment becomes its age. */
+/* The value as exported: a moment becomes its age. */
 static uint64_t exported(const char *field, uint64_t v)
 {
     size_t n = strlen(field);
@@ -322,7 +322,7 @@ static int put_value(json_t *object, const char *field, const char *name, uint64
         object, name, is_ns(field) ? json_real((double)v * 1e-9) : json_integer((json_int_t)v));
 }
 
-/* Buckets that counted something, by their upper bounds. */
+/* Only buckets that are not empty, by their upper bounds. */
 static json_t *json_of_histogram(const struct stats_histogram *h)
 {
     json_t *object = json_object(), *buckets = json_object();
@@ -443,7 +443,7 @@ attn_status stats_write_json(FILE *f)
         rc |= json_object_set_new(stages, stage_name(s), json_of_histogram(&stats.stage[s]));
     rc |= json_object_set_new(root, "step_stage_seconds", stages);
     rc |= json_object_set_new(root, "canary_error_ratio", json_of_canary());
-    if (rc == 0) /* 15 digits: a nanosecond in eleven days */
+    if (rc == 0) /* 15 digits resolve a nanosecond in eleven days */
         rc = json_dumpf(root, f, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(15));
     json_decref(root);
     return rc == 0 && fputc('\n', f) != EOF ? ATTN_OK : ATTN_ENOMEM;

@@ -1,8 +1,8 @@
-/* stats.h: the daemon's counters: atomics that any thread adds to and the HTTP thread reads.
+/* stats.h: the daemon's metrics: atomics that any thread changes and the HTTP thread reads.
  *
- * One X-macro a kind is the single place where a metric gets its name, help text and storage. At
- * any moment: steps_received = steps answered (by status) + steps in flight; request.c counts all
- * three. They are for reading: nothing in the daemon decides by one.
+ * One X-macro per kind is the single place where a metric gets its name, help text and storage. At
+ * any moment steps_received = steps answered (by status) + steps in flight; request.c counts all
+ * three. Metrics are only shown: nothing in the daemon depends on one.
  */
 #ifndef ATTND_DAEMON_BASE_STATS_H
 #define ATTND_DAEMON_BASE_STATS_H
@@ -14,8 +14,8 @@
 #include "daemon/base/stages.h"
 #include "proto/attn_types.h"
 
-/* X(field, metric name without attnd_, help). Fields that end in _ns are exported in seconds, those
- * that end in _at_ns, moments of clock_now_ns, as their age; 0 is none. */
+/* X(field, metric name without attnd_, help). Fields that end in _ns are exported in seconds; those
+ * that end in _at_ns are moments of clock_now_ns (0: none) and are exported as their age. */
 #define STATS_COUNTER_MAP(X)                                                                       \
     X(requests_received, "requests_received_total", "Requests decoded, steps included")            \
     X(requests_refused_overload, "requests_refused_overload_total",                                \
@@ -131,7 +131,7 @@ struct stats_histogram {
     _Atomic uint64_t sum_ns;
 };
 
-#define STATS_CANARY_BUCKETS 16 /* up to 2^-10, 2^-9 ... 2^4 times the bound, and beyond */
+#define STATS_CANARY_BUCKETS 16 /* up to 2^-10, 2^-9 ... 2^4 times the bound, and above */
 
 #define STATS_MAX_TENANTS 64
 #define STATS_TENANT_MAP(X)                                                                        \
@@ -150,7 +150,7 @@ struct stats_histogram {
 enum { STATS_TENANT_STEPS = 7, STATS_TENANT_FAILED, STATS_TENANT_DEVICE, STATS_TENANT_N };
 
 #define STATS_MAX_CARDS 8
-/* X(number, field, name, type, help): of each card, where there are several */
+/* X(number, field, name, type, help): per card, where there are several */
 #define STATS_CARD_MAP(X)                                                                          \
     X(0, "count", "card_sequences", "gauge", "Sequences open on a card")                           \
     X(1, "count", "card_blocks", "gauge", "Blocks of all pools on a card")                         \
@@ -184,14 +184,14 @@ enum {
 };
 
 struct stats_card {
-    uint32_t device; /* by the driver's number */
-    char name[24]; /* the same, behind a backend if device.index names one */
+    uint32_t device; /* the driver's number */
+    char name[24]; /* the same, behind the backend's name if device.index has one */
     _Atomic uint64_t value[STATS_CARD_N];
 };
 
 struct stats_tenant {
     char name[64];
-    _Atomic uint64_t used[STATS_TENANT_N]; /* the first seven as enum tenant_quota */
+    _Atomic uint64_t used[STATS_TENANT_N]; /* the first seven by enum tenant_quota */
 };
 
 struct stats {
@@ -205,7 +205,7 @@ struct stats {
     _Atomic uint64_t canary_ratio[STATS_CANARY_BUCKETS];
     _Atomic uint64_t canary_ratio_sum; /* millionths */
     struct stats_card cards[STATS_MAX_CARDS];
-    _Atomic uint32_t n_cards; /* 0: there is one, and the sums say all */
+    _Atomic uint32_t n_cards; /* 0: there is one card, and the totals are its values */
     struct stats_tenant tenants[STATS_MAX_TENANTS];
     _Atomic uint32_t n_tenants;
 };
@@ -214,13 +214,13 @@ struct stats {
 enum { STATS_MAX_POOLS = 32, STATS_POOL_NAME_BYTES = 64 };
 struct stats_pool {
     char name[STATS_POOL_NAME_BYTES];
-    uint64_t blocks, free, tiered, sequences; /* tiered: not of blocks */
+    uint64_t blocks, free, tiered, sequences; /* blocks does not include tiered */
 };
-/* Publishes all n pools; those past STATS_MAX_POOLS are summed as one, "(others)". Any thread; a
- * short copy under a lock. */
+/* Replaces the published pools; those past STATS_MAX_POOLS are summed as one, "(others)". Any
+ * thread; a short copy under a lock. */
 void stats_set_pools(const struct stats_pool *pools, size_t n);
 
-/* The process has one. */
+/* The process's metrics. */
 extern struct stats stats;
 
 #define stats_add(field, n) atomic_fetch_add_explicit(&stats.field, (n), memory_order_relaxed)
@@ -235,21 +235,22 @@ extern struct stats stats;
 #define stats_card_set(card, what, n)                                                              \
     atomic_store_explicit(&stats.cards[card].value[what], (n), memory_order_relaxed)
 
-/* Counts a step as answered with st; a status that is none counts as ATTN_EINTERNAL. */
+/* Counts a step as answered with st; an unknown status counts as ATTN_EINTERNAL. */
 void stats_count_answer(attn_status st);
 void stats_observe_ns(enum stats_transport t, enum stats_time what, uint64_t ns);
 void stats_observe_stage_ns(enum stage s, uint64_t ns);
-/* An output was compared: its largest error over its bound. */
+/* Counts an output that the canary compared. ratio: its largest error over its bound. */
 void stats_observe_canary(double ratio);
 const char *stats_transport_name(enum stats_transport t); /* "ipc" */
-/* Prometheus text format 0.0.4 to f. */
+/* Writes all metrics to f in Prometheus text format 0.0.4. */
 void stats_write_prometheus(FILE *f);
-#define STATS_SCHEMA 2 /* of the JSON: raised when a name goes or changes its meaning */
-/* The same as one JSON object, and a newline. ATTN_ENOMEM: what was written is not all. */
+#define STATS_SCHEMA 2 /* of the JSON: raised when a name is removed or changes its meaning */
+/* Writes the same as one JSON object and a newline. ATTN_ENOMEM: what was written is incomplete. */
 attn_status stats_write_json(FILE *f);
-/* A tenant's place, made if it is new; at the end of the table all share the last. */
+/* The tenant's index in stats.tenants, added if it is new; when the table is full, the last one. */
 uint32_t stats_tenant_add(const char *name);
-/* What one tenant may see: its own, as one object. */
+/* Writes the metrics of one tenant, which are all that it may see, as one JSON object. ATTN_ENOMEM
+ * as above. */
 attn_status stats_write_tenant_json(FILE *f, uint32_t tenant);
 
 #endif
