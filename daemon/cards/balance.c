@@ -1,5 +1,5 @@
-/* balance.c: decides from the load of the cards which one should give sequences to which, and how
- * much. Pure functions, called by the engine that looks for a sequence to move. */
+/* balance.c: compares the memory and the load of cards. Called by the engine that looks for a
+ * sequence to move. */
 #include "daemon/cards/balance.h"
 
 enum { BUSY_PERMILLE = 800 };
@@ -26,7 +26,7 @@ struct balance_move balance_room(const struct balance_card *cards, uint32_t n_ca
     }
     if (to == from || cards[from].is_lost || own >= 250 || best < own + 250)
         return none;
-    /* both have the same share of free blocks afterwards, if all of it goes */
+    /* moving n blocks leaves both with the same part of their blocks free */
     uint64_t a = cards[from].n_blocks, b = cards[to].n_blocks;
     uint64_t n = (a * cards[to].n_free - b * cards[from].n_free) / (a + b);
     return (struct balance_move){to, n};

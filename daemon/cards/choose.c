@@ -1,5 +1,5 @@
-/* choose.c: which sequence this card should give away, to which other card: cards/balance.c
- * says how much, by the blocks and the device time that the cards have.
+/* choose.c: chooses which sequence this card should give to which other card. cards/balance.c says
+ * how many blocks should go, from the cards' free blocks and device times.
  */
 #include "daemon/cards/choose.h"
 
@@ -8,7 +8,7 @@
 #include "daemon/cards/internal.h"
 #include "daemon/engine/core/pool_table.h"
 
-/* Blocks of a sequence: its table's, without those its windows have released. */
+/* Blocks of a sequence's table, without those that its windows have released. */
 static uint32_t blocks_of(const struct kv_seq_info *info)
 {
     return info->n_blocks - (info->hole_past - info->hole_first);
@@ -27,7 +27,8 @@ static uint64_t active_blocks(struct engine *e, uint32_t pool)
     return n;
 }
 
-/* The pool's largest sequence of at most `most` blocks, few of which are shared. */
+/* The pool's largest sequence of at most `most` blocks, of which none is paged out and at most half
+ * are cached. */
 static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_active,
                  kv_seq_id *out)
 {

@@ -1,21 +1,21 @@
-/* move.c: a sequence goes from one card to another while it is used.
+/* move.c: moves a sequence from one card to another while it is in use.
  *
- * The source copies its full blocks while steps go on: held, they do not change. What a truncation
- * takes away meanwhile is noted, and copied again. When little is left, and at a moment when
- * nothing of the sequence is in work, it is stopped: requests for it, and all behind them, are held
- * back in the source's inbox. The rest is copied, the target makes the sequence, with the same
- * epoch, and what is known of the requests that made it (kv_seq_import_end); nobody sends anything
- * there yet. Then the source closes its own, and with the route held for writing the table of names
- * changes and all that waits in its inbox is sent again. So what came before the change and what
- * comes after it stay in order, and each request meets the sequence once. A process that dies
- * between the two leaves two that are equal, of which the successor drops one.
+ * The source copies full blocks while steps go on; they are held, so they do not change. Blocks
+ * that a truncation cuts off meanwhile are noted and copied again. When few blocks are left and no
+ * item of the sequence is in flight, the sequence stops: requests for it, and all behind them, are
+ * held back. The rest is copied, and the target makes the sequence, with the same epoch and with
+ * what is known of the requests that made it (kv_seq_import_end); no request is sent there yet.
+ * Then, with the route held for writing, the source closes its sequence, the table of names
+ * changes, and the held requests and the source's inbox are sent again. So requests before and
+ * after the change stay in order, and each meets the sequence once. A process that dies in between
+ * leaves two equal sequences, of which its successor drops one.
  *
- * One move is under way at a time. It is in the hands of one thread after the other: the source's
- * engine, the target's, and the backend's that copy; what it comes to is the source's to say.
+ * One move is under way at a time. One thread has it at any moment: the source's engine, the
+ * target's, or a backend's that copies. The source decides how it ends.
  *
- * The epoch stays. A raised one, with a map from old to new, was rejected: the map would have to
- * outlive every late duplicate. Windows: blocks that were freed do not move, nor do those freed
- * meanwhile.
+ * The epoch stays the same. Raising it, with a map from old to new, was rejected: the map would
+ * have to outlive every late duplicate. Blocks that a window has freed do not move, nor do those
+ * freed meanwhile.
  */
 #include "daemon/cards/move.h"
 
@@ -39,18 +39,18 @@
 #include "daemon/engine/core/queue.h"
 
 enum {
-    LAST_BLOCKS = 2, /* full ones, and what is begun: what the sequence may be stopped for */
-    MOST_LAST_BLOCKS = 16, /* the same where layers are far apart */
+    LAST_BLOCKS = 2, /* full blocks, beside the one begun, that may be copied while it is stopped */
+    MOST_LAST_BLOCKS = 16, /* all blocks then, where layers differ much in length */
 };
-#define CHUNK_BYTES ((uint64_t)1 << 30) /* engines go on with the next at a turn of theirs */
-#define STAGED_BYTES ((uint64_t)32 << 20) /* the same by way of host memory */
-static const uint64_t STOP_NS = UINT64_C(1000000000); /* it goes on at the source then */
-static const uint64_t BUSY_NS = UINT64_C(10000000000); /* so long it is always in work: no move */
-static const uint64_t SETTLE_NS = UINT64_C(5000000000);
+#define CHUNK_BYTES ((uint64_t)1 << 30) /* copied at once; engines begin the next in a turn */
+#define STAGED_BYTES ((uint64_t)32 << 20) /* the same through host memory */
+static const uint64_t STOP_NS = UINT64_C(1000000000); /* longest stop; then the move is abandoned */
+static const uint64_t BUSY_NS = UINT64_C(10000000000); /* longest wait for a moment to stop it */
+static const uint64_t SETTLE_NS = UINT64_C(5000000000); /* longest wait for copies at the end */
 
 /* --- the source ------------------------------------------------------------------------------- */
 
-/* The sequence goes on here. */
+/* Ends this card's part in the move: a sequence that is still here goes on. */
 static void go_on(struct engine *e)
 {
     struct card_leave *l = leave_of(e);
@@ -73,7 +73,7 @@ static void say_stays(struct engine *e, struct card_move *m, attn_status st, con
     m->req = NULL;
 }
 
-/* The move is in this engine's hands. */
+/* Ends the move, which this engine has: the sequence stays, and the target drops its copy. */
 static void stays(struct engine *e, struct card_move *m, attn_status st, const char *why)
 {
     if (leave_of(e)->move == m) {
@@ -83,7 +83,8 @@ static void stays(struct engine *e, struct card_move *m, attn_status st, const c
     card_move_notify(m->to, m, MOVE_DROPPED);
 }
 
-/* The move is in the other engine's hands and will be told when it comes back. */
+/* Gives up a move that the target has: the sequence stays. The target's copy is dropped when the
+ * move comes back. */
 static void abandon(struct engine *e, attn_status st, const char *why)
 {
     struct card_move *m = leave_of(e)->move;
@@ -91,7 +92,7 @@ static void abandon(struct engine *e, attn_status st, const char *why)
     say_stays(e, m, st, why);
 }
 
-/* Drops the hold on the source's blocks; nothing reads them any more. */
+/* Drops the hold on the source's blocks, which are not read any more. */
 static void reading_release(struct engine *e)
 {
     kv_seq_import_cancel(e->env.kv, leave_of(e)->reading);
@@ -99,8 +100,8 @@ static void reading_release(struct engine *e)
     seqs_have_room(e);
 }
 
-/* Has the target take [first, first + n). They are held here, since a truncation or a close in the
- * meantime would give them to another sequence. */
+/* Asks the target to take blocks [first, first + n). They are held here, or a truncation or close
+ * could give them to another sequence meanwhile. */
 static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t n,
                 const struct kv_seq_info *info)
 {
@@ -131,14 +132,14 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
     }
 }
 
-/* Most blocks that are copied together. */
+/* How many blocks of this size may be copied together. */
 static uint32_t chunk(const struct card_move *m, uint64_t bytes)
 {
     uint64_t n = (m->staging == NULL ? CHUNK_BYTES : m->staging_bytes) / bytes;
     return n < 1 ? 1 : n > CARD_MOVE_BLOCKS ? CARD_MOVE_BLOCKS : (uint32_t)n;
 }
 
-/* Copies the next full blocks or, if few are left, the rest once no item is in work. */
+/* Copies the next full blocks or, if few are left, the rest once no item is in flight. */
 static void go_ahead(struct engine *e, struct card_move *m)
 {
     struct card_leave *l = leave_of(e);
@@ -155,7 +156,7 @@ static void go_ahead(struct engine *e, struct card_move *m)
         n_full = n < n_full ? n : n_full;
     }
     if (l->n_there >= info.hole_first && l->n_there < info.hole_past)
-        l->n_there = info.hole_past; /* what is freed does not go */
+        l->n_there = info.hole_past; /* blocks that a window has freed are skipped */
     bool is_before_hole = l->n_there < info.hole_first;
     if (n_full > l->n_there + LAST_BLOCKS || is_before_hole) {
         uint32_t n = (is_before_hole ? info.hole_first : n_full) - l->n_there;
@@ -236,7 +237,7 @@ static void say_moved(const struct card_move *m, uint64_t stopped_ns)
                 (now_ns - stopped_ns) / 1000);
 }
 
-/* The target has all of it: it is the target's. */
+/* The target has all blocks: hands the sequence over to it. */
 static void leave(struct engine *e, struct card_move *m)
 {
     struct cards *c = m->cards;
@@ -256,7 +257,7 @@ static void leave(struct engine *e, struct card_move *m)
     cards_moved(c, m->name, m->to->env.card, m->left.epoch);
     l->seq = SEQ_NONE;
     go_on(e);
-    card_move_notify(m->to, m, MOVE_LEFT); /* before what is sent there; m is gone */
+    card_move_notify(m->to, m, MOVE_LEFT); /* before any request there; m is the target's now */
     cards_send_again(c, list, e);
     pthread_rwlock_unlock(&c->route);
     e->is_dirty = true;
@@ -269,7 +270,7 @@ static void leave(struct engine *e, struct card_move *m)
 
 /* --- what begins one -------------------------------------------------------------------------- */
 
-/* Memory on the way between two backends that don't know each other; false: there is none. */
+/* Takes host memory for copies between backends that can't copy directly. false: there is none. */
 static bool stage(struct card_move *m, uint64_t bytes)
 {
     const struct engine_env *from = &m->from->env, *to = &m->to->env;
@@ -284,7 +285,7 @@ static bool stage(struct card_move *m, uint64_t bytes)
     return true;
 }
 
-/* false: another is under way, or there is no memory. */
+/* Begins a move. false: another one is under way, or there is no memory. */
 static bool begin(struct engine *e, kv_seq_id seq, uint32_t to, struct request *req)
 {
     struct cards *c = cards_of(e);
@@ -331,7 +332,7 @@ attn_status cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq,
     return a->is_later ? ATTN_OK : answer_no(a, ATTN_EOVERLOAD, "another sequence is being moved");
 }
 
-/* What this card has too much of goes. */
+/* Begins a move if this card has too much memory or load in use. */
 static void look(struct engine *e, uint64_t now_ns)
 {
     kv_seq_id seq;

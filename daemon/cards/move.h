@@ -1,4 +1,4 @@
-/* move.h: a sequence goes to another card while it is used. The engine's thread. */
+/* move.h: moves a sequence to another card while it is in use. The engine's thread. */
 #ifndef ATTND_DAEMON_CARDS_MOVE_H
 #define ATTND_DAEMON_CARDS_MOVE_H
 
@@ -7,13 +7,15 @@
 
 struct answer;
 
-/* An operator's request: answered when the sequence is there, or why not. */
+/* Begins the move that an operator asks for. The request is answered when the sequence has moved or
+ * can't be. */
 attn_status cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a);
-/* At each turn, before anything of it is looked at: what can go on goes on. true: it did. */
+/* Advances this card's move, or looks whether one should begin. Called at the beginning of each
+ * turn. true: a sequence has left. */
 bool cards_move_turn(struct engine *e);
-/* The engine stops: what moves stays where it is. */
+/* The engine stops: ends this card's move, so that the sequence stays. */
 void cards_move_stop(struct engine *e);
-/* All engines have stopped. NULL is fine. */
+/* Frees a move that is left when all engines have stopped. NULL is fine. */
 void cards_move_fini(struct cards *c);
 
 #endif

@@ -1,5 +1,5 @@
-/* move_hold.c: requests for a sequence that is about to leave this card, and all behind them, wait
- * here until it has left, and are sent after it; or it stays, and they go on.
+/* move_hold.c: keeps requests for a sequence that is about to leave this card, and all behind them.
+ * When it has left they are routed again; if it stays they go on here.
  */
 #include "daemon/cards/move_hold.h"
 
@@ -44,7 +44,7 @@ struct request *cards_hold_end(struct engine *e)
     return list;
 }
 
-/* All that waits, what was held back first. */
+/* The inbox comes behind what was held back. */
 struct request *cards_hold_all(struct engine *e)
 {
     struct card_leave *l = leave_of(e);

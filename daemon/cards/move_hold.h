@@ -1,15 +1,15 @@
-/* move_hold.h: requests that are held back while a sequence leaves (cards/move.c). The engine's
- * thread. */
+/* move_hold.h: holds requests back while a sequence leaves (cards/move.c). The engine's thread. */
 #ifndef ATTND_DAEMON_CARDS_MOVE_HOLD_H
 #define ATTND_DAEMON_CARDS_MOVE_HOLD_H
 
 #include "daemon/cards/cards.h"
 
-/* The request must wait until a sequence has left: it is held back. Requests are asked in order. */
+/* Holds the request back if it names the sequence that leaves, or if others are held back already.
+ * Call it for requests in order. true: it is held. */
 bool cards_hold(struct engine *e, struct request *req);
-/* What was held back and is not any more, oldest first. */
+/* Takes the requests whose wait is over because the sequence stays, oldest first. NULL: none. */
 struct request *cards_hold_end(struct engine *e);
-/* All that waits, what was held back first: it is sent elsewhere. */
+/* Takes the requests held back and then those in the inbox, to be routed again. */
 struct request *cards_hold_all(struct engine *e);
 
 #endif

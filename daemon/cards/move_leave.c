@@ -1,5 +1,5 @@
-/* move_leave.c: what handlers ask and report about a sequence that is moving to another card:
- * whether it is stopped, that it changed, that it closed. Engine thread. */
+/* move_leave.c: what handlers report and ask about the sequence that is moving to another card:
+ * that it was cut or closed, whether it is moving. */
 #include "daemon/cards/move_leave.h"
 
 #include "daemon/cards/internal.h"
@@ -9,9 +9,9 @@ void cards_move_cut(struct engine *e, uint32_t seq, uint32_t n_blocks)
     struct card_leave *l = leave_of(e);
     if (l->move == NULL || l->seq != seq)
         return;
-    uint32_t n = n_blocks > 0 ? n_blocks - 1 : 0; /* the last may be begun again */
+    uint32_t n = n_blocks > 0 ? n_blocks - 1 : 0; /* the last one may be written again */
     l->n_valid = n < l->n_valid ? n : l->n_valid;
-    if (l->wants_stop && l->n_there > n) /* it is here, not at the target */
+    if (l->wants_stop && l->n_there > n) /* no copy is under way: correct n_there itself */
         l->n_there = n;
 }
 

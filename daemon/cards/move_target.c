@@ -1,7 +1,6 @@
 /* move_target.c: the target's side of a move between cards, and the copying that both sides share.
- * The target reserves blocks for what comes and builds the sequence once all has come; the sequence
- * has no owner there until the source says so. Each step runs on the thread of the engine that
- * holds the move. */
+ * The target reserves blocks for what comes and makes the sequence once it has all; requests use it
+ * there only after the source has let it go. Runs on the thread that has the move. */
 #include "daemon/cards/move_target.h"
 
 #include <inttypes.h>
@@ -28,7 +27,7 @@ void card_move_free(struct card_move *m)
     free(m);
 }
 
-/* On a thread of a backend's. */
+/* A copy is done. On a backend's thread. */
 static void copied(struct backend_moves *moves)
 {
     struct card_move *m = moves->user;
@@ -40,10 +39,9 @@ static void copied(struct backend_moves *moves)
         snprintf(m->why, sizeof m->why, "its blocks can't be copied: %s",
                  attn_status_message(m->status));
     card_move_notify(m->to, m, is_out ? MOVE_COMES : MOVE_BROUGHT);
-    atomic_fetch_sub(&c->n_copying, 1); /* the last: engines wait for it as they end */
+    atomic_fetch_sub(&c->n_copying, 1); /* last: engines that end wait for this */
 }
 
-/* false: m->status says why nothing was begun. */
 bool card_move_copy(struct engine *e, struct card_move *m)
 {
     m->moves = (struct backend_moves){.list = m->list, .n = m->n, .done = copied, .user = m};
@@ -99,8 +97,8 @@ static void land(struct engine *e, struct card_move *m)
     m->has_landed = true;
     e->seqs[m->landed.index].is_moving = true;
     e->seqs[m->landed.index].trace = m->trace;
-    e->seqs[m->landed.index].kept_epoch = 0; /* what was cut at the source is not known here */
-    tokens_came(e, clock_now_ns()); /* it may be in the middle of one */
+    e->seqs[m->landed.index].kept_epoch = 0; /* truncations at the source are not known here */
+    tokens_came(e, clock_now_ns()); /* it may be in the middle of a token */
     e->is_dirty = true;
 }
 
@@ -114,7 +112,7 @@ void card_move_brought(struct engine *e, struct card_move *m)
 void card_move_comes(struct engine *e, struct card_move *m)
 {
     struct pool *p = pool_of_kv(e, (kv_pool_id){m->pool});
-    if (m->status == ATTN_OK) /* else what was to come could not leave */
+    if (m->status == ATTN_OK) /* else the source could not copy the blocks out */
         m->status = take_place(e, m);
     if (m->status != ATTN_OK || m->n == 0) {
         card_move_brought(e, m);

@@ -1,5 +1,5 @@
-/* move_target.h: a move on its way between two cards' engines (cards/move.c): what it is, and what
- * both do with it. It is in the hands of one thread at a time.
+/* move_target.h: a move between the engines of two cards (cards/move.c), and the target's part in
+ * it. One thread has the move at a time.
  */
 #ifndef ATTND_DAEMON_CARDS_MOVE_TARGET_H
 #define ATTND_DAEMON_CARDS_MOVE_TARGET_H
@@ -8,33 +8,32 @@
 #include "daemon/cards/internal.h"
 #include "daemon/engine/core/message.h"
 
-enum { CARD_MOVE_BLOCKS = 1024 }; /* that are copied together */
+enum { CARD_MOVE_BLOCKS = 1024 }; /* most blocks copied together */
 
 enum move_state {
-    MOVE_COMES, /* target: a place for the blocks asked for, and their bytes */
-    MOVE_BROUGHT, /* target: the bytes are there, or why not */
-    MOVE_ASKED, /* source: so has the target done */
-    MOVE_LEFT, /* target: the sequence is its own */
-    MOVE_DROPPED, /* target: nothing comes of it */
+    MOVE_COMES, /* target: reserve the blocks and copy their bytes */
+    MOVE_BROUGHT, /* target: the copy is done, or has failed */
+    MOVE_ASKED, /* source: the target has the blocks, or has failed */
+    MOVE_LEFT, /* target: the sequence is now its own */
+    MOVE_DROPPED, /* target: the move is off; drop everything */
 };
 
 struct card_move {
-    /* first; run by the source's cards/move.c, whoever has the move */
-    struct engine_message message;
+    struct engine_message message; /* first; on_message is card_move_step on both sides */
     struct cards *cards;
     struct engine *from, *to;
     struct seq_name name;
     uint32_t pool;
-    const struct backend_pool *peer; /* the source's */
+    const struct backend_pool *peer; /* the source's pool */
     enum move_state state;
-    uint32_t first, n; /* that are asked for */
-    uint32_t blocks[CARD_MOVE_BLOCKS]; /* the source's, as in its table */
+    uint32_t first, n; /* blocks of the sequence that are asked for */
+    uint32_t blocks[CARD_MOVE_BLOCKS]; /* their numbers in the source's table */
     struct backend_move list[CARD_MOVE_BLOCKS];
     struct backend_moves moves;
-    uint8_t *staging; /* [staging_bytes]; NULL: the backends are of one module */
+    uint8_t *staging; /* [staging_bytes] host memory; NULL: the backends copy directly */
     size_t staging_bytes;
-    bool is_last;
-    struct kv_seq_export left; /* of the last: as it is then */
+    bool is_last; /* these are the last blocks; the sequence is stopped */
+    struct kv_seq_export left; /* the sequence as it was then */
     struct trace_entry trace;
     /* the target's */
     struct kv_seq_import *import;
@@ -42,19 +41,19 @@ struct card_move {
     bool has_landed;
     attn_status status;
     char why[WHY_BYTES];
-    struct request *req; /* an operator's; NULL */
+    struct request *req; /* of the operator who asked for it; NULL: none did */
     uint64_t begun_ns, n_bytes;
 };
 
-/* Has the engine go on with it in this state; it is that engine's from then on. Any thread. */
+/* Passes the move in this state to an engine, which has it from then on. Any thread. */
 void card_move_notify(struct engine *e, struct card_move *m, enum move_state state);
-/* Copies m->list; the target is notified when it is there. false: m->status says why nothing was
- * begun. */
+/* Starts to copy m->list; the target is notified when that is done. false: it did not start, and
+ * m->status and m->why say why. */
 bool card_move_copy(struct engine *e, struct card_move *m);
 /* NULL is fine. */
 void card_move_free(struct card_move *m);
 
-/* The target's: it goes on with a move that it was notified of. */
+/* The target's handlers for the states that it is notified of; card_move_landed is MOVE_LEFT's. */
 void card_move_comes(struct engine *e, struct card_move *m);
 void card_move_brought(struct engine *e, struct card_move *m);
 void card_move_dropped(struct engine *e, struct card_move *m);

@@ -1,6 +1,6 @@
-/* names.c: tables of a daemon with several cards: which card has the sequence of a name, names
- * whose epoch was made by another card, and the tenant of each session. Called by routing and by
- * every engine; one lock protects all. */
+/* names.c: tables of a daemon with several cards: the card of each named sequence, the sequences
+ * whose epoch names a card that they have left, and the tenant of each session. Called by routing
+ * and by every engine; one lock protects all. */
 #define _GNU_SOURCE
 #include "daemon/cards/names.h"
 
@@ -11,15 +11,15 @@
 #include "daemon/cards/internal.h"
 #include "daemon/cards/placement.h"
 
-/* Where a sequence is, or is being made. */
+/* The card that a sequence is on, or is being made on. */
 struct card_name {
     struct seq_name name; /* first: what the tree compares */
     uint32_t card, pool;
     struct card_affinity *affinity; /* of the session that made it; NULL: not known */
-    uint32_t n_pending; /* requests on their way that may make it */
+    uint32_t n_pending; /* unanswered requests that may make it */
     bool is_open;
-    uint32_t epoch; /* it has moved, and its epoch names another card; else 0 */
-    struct card_name *next_moved; /* of the same place of cards.moved */
+    uint32_t epoch; /* if it has moved and its epoch names another card; else 0 */
+    struct card_name *next_moved; /* in the same bucket of cards.moved */
 };
 
 static int compare(const void *a, const void *b)
@@ -38,7 +38,7 @@ static struct card_name *name_find(struct cards *c, struct seq_name name)
     return at == NULL ? NULL : *at;
 }
 
-/* The entry counts for a card and a pool, or does no more. */
+/* Adds the entry to the counts of its card, pool and session (by is 1) or takes it out (-1). */
 static void name_count(struct cards *c, const struct card_name *n, int by)
 {
     if (n->pool < c->max_pools)
@@ -78,7 +78,7 @@ static struct card_name **moved_place(struct cards *c, struct seq_name name)
     return &c->moved[hash >> (64 - CARDS_MOVED_BITS)];
 }
 
-/* Records the sequence's epoch; 0: it is closed. */
+/* Records the sequence's epoch, and whether that names another card; 0: it is closed. */
 static void moved_note(struct cards *c, struct card_name *n, uint32_t epoch)
 {
     struct card_name **at = moved_place(c, n->name);
@@ -137,7 +137,7 @@ bool cards_are_elsewhere(struct cards *c, uint32_t card, struct seq_name name)
     return is;
 }
 
-/* Frees an unused name. */
+/* Frees the name if it is not used any more. */
 static void name_look(struct cards *c, struct card_name *n)
 {
     if (n->is_open || n->n_pending > 0)
@@ -181,7 +181,7 @@ void cards_closed(struct cards *c, uint32_t card, struct seq_name name)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* A request that was placed by this name leaves, whether it was carried out or not. */
+/* Ends the claim of a request on this name, whether the request was carried out or not. */
 static void name_unplace(void *cards, struct seq_name name)
 {
     struct cards *c = cards;
@@ -194,7 +194,7 @@ static void name_unplace(void *cards, struct seq_name name)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Free blocks that one more sequence of the pool would have to itself. */
+/* Free blocks per sequence of the pool, with one more sequence. */
 static double room_of(const struct cards *c, uint32_t card, uint32_t pool)
 {
     uint64_t n_free =
@@ -202,9 +202,9 @@ static double room_of(const struct cards *c, uint32_t card, uint32_t pool)
     return (double)n_free / (c->n_names[card][pool] + 1);
 }
 
-/* The live card where a sequence of the pool has most free blocks to itself; of equal ones the one
- * with less work. But the card that has its beginning, or the session's other sequences, if it has
- * half as many at least. */
+/* The card for a new sequence: the one with its prefix, else the one with its session's sequences;
+ * but if that has less than half the room (room_of) of the roomiest live card, then the latter. Of
+ * equally roomy ones the one with fewer requests is taken. */
 static uint32_t best_card(struct cards *c, uint32_t pool, uint32_t prefix,
                           const struct card_affinity *affinity)
 {
@@ -244,11 +244,11 @@ uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name,
         n = name_add(c, name, affinity, card, pool);
         *out_no_memory = n == NULL;
     } else if (is_made) {
-        n->is_open = false; /* its sequence went with the card */
+        n->is_open = false; /* its sequence was lost with the card */
         moved_note(c, n, 0);
         name_move(c, n, card, pool);
     }
-    card_affinity_count(c, affinity, 0, 0); /* nothing was made */
+    card_affinity_count(c, affinity, 0, 0); /* frees a new affinity that was not used */
     bool is_elsewhere = n != NULL && to.must_be != CARDS_MAX && n->card != to.must_be;
     uint32_t at = n == NULL || is_elsewhere ? CARDS_MAX : n->card;
     if (at != CARDS_MAX) {

@@ -1,6 +1,4 @@
-/* open.c: the table of cards behind cards.h: opening and joining, what each engine last published
- * of its pools, and sums over all cards for stats and lists. Published values are atomics that any
- * thread reads. */
+/* open.c: makes and frees the table of cards, which engines join as they are opened. */
 #include <stdlib.h>
 #include <sys/random.h>
 

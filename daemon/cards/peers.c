@@ -1,5 +1,5 @@
-/* peers.c: what several cards answer to their engines. An engine asks by a sequence's id or name,
- * the table of names by the name and the card that it is on. */
+/* peers.c: fills the engines' table of peers_ops with the functions of this folder. It turns an
+ * engine's sequence ids into the names and cards that those take. */
 #include "daemon/cards/peers.h"
 
 #include "daemon/cards/internal.h"

@@ -1,4 +1,5 @@
-/* peers.h: the table by which engines ask what is decided above them (engine/core/peers.h). */
+/* peers.h: the functions that an engine of several cards calls to reach the others
+ * (engine/core/peers.h). */
 #ifndef ATTND_DAEMON_CARDS_PEERS_H
 #define ATTND_DAEMON_CARDS_PEERS_H
 

@@ -1,5 +1,5 @@
-/* placement.c: counts the sequences of each session per card, and chooses a card for the session's
- * next one. Called by the name table of cards, under the lock of struct cards. */
+/* placement.c: counts the sequences of each session per card, and chooses a card for its next one.
+ * Called by cards/names.c, under the lock of struct cards. */
 #define _GNU_SOURCE
 #include "daemon/cards/placement.h"
 

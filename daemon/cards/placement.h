@@ -1,5 +1,5 @@
-/* placement.h: where a session's sequences are, so that its next one may go there: a step over
- * sequences of one card is computed and waited for once.
+/* placement.h: on which cards a session has its sequences, so that its next one may go to the same
+ * card: a step whose sequences are on one card need not be split.
  *
  * Under the lock of struct cards.
  */
@@ -8,19 +8,21 @@
 
 #include "daemon/cards/cards.h"
 
-/* Sequences that one session has made. */
+/* How many sequences one session has made, per card. */
 struct card_affinity {
-    uint64_t session; /* first: what the tree compares */
+    uint64_t session; /* first: the tree's key */
     uint32_t n[CARDS_MAX], n_all;
 };
 
-/* The session's, made if it has none. NULL: no memory, and its sequences are counted nowhere. */
+/* The session's record, made if there is none. NULL: no memory; its sequences are not counted. */
 struct card_affinity *card_affinity_of(struct cards *c, uint64_t session);
-/* One more (by is 1) or less (-1) on a card. NULL is fine; one that then has none is gone. */
+/* Counts one more (by is 1) or one less (-1) on a card; 0 changes nothing. A record that then
+ * counts none is freed. NULL is fine. */
 void card_affinity_count(struct cards *c, struct card_affinity *h, uint32_t card, int by);
-/* The card with most of the session's sequences, unless one more there would exceed its fair share
- * by over a quarter. The fair share is all sequences over the live cards, or what it would be if
- * every session had as many as this one. Else CARDS_MAX. */
+/* The live card with most of the session's sequences; CARDS_MAX: it has none, or one more there
+ * would exceed the card's fair share by over a quarter. The fair share is the pool's sequences
+ * divided by the live cards, or what it would be if every session had as many as this one if that
+ * is more. */
 uint32_t card_affinity_choose(const struct cards *c, const struct card_affinity *h, uint32_t pool);
 void cards_affinity_fini(struct cards *c);
 

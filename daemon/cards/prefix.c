@@ -1,9 +1,9 @@
-/* prefix.c: a prompt goes to the card that is likely to have its beginning.
+/* prefix.c: remembers on which card the beginnings of prompts are.
  *
- * Of each prompt that is opened, beginnings of some lengths are noted with the card that it went
- * to, by their hashes in a table without locks; the longest that is found says where a later prompt
- * would find most. It is a guess: what a card has, its cache says. A hash that stands for two
- * beginnings, or a record that was lost to another thread's, costs a miss.
+ * For each opened prompt, the hashes of its beginnings of some lengths are stored with its card in
+ * a table without locks. A later prompt goes to the card of its longest beginning that is found.
+ * This is only a guess, since the card's cache may have dropped the blocks. A hash collision, or an
+ * entry that another one has overwritten, costs a cache miss.
  */
 #include "daemon/cards/prefix.h"
 
@@ -13,12 +13,12 @@
 #include "daemon/cards/cards.h"
 #include "daemon/cards/internal.h"
 
-/* Tokens of the beginnings. The next length is in reach of a prompt that is four times as long. */
+/* Lengths of the beginnings, in tokens. */
 static const uint32_t lengths[] = {16, 64, 256, 1024, 4096, 16384};
 enum { N_LENGTHS = sizeof lengths / sizeof lengths[0], CARD_BITS = 3 };
 static_assert(CARDS_MAX == 1 << CARD_BITS, "a card fits");
 
-/* An entry has the hash without its lowest bits, which are the card. */
+/* Hash of the first n tokens; an entry has the card in its lowest bits, which are 0 here. */
 static uint64_t hash_of(const struct cards *c, const Attnd__Open *o, uint32_t n)
 {
     uint64_t seed = c->prefix_seed ^ o->pool ^ (o->adapter << 1);

@@ -1,5 +1,5 @@
-/* restore.c: several arenas of a predecessor are made to agree. It may have been killed
- * between telling one card something and telling another. Engines have taken up their arenas, and
+/* restore.c: makes the arenas that a predecessor left on several cards agree: it may have been
+ * killed after it changed one and before it changed another. Engines have taken up their arenas and
  * have no thread yet.
  */
 #include "daemon/cards/restore.h"
@@ -20,7 +20,7 @@
 #include "daemon/engine/pool/create.h"
 #include "daemon/engine/pool/resize.h"
 
-/* But for the number of blocks, which is each card's own. */
+/* Whether two pools have the same spec, apart from the number of blocks, which may differ. */
 static bool is_same(const struct pool *a, const struct pool *b, char *why, size_t why_bytes)
 {
     uint32_t n_blocks = b->spec.wire->n_blocks;
@@ -30,8 +30,8 @@ static bool is_same(const struct pool *a, const struct pool *b, char *why, size_
     return st == ATTN_OK;
 }
 
-/* A pool that not all cards have was never answered, or is being dropped: it is empty, unless a
- * card's cache was of no use. What the primary has counts. */
+/* Gives a card the primary's pools. A pool that only some cards have was being made or dropped, so
+ * it is empty, unless a card's cache could not be used. */
 static attn_status restore_pools(struct engine *primary, struct engine *e, char *why,
                                  size_t why_bytes)
 {
@@ -68,7 +68,8 @@ static attn_status restore_pools(struct engine *primary, struct engine *e, char 
     return ATTN_OK;
 }
 
-/* A session that the primary does not have has ended; one that a card lacks has nothing there. */
+/* Makes a slot's session agree: one that the primary does not have has ended; a card that lacks it
+ * has nothing of it. */
 static attn_status restore_session(struct cards *c, uint32_t slot)
 {
     struct engine *primary = c->peers.at[0];
@@ -100,13 +101,13 @@ static attn_status restore_session(struct cards *c, uint32_t slot)
     }
     kv_seq_id any;
     if (id == 0 && n_cards > 1 && kv_owner_any(primary->env.kv, slot, &any) != ATTN_OK)
-        /* taken until all are free */
+        /* the slot stays taken until no card has anything of it */
         session_restore(primary->env.sessions, slot, 0, "", now_ns);
     cards_session_kept(c, slot, n_cards);
     return ATTN_OK;
 }
 
-/* What one card has carried out the others are not to carry out again. */
+/* Requests that one card has carried out must not be carried out again by another. */
 static void merge_seen(struct cards *c, uint32_t slot)
 {
     for (uint32_t i = 0; i < c->peers.n; i++)
@@ -138,7 +139,7 @@ static attn_status learn_names(struct cards *c)
     return ATTN_OK;
 }
 
-/* The first size of another card's that is not the primary's; 0: all have the same. */
+/* The first size on another card that differs from n_blocks; 0: all are the same. */
 static uint32_t another_size(const struct cards *c, kv_pool_id id, uint32_t n_blocks)
 {
     for (uint32_t i = 1; i < c->peers.n; i++) {
@@ -149,8 +150,8 @@ static uint32_t another_size(const struct cards *c, kv_pool_id id, uint32_t n_bl
     return 0;
 }
 
-/* A pool that was resized on some cards when the predecessor died has the primary's size on all, or
- * where one cannot, that of the others. Where neither is possible each keeps its own. */
+/* A pool that was resized on only some cards gets the primary's size on all; if a card can't have
+ * that, the others' size; if that fails too, each keeps its own. */
 static void sizes_agree(struct cards *c)
 {
     struct engine *primary = c->peers.at[0];

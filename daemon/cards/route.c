@@ -1,7 +1,7 @@
-/* route.c: a request's way from a listener to the engine of the card that it is for, which its
- * epoch, its sequence's name or its pool says. From the look at where it goes until it is in that
- * engine's inbox the route is held for reading; a sequence changes its card while it is held for
- * writing (cards/move.c), so requests of one connection stay in their order.
+/* route.c: sends a request to the engine of its card, which its epoch, its sequence's name or its
+ * pool decides. The route lock is held for reading from that decision until the request is in the
+ * engine's inbox, and for writing while a sequence changes its card (cards/move.c), so requests of
+ * one connection stay in order.
  */
 #include "daemon/cards/route.h"
 
@@ -21,11 +21,12 @@
 
 enum { NO_POOL = UINT32_MAX };
 
-/* A reply that only the thread which polls may give. */
+/* reply of a request whose transport the primary polls: passes it to the primary's thread, the only
+ * one that may reply there. */
 static void give_back(struct request *req)
 {
     struct engine *primary = req->primary;
-    if (req->bell != NULL) { /* the sentence is its sender's */
+    if (req->bell != NULL) { /* req->why is valid only during this call */
         snprintf(req->bell->why, sizeof req->bell->why, "%s", req->why == NULL ? "" : req->why);
         req->why = req->bell->why;
     }
@@ -33,7 +34,7 @@ static void give_back(struct request *req)
     engine_wake(primary);
 }
 
-/* The tables of the polled transports, but with another way back for replies. */
+/* Stands in for the table of a polled transport, and passes replies through give_back. */
 static const struct transport_ops *returning_ops(enum stats_transport label)
 {
     static const struct transport_ops shm = {.label = STATS_SHM, .reply = give_back};
@@ -41,7 +42,7 @@ static const struct transport_ops *returning_ops(enum stats_transport label)
     return label == STATS_GPU ? &gpu : &shm;
 }
 
-/* The reply may be given by another thread from now on. */
+/* Lets a thread other than the primary's answer the request from now on. */
 static void leave_primary(struct cards *c, struct request *req)
 {
     if (!req->transport->is_polled)
@@ -51,7 +52,7 @@ static void leave_primary(struct cards *c, struct request *req)
     req->transport = returning_ops(req->transport->label);
 }
 
-/* from: the engine that had it; NULL: it comes from a listener. */
+/* Sends the request to a card. from: the engine that had it; NULL: it comes from a listener. */
 static void send_to(struct cards *c, struct request *req, struct engine *from, uint32_t card)
 {
     if (card != 0) {
@@ -64,7 +65,7 @@ static void send_to(struct cards *c, struct request *req, struct engine *from, u
         engine_hand_over(c->peers.at[card], req);
 }
 
-/* The engine that had it refuses it, on its own thread. */
+/* Refuses the request: here, or if an engine had it, by sending it back there to be refused. */
 static void refuse(struct cards *c, struct request *req, struct engine *from, attn_status st,
                    const char *why)
 {
@@ -92,7 +93,7 @@ static void send_step(struct cards *c, struct request *req, struct engine *from)
     cards_step_split(c, req, from, of_cards);
 }
 
-/* Where an open may go: those of split pools are the primary's. */
+/* Where an open may go: to the primary if its pool is split. */
 static struct card_place place_of_open(struct cards *c, const Attnd__Open *o)
 {
     uint32_t pool = pool_index_of_handle(o->pool);
@@ -103,7 +104,7 @@ static struct card_place place_of_open(struct cards *c, const Attnd__Open *o)
                                .prefix = is_split ? 0 : cards_prefix_card(c, o)};
 }
 
-/* A request that may make a sequence of this name. */
+/* Sends a request that may make a sequence of this name. */
 static void send_maker(struct cards *c, struct request *req, struct engine *from,
                        struct seq_name name, uint32_t pool, struct card_place to)
 {
@@ -140,8 +141,8 @@ static void send_by_name(struct cards *c, struct request *req, struct engine *fr
     send_to(c, req, from, cards_of_name(c, of));
 }
 
-/* It is carried out where its source is. Where that has moved since, a repeated one is known where
- * the fork is. */
+/* A fork goes to the card of its source sequence; but a repeated one, whose fork is open on another
+ * card because either has moved since, goes there. */
 static void send_fork(struct cards *c, struct request *req, struct engine *from)
 {
     const Attnd__Fork *f = req->wire.header->fork;
@@ -206,7 +207,7 @@ static void send_on(struct cards *c, struct request *req, struct engine *from)
 
 void cards_send_again(struct cards *c, struct request *list, struct engine *from)
 {
-    /* all at once: of copies of a fork, none is to keep the name for the card that they leave */
+    /* all before the first is sent, or a copy of a fork would keep the name for the old card */
     for (struct request *req = list; req != NULL; req = req->next)
         charge_unplace(&req->charge);
     stack_for_each(struct request, req, list)

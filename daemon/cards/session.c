@@ -1,6 +1,5 @@
-/* session.c: keeps the sessions of the other cards in step with the primary's: their begin and end,
- * and the requests they have had carried out. Called by the primary's engine; each change travels
- * as a message to the other engines. */
+/* session.c: keeps the sessions of the other cards in step with the primary's. Each change is a
+ * message to the other engines. */
 #include "daemon/cards/session.h"
 
 #include <inttypes.h>
@@ -80,12 +79,12 @@ void cards_session_end(struct engine *primary, uint32_t slot, uint64_t id)
     struct cards *c = cards_of(primary);
     cards_tenant_forget(c, id);
     if (atomic_load(&c->slots[slot]) == 1)
-        return; /* it was not begun by the others */
+        return; /* the other cards do not have it */
     for (uint32_t i = 1; i < c->peers.n; i++) {
         struct session_message *n = message_new(session_ends, slot, id);
         if (n != NULL) {
             engine_message_push(c->peers.at[i], &n->message);
-        } else { /* the slot stays taken, the card's sequences stay */
+        } else { /* the slot stays taken, and that card keeps the session's sequences */
             log_error("no memory to end session %08" PRIx32 " on card %" PRIu32, session_label(id),
                       i);
         }

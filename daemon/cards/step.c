@@ -1,6 +1,6 @@
-/* step.c: a step whose sequences are on several cards. Each card's engine gets a request of its own
- * over the same message, computes the items that are its own in place, and passes over the others;
- * outputs go into one reply. The engine that finishes the last shard answers the step.
+/* step.c: carries out a step whose sequences are on several cards. Each card's engine gets a
+ * request of its own for the same message, computes its own items in place and skips the others;
+ * all outputs go into one reply. The engine that finishes the last shard answers the step.
  */
 #include "daemon/cards/step.h"
 
@@ -31,7 +31,7 @@ static struct step_items items_of(struct cards *c, const struct request *req)
                                .tenant = must_ask ? cards_tenant(c, h->session) : TENANT_OPERATOR};
 }
 
-/* The route is held: it stays true. */
+/* The card of item i. The caller holds the route, or the answer could change at once. */
 static uint32_t card_of_item(struct cards *c, const struct step_items *of, size_t i)
 {
     if (atomic_load_explicit(&c->n_moved, memory_order_relaxed) == 0)
@@ -50,7 +50,7 @@ uint32_t cards_of_step(struct cards *c, const struct request *req)
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
-/* What the shards took, for the reply and the histograms. */
+/* Sums up the times of the shards, for the reply and the histograms. */
 static void sum_times(struct step_whole *w)
 {
     struct request *req = w->req;
@@ -67,7 +67,7 @@ static void sum_times(struct step_whole *w)
     }
 }
 
-/* Items of a shard that was refused as a whole have its status. */
+/* Gives the items of a shard that was refused as a whole its status. */
 static void fail_refused(struct step_whole *w)
 {
     const Attnd__Step *s = w->req->wire.header->step;
@@ -84,7 +84,8 @@ static void fail_refused(struct step_whole *w)
     }
 }
 
-/* The step as a task of one engine would look when all its items are done. */
+/* A task as one engine would have it for the whole step when all items are done. NULL: no
+ * memory. */
 static struct task *task_of(struct step_whole *w, struct pool *pool)
 {
     const Attnd__Step *s = w->req->wire.header->step;
@@ -159,7 +160,8 @@ static void shard_reply(struct request *req)
 
 /* --- the beginning ---------------------------------------------------------------------------- */
 
-/* One more shard; the list is read only when the last is done. NULL: no memory. */
+/* Adds a shard for a card; the list of shards is read only when the last is done. NULL: no
+ * memory. */
 static struct step_shard *shard_new(struct step_whole *w, uint32_t card)
 {
     static const struct transport_ops ops = {.label = STATS_IPC, .reply = shard_reply};
@@ -187,13 +189,13 @@ static struct step_shard *shard_new(struct step_whole *w, uint32_t card)
     return shard;
 }
 
-/* The first item that repeats the sequence of an earlier one; n_items: none. slots: 2 * n_items or
- * more, a power of two. */
+/* The first item that repeats the sequence of an earlier one; n_seq: none. n_slots: a power of two,
+ * at least 2 * n_seq. */
 static uint32_t first_twin(const Attnd__Step *s, uint32_t *slots, uint32_t n_slots)
 {
     memset(slots, 0, n_slots * sizeof *slots);
     for (uint32_t i = 0; i < s->n_seq; i++) {
-        uint64_t hash = s->seq[i] * 0x9e3779b97f4a7c15u; /* spreads ids that are counted up */
+        uint64_t hash = s->seq[i] * 0x9e3779b97f4a7c15u; /* spreads consecutive ids */
         uint32_t at = (uint32_t)(hash >> 32) & (n_slots - 1);
         for (; slots[at] != 0; at = (at + 1) & (n_slots - 1))
             if (s->seq[slots[at] - 1] == s->seq[i])
@@ -203,7 +205,8 @@ static uint32_t first_twin(const Attnd__Step *s, uint32_t *slots, uint32_t n_slo
     return (uint32_t)s->n_seq;
 }
 
-/* No card sees that a sequence which it has is named again for another. */
+/* Refuses a step that names a sequence twice. Checked here, since the two items could be on
+ * different cards, of which neither would notice. true: it was refused. */
 static bool refuse_twins(struct engine *primary, struct request *req)
 {
     const Attnd__Step *s = req->wire.header->step;
@@ -241,7 +244,7 @@ static struct step_whole *whole_new(struct cards *c, struct request *req)
     return w;
 }
 
-/* A shard for each card, and each item its card's. false: no memory. */
+/* Makes a shard for each card and assigns each item to its card's. false: no memory. */
 static bool whole_split(struct step_whole *w, uint32_t of_cards,
                         struct step_shard *shards[CARDS_MAX])
 {
@@ -276,7 +279,7 @@ void cards_step_split(struct cards *c, struct request *req, struct engine *from,
         return;
     }
     atomic_init(&w->n_left, w->n_shards);
-    for (uint32_t card = 0, n = w->n_shards; n > 0; card++) { /* w is gone with the last */
+    for (uint32_t card = 0, n = w->n_shards; n > 0; card++) { /* w may be freed after the last */
         if ((of_cards >> card & 1) == 0)
             continue;
         engine_take(c->peers.at[card], &shards[card]->req);
@@ -296,7 +299,7 @@ void cards_shard_again(struct cards *c, struct request *req)
             continue;
         uint32_t card = card_of_item(c, &of, i);
         first = first == CARDS_MAX ? card : first;
-        shards[first] = shard; /* it goes where its first item is */
+        shards[first] = shard; /* this shard goes to its first item's card */
         if (shards[card] == NULL) {
             shards[card] = shard_new(w, card);
             is_whole = shards[card] != NULL;

@@ -1,6 +1,5 @@
-/* step_shard.c: what one engine asks and reports about its shard of a step over several cards:
- * which items it has, where its outputs go, what it is answered with. Called by the step's
- * handlers, on the shard's engine thread. */
+/* step_shard.c: what an engine asks and reports about its shard of a step over several cards: which
+ * items it has, where its outputs go, what it is answered with. */
 #include "daemon/cards/step_shard.h"
 
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* backend.c: a split pool as the engine sees it: a pool of a backend like any other, whose submit,
- * resize and block copies reach all devices. On the primary it stands for the whole pool; on every
- * other device it is that device's shard, which has memory and no sequences.
+/* backend.c: makes a split pool look to the engine like a pool of any backend; submit, resize and
+ * block copies reach all devices. On the primary it stands for the whole pool; on every other
+ * device it is that device's shard, which has memory and no sequences.
  */
 #include "daemon/cards/split/backend.h"
 
@@ -23,7 +23,7 @@ static struct engine *engine_of(const struct backend *b)
     return split_engine(b->split);
 }
 
-/* The device's own backend has failed. */
+/* Passes on a failure of the device's own backend: its status and its sentence. */
 static attn_status fail_of_device(struct backend *b, attn_status st)
 {
     const struct engine *e = engine_of(b);
@@ -63,13 +63,13 @@ static attn_status pool_check(struct backend *b, const struct backend_pool_confi
     return st;
 }
 
-/* Of this device's memory. */
+/* Bytes of this device's memory for its shard of the pool. */
 static uint64_t pool_bytes(const struct backend *b, const struct backend_pool_config *c)
 {
     const struct engine *e = engine_of(b);
     struct pool_split shard = {0};
     struct backend scratch = *b;
-    uint64_t n = UINT64_MAX; /* pool_check has refused it */
+    uint64_t n = UINT64_MAX; /* for a pool that pool_check refuses */
     if (shard_of(&scratch, c, &shard) == ATTN_OK)
         n = e->env.ops->pool_bytes(e->env.backend, &shard.config);
     pool_split_fini(&shard);
@@ -119,10 +119,10 @@ static uint32_t pool_room(const struct backend_pool *p)
 struct resize_ask {
     struct peer_ask all; /* first */
     uint32_t pool, n_blocks, row_blocks;
-    uint32_t had[CONFIG_MAX_DEVICES]; /* of each that has done it */
+    uint32_t had[CONFIG_MAX_DEVICES]; /* number of blocks before, of each device that resized */
 };
 
-/* The pool's place in the tables of all engines. */
+/* The pool's index, which is the same in all engines. */
 static uint32_t index_of(struct engine *e, const struct backend_pool *p)
 {
     struct pool *k = pool_next(e, NULL);
@@ -165,7 +165,7 @@ static attn_status resize_shard(struct engine *e, struct pool *p, uint32_t n_blo
     return st;
 }
 
-/* On the thread of a device that has a shard. */
+/* Resizes a device's shard, on the thread of its engine. */
 static void resize_there(struct engine *e, void *arg)
 {
     struct resize_ask *r = arg;
@@ -188,7 +188,7 @@ static void resize_back(struct engine *e, void *arg)
                  p->spec.wire->name, p->config.n_blocks, e->env.card, had);
 }
 
-/* Others first: what they cannot have, the primary does not take. */
+/* The primary grows last, since the pool can't grow if another device can't. */
 static attn_status grow(struct backend_pool *p, uint32_t n_blocks, uint32_t row_blocks)
 {
     struct backend *b = p->backend;
@@ -207,7 +207,8 @@ static attn_status grow(struct backend_pool *p, uint32_t n_blocks, uint32_t row_
     return st;
 }
 
-/* The cache has fewer already; a device that keeps its memory only has less for others. */
+/* The cache uses fewer blocks already, so a device that fails to shrink only keeps memory that
+ * others could use. */
 static attn_status shrink(struct backend_pool *p, uint32_t n_blocks, uint32_t row_blocks)
 {
     struct engine *e = engine_of(p->backend);
@@ -231,11 +232,11 @@ static attn_status resize(struct backend_pool *p, uint32_t n_blocks, uint32_t ro
 
 /* --- blocks ----------------------------------------------------------------------------------- */
 
-/* A block, all of it, from or to all devices. */
+/* Copies a whole block from or to all devices. */
 struct block_copy {
     struct peer_ask all; /* first */
     uint32_t pool, block;
-    uint8_t *bytes; /* of the whole */
+    uint8_t *bytes; /* the whole block */
     bool is_write;
 };
 
@@ -283,7 +284,7 @@ static attn_status block_copy(struct backend_pool *p, uint32_t block, uint8_t *b
 
 static attn_status block_read(struct backend_pool *p, uint32_t block, void *out_bytes)
 {
-    memset(out_bytes, 0, kv_layout_of(&p->config).block_bytes); /* between its parts */
+    memset(out_bytes, 0, kv_layout_of(&p->config).block_bytes); /* for the gaps between its parts */
     return block_copy(p, block, out_bytes, false);
 }
 
@@ -300,8 +301,8 @@ static attn_status submit(struct backend *b, struct backend_batch *batch)
     return ATTN_OK;
 }
 
-/* It is opened with its engine, and its batches come back from split_poll; it moves no blocks
- * beside them, and has no words and no memory of its own. */
+/* Functions that are missing here: it is opened with its engine, its batches come back through
+ * split_poll, and it has no block moves, words or memory of its own. */
 static const struct backend_ops ops = {
     .abi = BACKEND_ABI,
     .name = "split",

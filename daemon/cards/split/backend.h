@@ -1,4 +1,5 @@
-/* backend.h: the backend over the backends of all devices, for pools that are split over them. */
+/* backend.h: a backend on top of the backends of all devices, for pools that are split over
+ * them. */
 #ifndef ATTND_DAEMON_CARDS_SPLIT_BACKEND_H
 #define ATTND_DAEMON_CARDS_SPLIT_BACKEND_H
 

@@ -1,9 +1,8 @@
-/* geometry.c: which heads or tokens of a pool each card has.
+/* geometry.c: computes which heads or tokens of a pool each card has.
  *
- * Sequences, block tables and what is remembered of requests stand in the first card's arena alone.
- * Sequences in each card's arena would have to be kept equal over failures, evictions and kills;
- * one truth cannot come apart. The price: the first engine does the host's work for all split
- * pools.
+ * Sequences, block tables and the record of requests are kept in the first card's arena only:
+ * copies in every card's arena would have to be kept equal over failures, evictions and kills. The
+ * price is that the first engine does the host's work for all split pools.
  */
 #include "daemon/cards/split/geometry.h"
 
@@ -17,11 +16,11 @@
 
 #define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
 
-enum { MIN_STRIPE = 8 }; /* tokens: the smallest block of a device */
+enum { MIN_STRIPE = 8 }; /* tokens in the smallest block of a device */
 
 /* --- heads ------------------------------------------------------------------------------------ */
 
-/* The first kv head of a card: the first cards have one more where they are not even. */
+/* The first kv head of a card. Where heads do not divide evenly, the first cards have one more. */
 static uint32_t first_head(uint32_t n_heads, uint32_t n_cards, uint32_t card)
 {
     uint32_t more = n_heads % n_cards;
@@ -39,7 +38,7 @@ static attn_status split_heads(struct pool_split *s, char *why, size_t why_bytes
     s->q_head = s->kv_head * group;
     c->num_kv_heads = first_head(c->num_kv_heads, s->n_cards, s->card + 1) - s->kv_head;
     c->num_q_heads = c->num_kv_heads * group;
-    c->first_kv_head = s->kv_head; /* a branch's tokens go by the number */
+    c->first_kv_head = s->kv_head; /* the tokens of a branch depend on the head's number */
     for (uint32_t l = 0; l < c->num_layers; l++) {
         struct attn_layer_spec *layer = &s->layers[l];
         layer->sink_logits = layer->sink_logits == NULL ? NULL : layer->sink_logits + s->q_head;
@@ -50,8 +49,8 @@ static attn_status split_heads(struct pool_split *s, char *why, size_t why_bytes
 
 /* --- tokens ----------------------------------------------------------------------------------- */
 
-/* A window of whole blocks has the same number of tokens on each card, wherever it begins; of the
- * first tokens that stay visible each card has its own. */
+/* Converts a window to the card's tokens: one of whole blocks has equally many on each card,
+ * wherever it begins. Of the first tokens, which stay visible, each card has its own. */
 static attn_status split_window(const struct pool_split *s, uint32_t l, struct stripes stripes,
                                 char *why, size_t why_bytes)
 {
@@ -93,7 +92,7 @@ static attn_status split_tokens(struct pool_split *s, char *why, size_t why_byte
         if (st != ATTN_OK)
             return st;
         if (s->card != 0)
-            layer->sink_logits = NULL; /* it counts once */
+            layer->sink_logits = NULL; /* a sink counts once, on the first card */
     }
     return ATTN_OK;
 }
@@ -129,7 +128,7 @@ void pool_split_fini(struct pool_split *s)
 
 /* --- blocks ----------------------------------------------------------------------------------- */
 
-/* Rows of a K or V part, or of its scales: [kv_head][block_tokens] of row_bytes each. */
+/* Copies the rows of a K or V part, or of its scales: [kv_head][block_tokens] of row_bytes each. */
 static void move_rows(const struct pool_split *s, const struct backend_pool_config *whole,
                       uint64_t row_bytes, uint8_t *block, uint8_t *shard, bool is_in)
 {
@@ -169,6 +168,6 @@ void pool_split_block_in(const struct pool_split *s, const struct backend_pool_c
 void pool_split_block_out(const struct pool_split *s, const struct backend_pool_config *whole,
                           const uint8_t *block, uint8_t *shard)
 {
-    memset(shard, 0, kv_layout_of(&s->config).block_bytes); /* between its parts */
+    memset(shard, 0, kv_layout_of(&s->config).block_bytes); /* for the gaps between its parts */
     move_block(s, whole, (uint8_t *)(uintptr_t)block, shard, false);
 }

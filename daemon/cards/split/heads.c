@@ -1,13 +1,14 @@
-/* heads.c: the heads of one card (cards/split/tensors.h). */
+/* heads.c: tensors of a pool that is split by heads: gives one card its heads of a batch, and puts
+ * its outputs among those of the others. */
 #include "daemon/cards/split/tensors.h"
 
 enum { ALIGN = 64 };
 
-/* Bytes of a token's row of each tensor: in the message, and of the card's heads. */
+/* Bytes of a token's row of each tensor. */
 struct rows {
-    uint64_t q, k, v, out, lse; /* of the card */
-    uint64_t all_q, all_k, all_v, all_out, all_lse;
-    uint64_t q_at, k_at, v_at, out_at, lse_at; /* where the card's begin */
+    uint64_t q, k, v, out, lse; /* the card's heads */
+    uint64_t all_q, all_k, all_v, all_out, all_lse; /* all heads, as in the message */
+    uint64_t q_at, k_at, v_at, out_at, lse_at; /* where the card's heads begin in that */
 };
 
 static struct rows rows_of(const struct shard_tensors *t)
@@ -70,7 +71,7 @@ uint64_t heads_staging_bytes(const struct shard_tensors *t)
     return bytes;
 }
 
-/* The card's share of n rows, copied together to *staging, which moves on. */
+/* Copies the card's part of n rows to *staging and advances it; returns the copy. */
 static const void *gather(struct shard_tensors *t, uint8_t **staging, const void *tensor,
                           uint32_t n, uint64_t all, uint64_t offset, uint64_t bytes)
 {

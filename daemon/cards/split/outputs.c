@@ -1,6 +1,5 @@
-/* outputs.c: memory and merging for batches of a pool that is split by tokens: each card's partial
- * outputs, the words that signal them, and the merge into the batch's outputs. Called by the
- * primary's engine; attach and fail by each card's. */
+/* outputs.c: takes the memory of partial outputs and of the words that signal them, and merges the
+ * outputs of all cards on the device or on the host. */
 #include "daemon/cards/split/outputs.h"
 
 #include <stdlib.h>
@@ -15,13 +14,13 @@ enum { WORDS_BYTES = 4096, WORD_STEP = 16 /* each in a cache line of its own */ 
 struct cards_outputs {
     uint8_t *base; /* [card][each] */
     uint64_t bytes, each;
-    struct backend_region region; /* it is there; else host memory */
-    uint32_t *words; /* host memory of the primary's; one of each card but the primary */
-    struct backend_word words_out[CONFIG_MAX_DEVICES]; /* when a card's are there */
+    struct backend_region region; /* of the primary's device, if base is there; else host memory */
+    uint32_t *words; /* host memory of the primary; one word per card other than the primary */
+    struct backend_word words_out[CONFIG_MAX_DEVICES]; /* written when a card's outputs are there */
     struct backend_merge *list;
     uint32_t capacity;
     struct backend_merges merges;
-    bool is_on_device; /* the primary's merges */
+    bool is_on_device; /* the primary's device merges */
 };
 
 struct cards_outputs *cards_outputs_new(void)
@@ -41,7 +40,7 @@ static void host_give(struct engine *primary, void *p, uint64_t bytes, uint32_t 
     primary->env.ops->host_free(primary->env.backend, p, bytes);
 }
 
-/* Host memory that every card works with. */
+/* Takes host memory that every card can use. */
 static attn_status host_take(struct engine *primary, uint64_t bytes, void **out_p)
 {
     void *p;
@@ -82,7 +81,7 @@ void cards_outputs_free(struct engine *primary, struct cards_outputs *o)
     free(o);
 }
 
-/* Memory of the primary's device that all cards reach; false: there is none. */
+/* Takes memory of the primary's device that all cards reach. false: there is none. */
 static bool take_region(struct engine *primary, struct cards_outputs *o, uint64_t bytes)
 {
     const struct backend_ops *ops = primary->env.ops;
@@ -123,7 +122,7 @@ static attn_status grow(struct engine *primary, struct cards_outputs *o, uint64_
 
 /* --- a batch ---------------------------------------------------------------------------------- */
 
-/* The primary's device can merge, and the others can signal it. */
+/* Whether the primary's device can merge and all others can signal it. */
 static bool can_merge(const struct engine *primary)
 {
     bool can = primary->info.features & BACKEND_HAS_MERGES;

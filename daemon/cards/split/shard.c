@@ -1,5 +1,5 @@
-/* shard.c: the way of a split batch: submitted by the primary, cut into shards, computed by each
- * device, and merged when the last is back. */
+/* shard.c: carries out a split batch: the primary submits it, each device computes its shard, and
+ * outputs are merged when the last is back. */
 #include "daemon/cards/split/shard.h"
 
 #include <inttypes.h>
@@ -29,9 +29,9 @@ struct shard {
     struct split_batch *batch;
     struct split *split; /* the engine that computes it */
     struct shard_tensors tensors;
-    uint32_t items_capacity, n_sent; /* of its items, to the device */
+    uint32_t items_capacity, n_sent; /* n_sent: items that were sent to the device */
     size_t staging_bytes;
-    uint64_t device_ns, kv_bytes, n_splits; /* of all that was sent */
+    uint64_t device_ns, kv_bytes, n_splits; /* sums over all that was sent */
     char why[WHY_BYTES];
 };
 
@@ -42,12 +42,12 @@ struct split_batch {
     uint32_t pool_index;
     struct shard *shards; /* [devices] */
     struct cards_outputs *outputs; /* split by tokens */
-    attn_status outputs_status; /* is there memory for them? */
+    attn_status outputs_status; /* not ATTN_OK: there is no memory for them */
     uint32_t n_out; /* shards that are not back */
     /* its number, and that of the oldest batch still out when it was sent */
     uint64_t order, oldest;
-    bool has_bells; /* some tensors lie in lanes' regions */
-    char why[WHY_BYTES]; /* it failed */
+    bool has_bells; /* some tensors lie in regions of lanes */
+    char why[WHY_BYTES]; /* why it failed */
 };
 
 struct split {
@@ -55,11 +55,11 @@ struct split {
     struct backend heads, tokens;
     LIST_HEAD(, backend_pool) pools;
     _Atomic(struct shard *) in; /* any thread: shards to be computed here */
-    struct shard *waiting; /* for a place on the device */
+    struct shard *waiting; /* shards that wait for room on the device */
     uint64_t failed; /* order of the last shard that failed here */
     /* the primary's */
     _Atomic(struct shard *) back; /* any thread: shards that are computed */
-    struct shard *came; /* computed, not looked at */
+    struct shard *came; /* taken from back, not yet counted */
     uint64_t order; /* of the batch whose shards were sent last */
     struct split_batch batches[BACKEND_MAX_IN_FLIGHT];
 };
@@ -156,7 +156,7 @@ static attn_status staging_grow(struct shard *h, uint64_t bytes)
     return ATTN_OK;
 }
 
-/* What went wrong with a lane's tensors. */
+/* Records why copies of a lane's tensors failed. */
 static void copies_say(struct shard *h)
 {
     const struct engine *e = h->split->engine;
@@ -165,7 +165,7 @@ static void copies_say(struct shard *h)
                  e->env.ops->last_error(e->env.backend));
 }
 
-/* The device's items and tensors of the batch. */
+/* Makes the device's items and tensors from those of the batch. */
 static attn_status shard_scatter(struct shard *h, const struct backend_pool *p)
 {
     const struct engine *e = h->split->engine;
@@ -198,7 +198,7 @@ static attn_status shard_scatter(struct shard *h, const struct backend_pool *p)
     return t->copied;
 }
 
-/* Computed, or why not: the primary has it again. */
+/* Returns a shard to the primary: it is computed, or has failed. */
 static void shard_return(struct shard *h)
 {
     struct engine *primary = peers_at(h->split->engine, 0);
@@ -212,7 +212,7 @@ static void shard_fail(struct shard *h, attn_status st, const char *why)
     const struct split_batch *b = h->batch;
     if (why != h->why)
         snprintf(h->why, sizeof h->why, "%s", why);
-    if (s->failed < b->order) /* a slow one may fail after later ones */
+    if (s->failed < b->order) /* a slow shard may fail after later ones */
         s->failed = b->order;
     h->device.status = st;
     if (b->pool->shard.how == ATTN_SPLIT_TOKENS)
@@ -220,7 +220,7 @@ static void shard_fail(struct shard *h, attn_status st, const char *why)
     shard_return(h);
 }
 
-/* This device's part of the batch's pool; NULL: it has none, or the device is lost. */
+/* This device's shard of the batch's pool; NULL: it has none, or the device is lost. */
 static const struct backend_pool *pool_here(const struct shard *h)
 {
     const struct engine *e = h->split->engine;
@@ -228,7 +228,7 @@ static const struct backend_pool *pool_here(const struct shard *h)
     return p == NULL || engine_health(e) != ATTN_OK || !pool_spans(e, p) ? NULL : p->device;
 }
 
-/* Puts as many of its items on the device as a batch may have. */
+/* Sends as many of the shard's items to the device as one batch may have. */
 static void shard_send(struct shard *h, const struct backend_pool *p)
 {
     struct engine *e = h->split->engine;
@@ -285,7 +285,7 @@ static void shard_begin(struct shard *h)
         shard_send(h, p);
 }
 
-/* What the device took for some of its items. */
+/* Adds up what the device took for some of the shard's items. */
 static void shard_measure(struct shard *h, const struct backend_batch *d)
 {
     uint32_t card = h->split->engine->env.card;
@@ -333,7 +333,7 @@ bool split_has_work(const struct split *s)
     return !stack_is_empty(&s->in) || !stack_is_empty(&s->back);
 }
 
-/* What the primary has sent, behind what waits. */
+/* Appends the shards that the primary has sent to those that wait. */
 static void take_in(struct split *s)
 {
     struct shard **last = &s->waiting;
@@ -352,7 +352,7 @@ bool shard_launch(struct split *s)
     if (h == NULL || is_full)
         return false;
     s->waiting = h->next;
-    e->polled_ns = clock_now_ns(); /* the next one is looked for without sleep for a while */
+    e->polled_ns = clock_now_ns(); /* the engine polls for the next one before it sleeps */
     if (h->batch->has_bells)
         e->bell_ns = e->polled_ns;
     shard_begin(h);
@@ -402,7 +402,8 @@ static struct split_batch *batch_begin(struct split *s, struct backend_batch *wh
     return b;
 }
 
-/* At start, before engines have threads. */
+/* Computes the shards sent to this engine on the caller's thread: at start, when engines have no
+ * threads. */
 static void compute_inline(struct engine *e)
 {
     while (shard_launch(e->split) || e->n_on_device > 0)
@@ -427,7 +428,7 @@ static void shard_give(struct split *s, struct split_batch *b, uint32_t device)
         compute_inline(e);
 }
 
-/* The primary's own shard last: it may be computed inside. */
+/* The primary's own shard comes last, since it may be computed within the call. */
 void split_submit(struct split *s, struct backend_batch *whole)
 {
     struct split_batch *b = batch_begin(s, whole);
@@ -435,7 +436,7 @@ void split_submit(struct split *s, struct backend_batch *whole)
         shard_give(s, b, k);
 }
 
-/* What a shard has to say about its batch. */
+/* Adds a shard's result to its batch: status, times and counts. */
 static void shard_count(struct split_batch *b, const struct shard *h)
 {
     struct backend_batch *whole = b->whole;

@@ -1,11 +1,11 @@
-/* shard.h: batches of split pools, of which each device computes its shard on its own engine's
- * thread. Sequences and block tables are the primary's alone, so a batch is made, committed and
- * answered there as any other. Blocks have the same numbers on every device.
+/* shard.h: batches of split pools: each device computes its shard on its own engine's thread. Only
+ * the primary has sequences and block tables, so it makes, commits and answers such a batch like
+ * any other. Blocks have the same numbers on every device.
  *
- * The shards of a batch go to the devices in the order of the primary's batches, and it is done
- * when all are back. One that fails fails the batch: nothing is committed, the step may be
- * repeated. A failed shard may not have applied its table updates and copies; so on that device the
- * batches that the primary sent before it knew fail, too: what was not applied is in later ones.
+ * The shards of a batch go to the devices in the order of the primary's batches, and the batch is
+ * done when all are back. If one fails, the batch fails: nothing is committed, and the step may be
+ * repeated. A failed shard may not have applied its table updates and copies, so batches that were
+ * already on their way to that device fail, too; later ones repeat what was not applied.
  */
 #ifndef ATTND_DAEMON_CARDS_SPLIT_SHARD_H
 #define ATTND_DAEMON_CARDS_SPLIT_SHARD_H
@@ -13,10 +13,10 @@
 #include "daemon/cards/split/geometry.h"
 #include "daemon/engine/core/state.h"
 
-/* What one engine has of the batches of split pools. */
+/* One engine's state of the batches of split pools. */
 struct split;
 
-/* The backend of one engine for pools that are split one way. */
+/* One engine's backend for pools that are split one way: by heads or by tokens. */
 struct backend {
     struct split *split;
     attn_split how;
@@ -25,33 +25,34 @@ struct backend {
 
 /* A split pool as one device has it; the primary's stands for the whole. */
 struct backend_pool {
-    LIST_ENTRY(backend_pool) link; /* of the engine's */
+    LIST_ENTRY(backend_pool) link; /* in the engine's list */
     struct backend *backend;
-    struct backend_pool_config config; /* of the pool as a whole */
-    struct pool_split shard; /* what of it is on this device */
-    struct backend_pool *device; /* that, as the device's backend knows it */
+    struct backend_pool_config config; /* of the whole pool */
+    struct pool_split shard; /* this device's shard */
+    struct backend_pool *device; /* the shard as a pool of the device's own backend */
 };
 
 struct split *split_open(struct engine *e); /* NULL: no memory */
-void split_close(struct split *s); /* with its pools, which stay on the device; NULL is fine */
+/* Frees s and its pools, but not the device's own pools. NULL is fine. */
+void split_close(struct split *s);
 struct engine *split_engine(const struct split *s);
 void split_pool_add(struct split *s, struct backend_pool *p);
-void split_pool_free(struct backend_pool *p); /* which the device does not have any more */
+void split_pool_free(struct backend_pool *p); /* after the device's own pool is gone */
 struct backend *split_backend(struct split *s, attn_split how); /* heads or tokens */
 
-/* The primary's thread. A batch goes to all devices; its user is the engine's struct batch. Comes
- * back exactly once from split_poll. */
+/* Sends a batch to all devices; it comes back exactly once from split_poll. Its user is the
+ * engine's struct batch. The primary's thread. */
 void split_submit(struct split *s, struct backend_batch *whole);
-/* A batch whose shards are all back, its outcome in it, and what failed in its backend's why; NULL:
- * none. */
+/* A batch of which all shards are back, with its status; its backend's why says what failed. NULL:
+ * there is none. The primary's thread. */
 struct backend_batch *split_poll(struct split *s);
 
-/* Any engine's thread. Something has come from another engine. */
+/* Whether shards have come from another engine. This engine's thread, as the next two. */
 bool split_has_work(const struct split *s);
-/* Puts the next shard that was sent to this engine on its device. false: there is none, or no
- * place. */
+/* Puts the next shard that was sent to this engine on its device. false: there is none, or the
+ * device has no room for it. */
 bool shard_launch(struct split *s);
-/* What this engine's device gave back was a shard. */
+/* Takes a batch that came back from this engine's device and that belongs to a shard. */
 void shard_done(struct split *s, struct backend_batch *d);
 
 #endif

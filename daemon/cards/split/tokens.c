@@ -1,15 +1,16 @@
-/* tokens.c: the tokens of one card, and what becomes of all cards' outputs (cards/split/tensors.h).
+/* tokens.c: tensors of a pool that is split by tokens: gives one card its tokens of a batch, and
+ * says how the outputs of all cards are merged.
  *
- * Partial outputs lie at the same place for every card: of each item that attends its out and its
- * lse. What is appended is copied together in staging.
+ * Each card's outputs have the same layout: out and lse of each item that attends. Appended tokens
+ * are gathered in staging.
  *
  * A device sees its stripes one behind another, as a shorter sequence, and decoding is one query
- * over them. A prompt is ring attention without turns: every device reads all queries from the
- * message, and its keys stay where they are. Queries of a stripe whose own tokens are here are one
- * causal item; queries between two such stripes see the same keys and are one full item
- * (BACKEND_FULL), so larger blocks make larger items. Queries of a dilated layer are one item at
- * their positions in the sequence (kernels/stripes.h). Where a query sees no key of a device, that
- * device's lse is minus infinity and weighs nothing.
+ * over them. A prompt is ring attention without the ring: every device reads all queries from the
+ * message, and its keys stay where they are. Queries of a stripe that the device has are one causal
+ * item; queries between two such stripes see the same keys and are one full item (BACKEND_FULL), so
+ * larger blocks make larger items. Queries of a dilated layer are one item at their positions in
+ * the sequence (kernels/stripes.h). Where a query sees no key of a device, that device's lse is
+ * minus infinity and has no weight.
  */
 #include "daemon/cards/split/tensors.h"
 #include "kernels/layer_visible.h"
@@ -21,7 +22,7 @@ static uint64_t aligned(uint64_t bytes)
     return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Of the first n tokens of a sequence, those that are the card's. */
+/* How many of a sequence's first n tokens the card has. */
 static uint32_t n_of_card(const struct pool_split *s, uint32_t n)
 {
     return stripes_before(stripes_of(&s->config), n);
@@ -88,8 +89,8 @@ uint64_t tokens_staging_bytes(const struct shard_tensors *t)
 
 /* --- appends ---------------------------------------------------------------------------------- */
 
-/* The card's rows of an item's, copied together to *staging, which moves on: what it has of its
- * first stripe, all whole stripes at once, and what it has of its last. */
+/* Copies the card's rows of an item's tensor to *staging and advances it: the rest of its first
+ * stripe, then all whole stripes at once, then the begin of its last. Returns the copy. */
 static const void *gather(struct shard_tensors *t, const struct backend_item *d, const void *tensor,
                           uint64_t row_bytes, uint8_t **staging)
 {
@@ -134,7 +135,7 @@ static void cut_append(struct shard_tensors *t, const struct backend_item *d, co
                                 .k = d->k,
                                 .v = d->v};
     if (n == d->n_tokens)
-        return; /* all of it, where it lies */
+        return; /* all tokens are the card's, used in place */
     to->k = gather(t, d, d->k, r->k, staging);
     to->v = gather(t, d, d->v, r->v, staging);
 }
@@ -148,9 +149,9 @@ static uint32_t n_seen(const struct shard_tensors *t, const struct backend_item 
     return n_of_card(t->split, d->pos + (is_full ? d->n_tokens : i + 1));
 }
 
-/* Queries from i on that can be one item over `seen` keys: each sees one more than the one before,
- * or (*out_is_full) all see the same. Under a window that is one query: those of an item are at
- * places one behind the other, and so are the first keys that they see. */
+/* How many queries from i on can be one item over `seen` keys: each sees one key more than the one
+ * before, or (*out_is_full) all see the same. The latter is never more than one query under a
+ * window, since within an item the first key seen advances with every query. */
 static uint32_t run_of(const struct shard_tensors *t, const struct backend_item *d, uint32_t i,
                        uint32_t seen, bool *out_is_full)
 {
@@ -159,10 +160,10 @@ static uint32_t run_of(const struct shard_tensors *t, const struct backend_item 
     *out_is_full = !has_window && left > 1 && n_seen(t, d, i + 1) == seen;
     while (n < left && n_seen(t, d, i + n) == (*out_is_full ? seen : seen + n))
         n++;
-    return *out_is_full && n > seen ? seen : n; /* its first is not before the first key */
+    return *out_is_full && n > seen ? seen : n; /* its position can't be before the first key */
 }
 
-/* Queries of d from its i-th on, all but how many they are and where. */
+/* An item for queries of d from the i-th on; n_tokens and pos are the caller's to set. */
 static struct backend_item query_item(const struct backend_item *d, const struct rows *r,
                                       uint32_t i, uint8_t *out, uint8_t *lse)
 {
@@ -184,7 +185,7 @@ static void cut_queries(struct shard_tensors *t, const struct backend_item *d, c
         bool is_full;
         n = 1;
         if (seen == 0)
-            continue; /* the merge knows which they are */
+            continue; /* the merge leaves these out, too */
         n = run_of(t, d, i, seen, &is_full);
         struct backend_item *to = &t->items[t->n_items++];
         *to = query_item(d, r, i, out, lse);
@@ -194,8 +195,8 @@ static void cut_queries(struct shard_tensors *t, const struct backend_item *d, c
     }
 }
 
-/* Queries of a dilated layer, all from the first that sees as far as the card's keys: the device
- * decides which keys each sees, and has an output even for those that see none. */
+/* Queries of a dilated layer are one item, from the first whose range reaches a key of the card:
+ * the device decides which keys each sees, and gives an output even for those that see none. */
 static void cut_dilated(struct shard_tensors *t, const struct backend_item *d, const struct rows *r,
                         uint8_t *out, uint8_t *lse)
 {
