@@ -1,13 +1,12 @@
-/* check.c: what holds of several settings together: which must agree, and what follows from
- * them. */
+/* check.c: rules over several settings: which must agree, and what follows from them. */
 #include <string.h>
 
 #include "daemon/base/address.h"
 #include "daemon/config/option.h"
 
-#define TIER_STAGING_BYTES ((uint64_t)64 << 20) /* of a disk without host memory before it */
+#define TIER_STAGING_BYTES ((uint64_t)64 << 20) /* for a disk where cache.host_memory is 0 */
 
-/* What an address requires depends on how far it can be reached. */
+/* Which settings an address requires depends on how far it can be reached. */
 static attn_status check_listeners(const struct config *c, char *why, size_t why_bytes)
 {
     bool has_tenants = c->tenants[0] != '\0', has_ca = c->tls_ca[0] != '\0';

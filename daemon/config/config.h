@@ -1,10 +1,9 @@
 /* config.h: the daemon's settings: defaults, then an INI file, then ATTND_* variables, then flags.
  *
- * The option table (config/option.c) is the one place where a setting has its name, type, range,
- * default, help text and whether SIGHUP changes it; --help, --print-config (with the origin of each
- * value) and systemd/attnd.conf follow it. An unknown key or a value out of range is an error that
- * names it (and the nearest known key). Nothing here logs; a failure's sentence is the caller's to
- * print.
+ * The option table (config/option.c) is the one place that defines a setting: name, type, range,
+ * default, help text, and whether SIGHUP changes it. --help, --print-config (with the origin of
+ * each value) and systemd/attnd.conf follow it. An unknown key or a value out of range is an error
+ * that names it (and the nearest known key). Nothing here logs; the caller prints why it failed.
  */
 #ifndef ATTND_DAEMON_CONFIG_CONFIG_H
 #define ATTND_DAEMON_CONFIG_CONFIG_H
@@ -19,10 +18,10 @@
 struct config {
     /* [device] */
     char backend[16]; /* auto, cpu, cuda, hip */
-    char faults[128]; /* of --backend NAME+faults:TEXT (kernels/faults.h); "": none */
+    char faults[128]; /* TEXT of --backend NAME+faults:TEXT (kernels/faults.h); "": none */
     char *device_index; /* "0,1", "all" */
     uint64_t kv_memory_bytes; /* KV memory of all pools */
-    uint32_t threads; /* cpu backend; 0: one a core */
+    uint32_t threads; /* of the cpu backend; 0: one per core */
     /* [listen] */
     char *listen[CONFIG_MAX_LISTEN]; /* urls, owned */
     uint32_t n_listen;
@@ -34,12 +33,12 @@ struct config {
     uint32_t peer_share, principal_share; /* percent of what others leave (share.h) */
     uint64_t max_peer_write_bytes; /* replies queued to one peer before it is cut */
     uint32_t shm_slots; /* requests of one shm client in flight */
-    uint64_t shm_client_bytes, shm_memory_bytes; /* shared with one, with all */
+    uint64_t shm_client_bytes, shm_memory_bytes; /* shared with one client, with all clients */
     char *tls_cert, *tls_key, *tls_ca; /* files of tls+tcp://, "" none; see credential.h */
     char tls_client_cert[16]; /* with tls_ca: required, optional */
     char tls_min_version[8]; /* 1.3, 1.2 */
     char insecure_tcp[8]; /* yes: tcp:// beyond loopback, without TLS */
-    char *tenants; /* file, "" none */
+    char *tenants; /* file; "": there are no tenants */
     /* [cache] */
     uint32_t max_sequences, max_seq_tokens, max_pools, max_layers;
     uint64_t io_memory_bytes; /* message buffers */
@@ -56,22 +55,22 @@ struct config {
     uint32_t max_sessions;
     uint64_t lease_us;
     uint64_t spin_us;
-    uint64_t drain_delay_us; /* not ready, and all listeners still open */
+    uint64_t drain_delay_us; /* before a drain: /readyz fails, all is still served */
     uint64_t drain_timeout_us;
-    uint64_t token_timeout_us; /* of a drain: until the next layer of a token that is begun */
+    uint64_t token_timeout_us; /* of a drain: longest wait for the next layer of a begun token */
     uint64_t stall_timeout_us; /* a thread silent for longer makes /healthz fail */
     /* [log] */
     char log_level[8];
     char log_format[8]; /* logfmt, json */
     /* [stats] */
     uint64_t slow_step_us; /* 0: none is slow */
-    uint64_t balance_us; /* between looks at how even cards are; 0: none looks */
+    uint64_t balance_us; /* how often cards are compared for balance; 0: never */
     uint32_t canary; /* one item in so many is recomputed; 0: none */
 
     char **origins; /* where each option's value came from, in the table's order */
 };
 
-/* A setting that takes effect at once, on whatever thread. */
+/* Reads a setting that may change while the daemon runs. Any thread. */
 #define config_now(cfg, field) __atomic_load_n(&(cfg)->field, __ATOMIC_RELAXED)
 
 /* What the command line asked for besides settings. */
@@ -81,41 +80,43 @@ enum config_action {
     CONFIG_PRINT, /* --print-config */
     CONFIG_HELP,
     CONFIG_VERSION,
-    CONFIG_SELF_TEST, /* --self-test: of the backend that would be used */
+    CONFIG_SELF_TEST, /* --self-test: checks the backend that would be used */
     CONFIG_SUPERVISE, /* --supervise */
 };
 
 /* Why config_load failed. */
 struct config_fault {
     char why[2048]; /* names source, key and value */
-    bool is_flag; /* the command line is wrong in itself */
+    bool is_flag; /* the fault is in the command line */
 };
 
-/* Fills *c from all sources. On failure *out_fault alone is written and *c is empty. For
- * CONFIG_HELP and CONFIG_VERSION no source is read and *c is empty, too; for CONFIG_SELF_TEST it
- * may listen nowhere. */
+/* Fills *c from all sources; config_fini frees it. On failure only *out_fault is written and *c is
+ * empty. For CONFIG_HELP and CONFIG_VERSION no source is read and *c is empty, too; for
+ * CONFIG_SELF_TEST it need not have an address to listen at. */
 attn_status config_load(int argc, char **argv, struct config *c, enum config_action *out_action,
                         struct config_fault *out_fault);
 
-/* Called for each setting that changed, with its new value as text (of a list, its first).
- * is_taken: it takes effect at once; else with a restart. */
+/* Called for each setting that changed, with its new value as text (of a list, the first entry).
+ * is_taken: it takes effect at once; else after a restart. */
 typedef void (*config_change_fn)(void *user, const char *name, const char *value, bool is_taken);
-/* Copies from *now the settings that take effect at once; calls back for every setting that
- * differs. Numbers are stored atomically: another thread may load them so, without a lock. */
+/* Copies the settings that take effect at once from *now to *c, and calls tell for every setting
+ * that differs. Numbers are stored atomically, so other threads may read them by config_now. */
 void config_take_over(struct config *c, const struct config *now, config_change_fn tell,
                       void *user);
-/* *out_next is *c with one setting changed that takes effect at once; it owns nothing.
- * ATTN_ENOTFOUND no such setting; ATTN_ENOTSUP it needs a restart; ATTN_EINVAL the value, alone or
- * with others. */
+/* Makes *out_next a copy of *c with one setting changed, which must take effect at once; the copy
+ * owns nothing.
+ * Errors ATTN_ENOTFOUND no such setting; ATTN_ENOTSUP it needs a restart; ATTN_EINVAL the value is
+ *          wrong in itself or together with others */
 attn_status config_propose(const struct config *c, const char *name, const char *value,
                            struct config *out_next, char *why, size_t why_bytes);
-/* Takes over that setting from what config_propose gave; stored as config_take_over does. */
+/* Takes that setting over from *next, which config_propose made; stores it like
+ * config_take_over. */
 void config_set(struct config *c, const char *name, const struct config *next);
-/* key = value lines with "# from ..." origins to f, in the INI file's own format. */
+/* Writes all settings to f as an INI file, each with its origin ("# from ..."). */
 void config_print(const struct config *c, FILE *f);
-/* Host memory of each card for blocks in tiers: what is on its way to the file needs some, too. */
+/* Host memory of each card for evicted blocks, including blocks on their way to the disk file. */
 uint64_t config_tier_bytes(const struct config *c);
-/* The devices of a text such as device.index; *out_n 0: all there are. false: it is not one. */
+/* Parses a list of devices, as of device.index. *out_n 0: all devices. false: it is not valid. */
 struct config_device {
     char backend[8]; /* "": device.backend */
     uint32_t index;

@@ -1,11 +1,10 @@
-/* live.c: settings that change while the daemon runs: a file that is read again, an
- * operator's request. */
+/* live.c: changes settings of a running daemon, when the file is read again or an operator asks. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/config/option.h"
 
-/* Without memory for it the old one stays. */
+/* Sets an option's origin; if there is no memory the old one stays. */
 static void take_origin(struct config *c, size_t option, const char *origin)
 {
     char *copy = strdup(origin);
@@ -46,7 +45,7 @@ attn_status config_propose(const struct config *c, const char *name, const char 
         snprintf(why, why_bytes, "%s needs a restart", name);
         return ATTN_ENOTSUP;
     }
-    struct config next = *c; /* numbers and words alone change at once: nothing of it is owned */
+    struct config next = *c; /* owns nothing: only numbers and choices change at once */
     attn_status st = config_option_parse(o, value, &next, reason, sizeof(reason));
     if (st != ATTN_OK)
         snprintf(why, why_bytes, "%s = %.100s %s", name, value, reason);

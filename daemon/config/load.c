@@ -1,7 +1,7 @@
-/* load.c: the four sources of settings (defaults, file, environment, flags).
+/* load.c: loads settings from their four sources: defaults, file, environment, flags.
  *
- * Each source hands (option, text, where it stands) to set_option, which parses, stores and notes
- * the origin. A list given by a later source replaces the earlier source's list as a whole.
+ * Each source passes option, text and origin to set_option, which parses and stores them. A list
+ * given by a later source replaces the earlier source's list as a whole.
  */
 #include "daemon/config/config.h"
 
@@ -17,9 +17,8 @@ extern char **environ;
 
 enum { MAX_ORIGIN_BYTES = 512 };
 
-/* ATTND_ variables that are no settings of this program: the modules' folder, the cpu backend's
- * instruction set, the clients' address
- * and credentials. */
+/* ATTND_ variables that are not settings of this program: the modules' folder, the cpu backend's
+ * instruction set, the clients' address and credentials. */
 static const char *const other_variables[] = {
     "ATTND_MODULE_DIR", "ATTND_CPU_ISA",       "ATTND_ENDPOINT",          "ATTND_KEY_FILE",
     "ATTND_CA_FILE",    "ATTND_TLS_CERT_FILE", "ATTND_TLS_CERT_KEY_FILE",
@@ -27,8 +26,8 @@ static const char *const other_variables[] = {
 
 struct loader {
     struct config *c;
-    uint8_t *ranks; /* of each option: the source its value is from */
-    struct config_fault *fault; /* why it failed, if st says so */
+    uint8_t *ranks; /* the source of each option's value */
+    struct config_fault *fault; /* why it failed, if st is not ATTN_OK */
     attn_status st;
     bool is_flag_bad;
     /* of the file being read */
@@ -71,7 +70,7 @@ static void set_option(struct loader *l, const struct config_option *o, uint8_t 
     l->ranks[i] = rank;
 }
 
-/* Where workers connect if nothing else is said. */
+/* Sets the address where workers connect by default. */
 static void default_listen(struct loader *l, const struct config_option *o)
 {
     char url[256], dir[200];
@@ -102,8 +101,8 @@ static void load_defaults(struct loader *l)
                        config_options[i].default_text);
 }
 
-/* inih's reader: one line a call, without leading blanks, so that an indented line is a line of its
- * own and not more of the one above. */
+/* Reads one line for inih, without leading blanks, so that an indented line does not continue the
+ * line above. */
 static char *read_line(char *str, int num, void *user)
 {
     struct loader *l = user;
@@ -183,8 +182,8 @@ static void load_file(struct loader *l, const char *file, bool must_exist)
     fclose(l->stream);
 }
 
-/* The file of settings that is installed with this program, whether it exists or not:
- * PREFIX/etc/attnd/attnd.conf of one in PREFIX/bin, /etc/attnd/attnd.conf of one in /usr/bin. */
+/* Where this program's installed settings file would be: PREFIX/etc/attnd/attnd.conf for a program
+ * in PREFIX/bin, /etc/attnd/attnd.conf for one in /usr/bin. */
 static void installed_path(char *out, size_t out_bytes)
 {
     char prefix[1000];
@@ -203,7 +202,7 @@ static bool is_other_variable(const char *name, size_t n)
     for (size_t i = 0; i < sizeof(other_variables) / sizeof(other_variables[0]); i++)
         if (strlen(other_variables[i]) == n && memcmp(other_variables[i], name, n) == 0)
             return true;
-    return strncmp(name, "ATTND_TEST_", 11) == 0; /* seeds and the like, inherited from a test */
+    return strncmp(name, "ATTND_TEST_", 11) == 0; /* seeds and the like, from a test */
 }
 
 static void load_environment(struct loader *l)
@@ -240,16 +239,16 @@ static void load_environment(struct loader *l)
     }
 }
 
-/* What a flag is: a setting, a word of its own, or unknown. */
+/* One flag of the command line: a setting, or a flag of its own such as --help. */
 struct flag {
-    const struct config_option *option; /* NULL: is a word */
+    const struct config_option *option; /* NULL: it is not a setting */
     bool is_config_file;
     bool is_danger; /* --danger-inject-faults */
-    enum config_action action; /* of other words */
-    const char *value; /* of option and --config */
+    enum config_action action; /* of the other flags */
+    const char *value; /* of a setting or --config */
 };
 
-/* Flags that need no section, and words. */
+/* Settings that have a flag without their section; below, flags that are not settings. */
 static const struct {
     const char *flag, *name;
 } short_flags[] = {
@@ -266,10 +265,10 @@ static const struct {
     {"--supervise", CONFIG_SUPERVISE},
 };
 
-/* Allows --backend NAME+faults:TEXT, which breaks what attnd promises: for tests alone. */
+/* Allows --backend NAME+faults:TEXT, which breaks what attnd promises: only for tests. */
 static const char danger_flag[] = "--danger-inject-faults";
 
-/* Takes the faults off the value of --backend. */
+/* Splits the faults off the value of --backend. */
 static void take_faults(struct loader *l, struct flag *flag, char value[CONFIG_NAME_BYTES])
 {
     static const char sign[] = "+faults:";
@@ -433,7 +432,7 @@ attn_status config_load(int argc, char **argv, struct config *c, enum config_act
         default_listen(&l, config_option_find("listen.address"));
     if (l.st == ATTN_OK) {
         l.st = config_check(c, out_fault->why, sizeof(out_fault->why));
-        /* it says where each of the values is from: with a flag in it the command line is wrong */
+        /* why has the origin of each value: if one is a flag, the command line is wrong */
         l.is_flag_bad = l.st != ATTN_OK && strstr(out_fault->why, "(flag ") != NULL;
     }
 done:

@@ -1,4 +1,4 @@
-/* option.c: every setting of attnd, once. */
+/* option.c: the table of all settings of attnd, and parsing and formatting their values. */
 #include "daemon/config/option.h"
 
 #include <assert.h>
@@ -208,7 +208,7 @@ static void units_of(enum option_type type, const struct unit **out_units, size_
     *out_n = type == OPTION_BYTES || type == OPTION_TIME ? 5 : 1;
 }
 
-/* "64M" in the largest unit that divides it */
+/* Formats a number in the largest unit that divides it: "64M". */
 static void format_number(enum option_type type, uint64_t v, char *out, size_t out_bytes)
 {
     const struct unit *units;
@@ -303,7 +303,7 @@ static attn_status add_url(const char *url, struct config *c, char *why, size_t 
     return ATTN_OK;
 }
 
-/* Several urls may stand in one value, separated by blanks or commas. */
+/* Adds the urls of one value, separated by blanks or commas. */
 static attn_status add_urls(const char *text, struct config *c, char *why, size_t why_bytes)
 {
     static const char separators[] = " \t,";
@@ -360,7 +360,7 @@ static attn_status set_http(const char *text, char **out, char *why, size_t why_
     return set_text(is_off ? "" : text, out, why, why_bytes);
 }
 
-/* A path, or the name of a systemd credential. */
+/* Sets a file: a path, or the name of a systemd credential. */
 static attn_status set_file(const char *text, char **out, char *why, size_t why_bytes)
 {
     bool is_off = strcmp(text, "off") == 0;
@@ -376,7 +376,7 @@ static attn_status set_admin(const char *text, char **out, char *why, size_t why
     bool is_off = strcmp(text, "off") == 0, is_auto = strcmp(text, "auto") == 0;
     char url[256], reason[256];
     struct address a;
-    if (strncmp(text, "ipc://", 6) == 0) /* as other addresses are written */
+    if (strncmp(text, "ipc://", 6) == 0) /* may be written like other addresses */
         text += 6;
     int n = snprintf(url, sizeof(url), "admin://%s", text);
     if (!is_off && !is_auto &&
@@ -388,7 +388,7 @@ static attn_status set_admin(const char *text, char **out, char *why, size_t why
     return set_text(is_off ? "" : text, out, why, why_bytes);
 }
 
-/* One of the list: N, or BACKEND:N; where it ends, NULL: it is none. */
+/* Parses one device of a list: N, or BACKEND:N. Returns its end; NULL: it is not one. */
 static const char *parse_device(const char *at, struct config_device *out)
 {
     static const char *const backends[] = {"cpu", "cuda", "hip"};

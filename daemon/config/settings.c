@@ -1,5 +1,5 @@
-/* settings.c: reading settings again, and one at a time. One mutex orders those who change them;
- * readers take none. */
+/* settings.c: reads all settings again, or sets one. A mutex orders changes; readers do not
+ * lock. */
 #include "daemon/config/settings.h"
 
 #include <pthread.h>
@@ -16,7 +16,7 @@ struct settings {
     char **argv;
     struct settings_user user;
     pthread_mutex_t lock;
-    uint32_t n_taken, n_kept; /* of the change under way */
+    uint32_t n_taken, n_kept; /* settings taken over, or waiting for a restart, in this change */
 };
 
 void settings_publish(const struct config *cfg)
@@ -74,7 +74,7 @@ attn_status settings_reload(struct settings *s, uint32_t *out_n_taken, uint32_t 
     }
     pthread_mutex_lock(&s->lock);
     s->n_taken = s->n_kept = 0;
-    struct config next = *s->cfg; /* as it will be; owns nothing */
+    struct config next = *s->cfg; /* the settings as they will be; owns nothing */
     for (size_t i = 0; i < config_n_options; i++)
         if (config_options[i].effect == AT_ONCE)
             config_option_copy(&config_options[i], &next, &now);

@@ -1,5 +1,5 @@
-/* text.c: settings as people read and write them: their names, the known name that is nearest to a
- * misspelt one, --print-config and --help. */
+/* text.c: settings as people read and write them: names, the known name nearest to a misspelt one,
+ * --print-config and --help. */
 #include <ctype.h>
 #include <string.h>
 
@@ -100,7 +100,7 @@ void config_print(const struct config *c, FILE *f)
     }
 }
 
-/* The help text, each line behind prefix. */
+/* Prints a help text, each line behind prefix. */
 static void print_help_text(FILE *f, const char *prefix, const char *help)
 {
     for (const char *p = help; *p != '\0';) {

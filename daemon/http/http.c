@@ -15,7 +15,7 @@
 #include "daemon/keeper/keep.h"
 #include "daemon/keeper/sockets.h"
 
-/* dashboard.html, as the build has turned it into an array (embed.cmake). */
+/* dashboard.html, which the build turns into an array (embed.cmake). */
 extern const unsigned char dashboard_html[];
 extern const size_t dashboard_html_bytes;
 
@@ -55,7 +55,7 @@ static unsigned page_livez(const struct http *h, FILE *f)
     return MHD_HTTP_OK;
 }
 
-/* A line per thread, for people. */
+/* Writes a line per thread, for people. */
 static unsigned page_health_verbose(const struct http *h, FILE *f)
 {
     unsigned status = MHD_HTTP_OK;
@@ -146,11 +146,11 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     (void)version;
     (void)upload;
     static char is_seen;
-    if (*state == NULL) { /* the header alone: answering now would skip a body's end */
+    if (*state == NULL) { /* only the header has come: answer after the body */
         *state = &is_seen;
         return MHD_YES;
     }
-    if (*upload_bytes != 0) { /* of a method that is refused; dropped */
+    if (*upload_bytes != 0) { /* the body of a method that will be refused is dropped */
         *upload_bytes = 0;
         return MHD_YES;
     }

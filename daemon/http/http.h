@@ -1,11 +1,14 @@
 /* http.h: the stats endpoint, on a thread of its own.
  *
- *   /metrics   Prometheus text        /healthz   200 while loop and engine show life, else 503
- *   /livez     200 while this thread answers; /healthz?verbose: a line per thread
- *   /stats     the same as JSON       /readyz    200 while steps are served, else 503
+ *   /          the dashboard
+ *   /metrics   Prometheus text
+ *   /stats     the same as JSON
+ *   /livez     200 while this thread answers
+ *   /healthz   200 while loop and engine show life, else 503; ?verbose: a line per thread
+ *   /readyz    200 while steps are served, else 503
  *
- * Reads atomics only (stats.h, health.h), so it answers while the event loop and the engine are
- * stuck.
+ * It depends on neither the event loop nor the engines (stats.h, health.h), so it answers while
+ * they are stuck.
  */
 #ifndef ATTND_DAEMON_HTTP_HTTP_H
 #define ATTND_DAEMON_HTTP_HTTP_H
@@ -15,15 +18,15 @@
 struct http;
 
 /* Listens on host_port ("127.0.0.1:9470"; port 0 takes a free one) and starts the thread.
- * stall_timeout_us: silence of a thread's heartbeat that makes /healthz fail. ATTN_EINVAL: why
- * names address and reason. */
+ * stall_timeout_us: how long a thread may be silent before /healthz fails. ATTN_EINVAL: why names
+ * address and reason. */
 attn_status http_open(const char *host_port, uint64_t stall_timeout_us, struct http **out_http,
                       char *why, size_t why_bytes);
-/* Another one. Any thread; NULL is fine. */
+/* Changes stall_timeout_us. Any thread; NULL is fine. */
 void http_set_stall_timeout(struct http *h, uint64_t stall_timeout_us);
-/* The port taken. */
+/* The port it listens on. */
 uint16_t http_port(const struct http *h);
-/* Stops the thread; NULL is fine. */
+/* Stops the thread and frees h; NULL is fine. */
 void http_close(struct http *h);
 
 #endif

@@ -1,5 +1,5 @@
-/* listener.c: accepting connections and handing them to libmicrohttpd. Everything runs on the
- * listener's thread, but opening and closing. */
+/* listener.c: accepts connections and passes them to libmicrohttpd, all on the listener's thread
+ * except for opening and closing. */
 #define _GNU_SOURCE /* accept4, names of threads */
 #include "daemon/http/listener.h"
 
@@ -15,12 +15,12 @@
 #include <unistd.h>
 
 enum {
-    MEMORY_BYTES = 16 << 10, /* of a connection */
-    ACCEPT_AGAIN_MS = 100, /* after no descriptor was left at all */
+    MEMORY_BYTES = 16 << 10, /* per connection */
+    ACCEPT_AGAIN_MS = 100, /* wait when no descriptor was left at all */
 };
 
 struct place {
-    TAILQ_ENTRY(place) link; /* free, or taken, longest idle first */
+    TAILQ_ENTRY(place) link; /* in the list of free or of taken places; these longest idle first */
     int fd;
 };
 TAILQ_HEAD(place_list, place);
@@ -43,7 +43,7 @@ static void close_fd(int fd)
         close(fd);
 }
 
-/* Descriptors that were given up are taken again as soon as there are some. */
+/* Fills the reserve of descriptors up again, as far as there are any. */
 static void reserve_fill(struct http_listener *d)
 {
     while (d->n_reserve < HTTP_RESERVE) {
@@ -72,7 +72,7 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
     }
 }
 
-/* A connection that has been answered is not the one that has waited longest. */
+/* Moves the connection to the end of the list, since it is not idle now. */
 static enum MHD_Result on_request(void *user, struct MHD_Connection *connection, const char *url,
                                   const char *method, const char *version, const char *upload,
                                   size_t *upload_bytes, void **state)
@@ -87,7 +87,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
 
 /* --- accepting -------------------------------------------------------------------------------- */
 
-/* Ends the connection that has waited longest. false: there is none. */
+/* Ends the connection that has been idle longest. false: none could be ended. */
 static bool evict(struct http_listener *d)
 {
     struct place *p = TAILQ_FIRST(&d->taken);
@@ -116,11 +116,11 @@ static int accept_one(struct http_listener *d)
     }
 }
 
-/* false: nothing more can be accepted for a while. */
+/* Accepts all connections that wait. false: nothing more can be accepted for a while. */
 static bool accept_all(struct http_listener *d)
 {
     static const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
-    /* then those that are there have a turn */
+    /* bounded, so that accepted connections are served in between */
     for (uint32_t n = 0; n < HTTP_MAX_CONNECTIONS; n++) {
         if (TAILQ_EMPTY(&d->free) && !evict(d))
             return false;
