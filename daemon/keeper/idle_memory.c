@@ -1,4 +1,4 @@
-/* idle_memory.c: a memfd of the wanted size, a predecessor's if it fits, else a new one. */
+/* idle_memory.c: opens a memfd of the wanted size: a predecessor's if it fits, else a new one. */
 #define _GNU_SOURCE /* memfd_create */
 #include "daemon/keeper/idle_memory.h"
 
@@ -15,7 +15,7 @@
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 
-/* Whether the predecessor's memory is usable; else it is dropped. */
+/* Whether a predecessor's memfd has this size and is sealed; if not, fd is closed. */
 static bool is_usable(int fd, uint64_t bytes)
 {
     struct stat sb;

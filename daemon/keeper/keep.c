@@ -1,4 +1,4 @@
-/* keep.c: the descriptors that were handed in, by name, and messages to the keeper. */
+/* keep.c: finds handed-in descriptors by name, and sends messages to the keeper. */
 #include "daemon/keeper/keep.h"
 
 #include <fcntl.h>
@@ -14,7 +14,7 @@ enum { FIRST_FD = 3 }; /* SD_LISTEN_FDS_START */
 
 static struct {
     struct handed_in {
-        int fd; /* -1: taken */
+        int fd; /* -1: it was taken */
         char name[KEEP_NAME_BYTES];
     } fds[KEEP_MAX_FDS];
     uint32_t n_fds;
@@ -43,7 +43,7 @@ void keep_begin(void)
         if (names != NULL)
             names += name_bytes + (names[name_bytes] == ':');
     }
-    unsetenv("LISTEN_PID"); /* they are not for child processes */
+    unsetenv("LISTEN_PID"); /* child processes must not see these */
     unsetenv("LISTEN_FDS");
     unsetenv("LISTEN_FDNAMES");
 }
@@ -83,7 +83,7 @@ bool keep_put(const char *name, int fd)
     char state[KEEP_NAME_BYTES + 64];
     if (!keep_is_there())
         return false;
-    /* without FDPOLL=0 systemd would release a socket as soon as that is in error */
+    /* without FDPOLL=0 systemd would drop a descriptor that reports an error */
     snprintf(state, sizeof state, "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", name);
     bool is_sent = notify_send_fd(state, fd);
     if (!is_sent)

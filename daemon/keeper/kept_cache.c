@@ -1,4 +1,5 @@
-/* kept_cache.c: under which names a keeper has the arena, the KV memory and the idle memory. */
+/* kept_cache.c: names the arena, the KV memory and the idle memory of each card for the keeper, and
+ * finds a predecessor's by those names. */
 #include "daemon/keeper/kept_cache.h"
 
 #include <inttypes.h>
@@ -9,9 +10,9 @@
 #include "daemon/base/log.h"
 #include "daemon/keeper/keep.h"
 
-#define ARENA "arena-" /* and the id */
-#define MEMORY "memory-" /* and the backend, a dash, the id */
-#define IDLE "idle-" /* as the arena */
+#define ARENA "arena-" /* then the card (kept_owner) and the arena's id */
+#define MEMORY "memory-" /* then the card, the backend, a dash and the id */
+#define IDLE "idle-" /* then the card and the id */
 
 struct kept_owner kept_owner(uint32_t card, uint32_t n_cards, uint32_t device_index)
 {
@@ -29,7 +30,7 @@ bool kept_cache_take(struct kept_owner owner, struct kept_cache *out)
     snprintf(prefix[0], sizeof prefix[0], ARENA "%s", owner.text);
     snprintf(prefix[1], sizeof prefix[1], MEMORY "%s", owner.text);
     if (!keep_find(prefix[0], arena) || !keep_find(prefix[1], memory))
-        return false; /* a process died before it had stored both; it had not served yet */
+        return false; /* a process died before it stored both, and so before it served */
     const char *backend = memory + strlen(prefix[1]), *dash = strchr(backend, '-');
     if (dash == NULL || strcmp(dash + 1, arena + strlen(prefix[0])) != 0)
         return false;
@@ -69,7 +70,7 @@ void kept_cache_drop(struct kept_cache *k)
 void kept_cache_put_idle(struct kept_owner owner, const struct kv *kv, int fd, struct kept_cache *k)
 {
     if (k->idle_name[0] != '\0')
-        keep_drop(k->idle_name); /* of another size, or not wanted any more */
+        keep_drop(k->idle_name); /* it has another size, or is not wanted any more */
     k->idle_name[0] = '\0';
     if (fd < 0 || !keep_is_there())
         return;

@@ -1,5 +1,4 @@
-/* notify.c: sends states and descriptors to systemd by its notification protocol, see sd_notify(3).
- * Called by the daemon's life cycle and by keep.c; main thread. */
+/* notify.c: sends states and descriptors to systemd by its notification protocol (sd_notify(3)). */
 #define _GNU_SOURCE /* pipe2 */
 #include "daemon/keeper/notify.h"
 
@@ -24,7 +23,7 @@ bool notify_send_fd(const char *state, int fd)
     size_t n = strlen(path);
     memcpy(to.sun_path, path, n);
     if (path[0] == '@')
-        to.sun_path[0] = '\0'; /* the abstract namespace */
+        to.sun_path[0] = '\0'; /* an abstract name */
     union {
         struct cmsghdr head;
         char bytes[CMSG_SPACE(sizeof(int))];
@@ -42,8 +41,7 @@ bool notify_send_fd(const char *state, int fd)
         control.head.cmsg_len = CMSG_LEN(sizeof fd);
         memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
     }
-    /* most states may get lost if systemd does not read; descriptors and READY=1 are worth a
-     * wait */
+    /* most states may be lost if systemd does not read; for descriptors and READY=1 it waits */
     bool is_awaited = fd >= 0 || strncmp(state, "READY=1", 7) == 0;
     int type = SOCK_DGRAM | SOCK_CLOEXEC | (is_awaited ? 0 : SOCK_NONBLOCK);
     const struct timeval patience = {.tv_sec = PATIENCE_S};
@@ -68,7 +66,7 @@ void notify_wait_until_read(void)
         return;
     bool is_sent = notify_send_fd("BARRIER=1", ends[1]);
     close(ends[1]);
-    if (is_sent) { /* the reader closes the other end */
+    if (is_sent) { /* the reader closes its end when it has read all before it */
         struct pollfd p = {.fd = ends[0]};
         (void)poll(&p, 1, 1000 * PATIENCE_S);
     }

@@ -6,15 +6,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* state: "READY=1", "STOPPING=1", "WATCHDOG=1", with "\nSTATUS=..." if wanted. Never fails: a
- * missing reader is no error. Blocks only with READY=1, some seconds at most. */
+/* Sends a state: "READY=1", "STOPPING=1" or "WATCHDOG=1", with "\nSTATUS=..." if wanted. Errors are
+ * ignored. Blocks only for READY=1, for some seconds at most. */
 void notify_send(const char *state);
-/* The same with a descriptor, which the other side gets a copy of (-1: none). false: it was not
- * sent, after some seconds at most. */
+/* The same with a descriptor (-1: none), of which the reader gets a copy. false: it could not be
+ * sent within some seconds. */
 bool notify_send_fd(const char *state, int fd);
-/* Returns when everything sent so far has been read, or after some seconds. */
+/* Waits until everything sent so far has been read, for some seconds at most. */
 void notify_wait_until_read(void);
-/* How often systemd wants WATCHDOG=1; 0: it does not. */
+/* How often systemd wants WATCHDOG=1, in microseconds; 0: never. */
 uint64_t notify_watchdog_us(void);
 
 #endif

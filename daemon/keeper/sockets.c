@@ -1,4 +1,4 @@
-/* sockets.c: taking over a listening socket, or making one. */
+/* sockets.c: takes over a kept listening socket, or makes one. */
 #include "daemon/keeper/sockets.h"
 
 #include <errno.h>
@@ -10,7 +10,7 @@
 
 #include "daemon/keeper/keep.h"
 
-/* A name for the keeper: colons separate names. */
+/* Makes a name for the keeper, without colons, since those separate names. */
 static void keep_name(const char *what, char out[KEEP_NAME_BYTES])
 {
     snprintf(out, KEEP_NAME_BYTES, "%s", what);
@@ -31,7 +31,7 @@ static socklen_t address_bytes(const struct address *a)
     }
 }
 
-/* The file of a kept socket may have been removed: then clients cannot reach it. */
+/* Whether clients can reach a kept socket: its file may have been removed. */
 static bool is_reachable(const struct address *a)
 {
     struct stat sb;
@@ -49,8 +49,8 @@ static int listen_at(const struct address *a, int backlog)
         return -1;
     if (!is_unix)
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    /* the group may connect, except to the admin socket; others may not. Connecting fails before
-     * listen */
+    /* the group may connect, except to the admin socket; others may not. The mode is set in time,
+     * because nothing can connect before listen */
     mode_t mode = a->is_admin ? 0600 : 0660;
     if (bind(fd, &a->sa.any, address_bytes(a)) == 0 &&
         (!is_unix || chmod(a->sa.un.sun_path, mode) == 0) && listen(fd, backlog) == 0)
@@ -68,7 +68,7 @@ attn_status socket_listen(const char *what, const struct address *a, int backlog
     keep_name(what, name);
     int fd = keep_take(name);
     if (fd >= 0 && is_reachable(a) && fcntl(fd, F_SETFL, O_NONBLOCK) == 0) {
-        *out_fd = fd; /* a socket unit's blocks */
+        *out_fd = fd; /* made non-blocking, since that of a socket unit blocks */
         return ATTN_OK;
     }
     if (fd >= 0) {

@@ -1,4 +1,5 @@
-/* supervise.c: the loop of the parent. One thread, one poll; signals come through a descriptor. */
+/* supervise.c: the loop of the supervising parent: one thread with one poll; signals come through a
+ * descriptor. */
 #include "daemon/keeper/supervise.h"
 
 #include <errno.h>
@@ -20,25 +21,25 @@
 
 enum {
     MS = 1000000, /* nanoseconds */
-    SHORT_LIFE_MS = 100, /* since it serves */
+    SHORT_LIFE_MS = 100, /* a child that serves for less died young */
     FREE_RESTARTS = 5, /* short lives in a row before there is a delay */
     MIN_DELAY_MS = 100,
     MAX_DELAY_MS = 10000,
-    MAX_TURN_MESSAGES = 64, /* whoever floods the socket does not keep signals out */
+    MAX_TURN_MESSAGES = 64, /* bounded, so that a flood of messages does not delay signals */
     MAX_UNREADY = 3, /* deaths before READY in a row before the cache is dropped */
 };
 
 struct supervisor {
     char path[PATH_MAX]; /* of the binary */
-    char **argv; /* the child's */
+    char **argv; /* of the child */
     struct store store;
     int signal_fd;
     sigset_t before; /* the signal mask as it was */
     pid_t child; /* 0: none */
-    uint64_t ready_ns, start_at_ns; /* ready_ns 0: it does not serve yet */
-    uint64_t n_beats, beat_ns; /* as last seen, and when */
-    uint32_t n_short, n_unready; /* lives in a row */
-    bool has_served; /* some child was ready once */
+    uint64_t ready_ns, start_at_ns; /* when it was ready (0: not yet); when the next one starts */
+    uint64_t n_beats, beat_ns; /* the store's count as last seen, and when it changed */
+    uint32_t n_short, n_unready; /* children in a row that died young, or before they were ready */
+    bool has_served; /* a child was ready at least once */
     bool is_ending, wants_upgrade;
 };
 
@@ -87,14 +88,15 @@ static void child_start(struct supervisor *s)
         return;
     }
     sigprocmask(SIG_SETMASK, &s->before, NULL);
-    prctl(PR_SET_PDEATHSIG, SIGTERM); /* without the parent its cache would not be kept */
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* ends with the parent, which keeps its cache */
     if (getppid() == parent && store_hand_over(&s->store))
         execv(s->path, s->argv);
     log_error("%s can't be started: %s", s->path, strerror(errno));
     _exit(EX_OSERR);
 }
 
-/* When the next child may start: at once, later and later for one that keeps dying young. */
+/* Sets when the next child starts: at once, or after a growing delay if children keep dying
+ * young. */
 static void plan_start(struct supervisor *s)
 {
     uint64_t now_ns = clock_now_ns(), delay_ms = 0;
@@ -109,7 +111,7 @@ static void plan_start(struct supervisor *s)
     s->start_at_ns = now_ns + delay_ms * MS;
 }
 
-/* true: *out_code is this process's exit code. */
+/* The child has ended. true: this process ends, too, with *out_code. */
 static bool child_ended(struct supervisor *s, int status, int *out_code)
 {
     bool is_exit = WIFEXITED(status);
@@ -149,7 +151,7 @@ static void pass_on(const struct supervisor *s, int number)
         kill(s->child, number);
 }
 
-/* Not before the child has its handlers. */
+/* Passes SIGUSR2 on once the child is ready, because before that it has no handler. */
 static void upgrade_if_ready(struct supervisor *s)
 {
     if (!s->wants_upgrade || s->child == 0 || !s->store.is_ready)
@@ -158,7 +160,7 @@ static void upgrade_if_ready(struct supervisor *s)
     pass_on(s, SIGUSR2);
 }
 
-/* true: *out_code is this process's exit code. */
+/* Handles signals, and a child that has ended. true: this process ends with *out_code. */
 static bool take_signals(struct supervisor *s, int *out_code)
 {
     struct signalfd_siginfo info;
@@ -190,7 +192,7 @@ static bool take_signals(struct supervisor *s, int *out_code)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* A child that serves and then shows no life for the watchdog's time is killed. */
+/* Kills a child that serves and then sends no WATCHDOG=1 for the watchdog's time. */
 static void look_for_life(struct supervisor *s)
 {
     uint64_t now_ns = clock_now_ns();

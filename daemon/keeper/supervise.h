@@ -1,21 +1,22 @@
-/* supervise.h: attnd --supervise: a small parent that keeps what outlives the daemon (keep.h) where
- * there is no systemd: it holds the descriptors, starts attnd as its child, and starts it again.
+/* supervise.h: attnd --supervise: a small parent process that is the keeper (keep.h) where there is
+ * no systemd: it holds the descriptors, starts attnd as its child, and restarts it.
  *
  *   the child                                   what happens
- *   dies by a signal, or exits with 75          it is started again with what is kept, at once;
- *                                               later if it keeps dying
+ *   dies by a signal, or exits with 75          it is started again with what is kept: at once, or
+ *                                               after a delay if it keeps dying young
  *   exits with another code after it served     the same, if the code is not 0
  *   shows no life (WATCHDOG=1) for a minute     it is killed, as above
  *   exits with 0, or before it ever served      this process ends with its code
- *   is told to end (SIGTERM, SIGINT here)       this process ends with its code
+ *   ends after SIGTERM or SIGINT came here      this process ends with its code
  *
- * SIGHUP is passed on, and so is SIGUSR2, after which the binary that is on disk then takes over.
- * A cache with which the child dies before it serves, several times in a row, is dropped.
+ * SIGHUP and SIGUSR2 are passed on; after SIGUSR2 the next child runs the binary that is then on
+ * disk. If the child dies several times in a row before it serves, the kept cache is dropped.
  */
 #ifndef ATTND_DAEMON_KEEPER_SUPERVISE_H
 #define ATTND_DAEMON_KEEPER_SUPERVISE_H
 
-/* Until the end; its exit code. argv: of this process, --supervise included. */
+/* Supervises until the end; returns this process's exit code. argv: of this process, including
+ * --supervise. */
 int supervise_run(int argc, char **argv);
 
 #endif

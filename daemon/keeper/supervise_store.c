@@ -1,5 +1,5 @@
-/* supervise_store.c: messages of the child that bring descriptors or drop them, and handing all of
- * them to the next child. */
+/* supervise_store.c: reads the child's messages that store or drop descriptors, and hands all
+ * descriptors to the next child. */
 #define _GNU_SOURCE /* struct ucred */
 #include "daemon/keeper/supervise_store.h"
 
@@ -29,7 +29,7 @@ attn_status store_open(struct store *s)
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     socklen_t n = sizeof a;
     int one = 1;
-    uint64_t asked_us = notify_watchdog_us(); /* what the child says is passed on */
+    uint64_t asked_us = notify_watchdog_us(); /* of our own supervisor, which gets the beats */
     *s = (struct store){.notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0),
                         .watchdog_us = asked_us != 0 ? asked_us : DEFAULT_WATCHDOG_US};
     /* an abstract name chosen by the kernel; senders are identified by their process */
@@ -78,7 +78,7 @@ void store_drop(struct store *s, const char *prefix)
 
 /* --- messages --------------------------------------------------------------------------------- */
 
-/* The value of VARIABLE=VALUE among the lines; NULL: it is not there. */
+/* The value of the line VARIABLE=VALUE in a message; NULL: it is not there. */
 static const char *line_of(const char *message, const char *variable, size_t *out_bytes)
 {
     size_t n = strlen(variable);
@@ -127,12 +127,12 @@ static void take_message(struct store *s, const char *message, const int *fds, u
         if (is_store)
             keep_fd(s, name, fds[i]);
         else
-            close(fds[i]); /* of a barrier: this is the answer */
+            close(fds[i]); /* if it is a barrier's, this answers it */
     }
     s->is_ready |= has_line(message, "READY");
     s->n_beats += has_line(message, "WATCHDOG");
     if (n_fds == 0)
-        notify_send(message); /* of whoever supervises us */
+        notify_send(message); /* to our own supervisor, if there is one */
 }
 
 bool store_read(struct store *s, pid_t child)
@@ -167,7 +167,7 @@ bool store_read(struct store *s, pid_t child)
             sender = who.pid;
         }
     }
-    if (child != 0 && sender == child) { /* 0: a sender in another pid namespace */
+    if (child != 0 && sender == child) { /* sender is 0 if it is in another pid namespace */
         take_message(s, text, fds, n_fds);
         return true;
     }
@@ -183,7 +183,7 @@ bool store_hand_over(const struct store *s)
     char number[16], watchdog[24], names[KEEP_MAX_FDS * KEEP_NAME_BYTES] = "";
     size_t at = 0;
     int copies[KEEP_MAX_FDS];
-    for (uint32_t i = 0; i < s->n_fds; i++) { /* out of the way first */
+    for (uint32_t i = 0; i < s->n_fds; i++) { /* first out of the way of the numbers they get */
         copies[i] = fcntl(s->fds[i].fd, F_DUPFD_CLOEXEC, FIRST_FD + KEEP_MAX_FDS);
         if (copies[i] < 0)
             return false;
