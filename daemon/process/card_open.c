@@ -1,4 +1,4 @@
-/* card_open.c: opening the devices of all cards, then their caches, then their engines. What a
+/* card_open.c: opens the devices of all cards, then their caches, then their engines. What a
  * predecessor kept is taken up on all of them or on none. */
 #include "daemon/process/card_open.h"
 
@@ -19,7 +19,7 @@ enum { CARD_WHY_BYTES = 512, LAST_ROUNDS = 4 };
 
 /* --- devices ---------------------------------------------------------------------------------- */
 
-/* Drops the kept caches, which cannot be used, whatever was taken up already. */
+/* Drops all kept caches because one can't be used, even those that were taken up already. */
 static void start_empty(struct card_list *list, const char *why)
 {
     log_warn("starting empty, the kept cache can't be used: %s", why);
@@ -37,7 +37,7 @@ static int device_begin(const struct config *cfg, struct card_list *list,
                                        &card->device, why, sizeof why);
         if (st == ATTN_OK)
             return EX_OK;
-        if (st != ATTN_EINVAL) { /* later, maybe: the cache is worth a wait */
+        if (st != ATTN_EINVAL) { /* it may work later: end and be restarted, to save the cache */
             log_error("backend %s, whose cache is kept, can't be used: %s", card->kept.backend,
                       why);
             return EX_UNAVAILABLE;
@@ -47,7 +47,7 @@ static int device_begin(const struct config *cfg, struct card_list *list,
     return device_open(cfg, which, &card->device) == ATTN_OK ? EX_OK : EX_UNAVAILABLE;
 }
 
-/* Takes up what a predecessor with the same cards left: of all cards or of none. */
+/* Takes what a predecessor with the same cards left, of all cards or of none. */
 static void caches_take(struct card_list *list, const struct config_device *devices)
 {
     uint32_t n_taken = 0;
@@ -61,7 +61,7 @@ static void caches_take(struct card_list *list, const struct config_device *devi
     keep_drop_rest();
 }
 
-/* Those of the settings; "all": as many as there are. */
+/* The devices that the settings name; "all": as many as there are. */
 static uint32_t devices_of(const struct config *cfg, struct config_device out[CONFIG_MAX_DEVICES])
 {
     uint32_t n;
@@ -69,14 +69,15 @@ static uint32_t devices_of(const struct config *cfg, struct config_device out[CO
     config_devices(cfg->device_index, out, &n);
     if (n > 0)
         return n;
-    n = device_count(cfg); /* without any, opening the first says why */
+    n = device_count(cfg); /* if there is none, opening the first one logs why */
     n = n < 1 ? 1 : n > CONFIG_MAX_DEVICES ? CONFIG_MAX_DEVICES : n;
     for (uint32_t i = 0; i < n; i++)
         out[i].index = i;
     return n;
 }
 
-/* Which device the i-th is. usual: the backend of those that name none, if one is open. */
+/* The choice of the i-th device. usual: the backend for devices that name none; NULL: not known
+ * yet. */
 static struct device_choice choice_of(const struct config_device *devices, uint32_t i, uint32_t n,
                                       const char *usual)
 {
@@ -92,7 +93,7 @@ static struct device_choice choice_of(const struct config_device *devices, uint3
     return which;
 }
 
-/* What goes between two of one module goes over a link, or is slow. */
+/* Logs how devices of one module are linked: without a link, copies between them are slow. */
 static void say_links(const struct card_list *list, const struct config_device *devices)
 {
     for (uint32_t i = 0; i < list->n; i++) {
@@ -140,7 +141,7 @@ static attn_status cache_begin(const struct config *cfg, struct card_list *list,
     if (card->idle.base == NULL) {
         attn_status st = idle_memory_open(cfg->idle_memory_bytes, card->kept.idle_fd, &card->idle,
                                           why, why_bytes);
-        card->kept.idle_fd = -1; /* it is the memory's, or closed */
+        card->kept.idle_fd = -1; /* card->idle has it, or it is closed */
         if (st != ATTN_OK)
             return st;
     }
@@ -154,7 +155,8 @@ static attn_status cache_begin(const struct config *cfg, struct card_list *list,
     return kv_open(&kc, -1, &card->kv, why, why_bytes);
 }
 
-/* One card's cache being of no use, none is used: an arena that was opened before is made anew. */
+/* Opens the caches of all cards. If one kept cache can't be used, none is, and arenas that were
+ * opened before are made anew. */
 static attn_status caches_begin(const struct config *cfg, struct card_list *list, char *why,
                                 size_t why_bytes)
 {
@@ -178,7 +180,7 @@ static attn_status caches_begin(const struct config *cfg, struct card_list *list
     return ATTN_OK;
 }
 
-/* Gives what is new to the keeper; true: it has all cards. */
+/* Gives the keeper what is new. true: it has the caches of all cards. */
 static bool caches_put(const struct config *cfg, struct card_list *list)
 {
     struct config_device devices[CONFIG_MAX_DEVICES];
@@ -225,8 +227,8 @@ static attn_status engine_begin(struct card_list *list, struct card *card,
     return st;
 }
 
-/* What a predecessor left on the cards: all pools first, because the sequences of some are split
- * over all cards. */
+/* Restores what a predecessor left on the cards: first all pools, because the sequences of some are
+ * split over all cards. */
 static attn_status engines_restore(struct card_list *list, char *why, size_t why_bytes)
 {
     struct engine_kept of[CONFIG_MAX_DEVICES] = {0}, all;
@@ -249,7 +251,7 @@ static attn_status engines_restore(struct card_list *list, char *why, size_t why
         st = cards_restore(list->cards);
     if (st != ATTN_OK)
         goto fail;
-    all = of[0]; /* pools and sessions are the first card's */
+    all = of[0]; /* pools and sessions are counted on the first card */
     for (uint32_t i = 1; i < list->n; i++) {
         all.n_sequences += of[i].n_sequences;
         all.n_tokens += of[i].n_tokens;
@@ -319,7 +321,7 @@ bool cards_are_lost(const struct card_list *list)
 void cards_give_up(struct card_list *list)
 {
     if (cards_are_lost(list))
-        return; /* the process ends, and is followed */
+        return; /* the process ends, and a successor starts */
     for (uint32_t i = 0; i < list->n && list->n > 1; i++) {
         struct card *card = &list->at[i];
         if (card->is_given_up || engine_health(card->engine) == ATTN_OK)
@@ -370,7 +372,7 @@ attn_status cards_stop(struct card_list *list)
             st = ATTN_EDEVICE;
         }
     }
-    /* the last messages between them, and the answers to those */
+    /* delivers the last messages between engines, and the answers to them */
     for (uint32_t i = 0; i < LAST_ROUNDS * list->n && list->cards != NULL && has_all; i++)
         engine_take_messages(list->at[i % list->n].engine);
     for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++) {

@@ -1,5 +1,5 @@
-/* daemon.c: the daemon's life: settings, stats endpoint, transports, device, message buffers,
- * engine; run; and the same backwards. The main thread runs the event loop: sockets and signals.
+/* daemon.c: starts the daemon (stats endpoint, transports, devices, message buffers, engines), runs
+ * it, and stops it in reverse order. The main thread runs the event loop: sockets and signals.
  *
  * Sockets listen before the device is opened, which may take seconds: connections made in the
  * meantime wait in the backlog until the loop runs.
@@ -32,11 +32,11 @@
 
 enum {
     WHY_BYTES = 512,
-    TICK_MS = 100, /* heartbeat, watchdog, the device's health */
+    TICK_MS = 100, /* of heartbeat, watchdog and the check of devices */
     DRAIN_TICK_MS = 5,
-    LAST_TOKENS_MS = 5000, /* after the drain timeout, for tokens that are begun */
-    LAST_ANSWERS_MS = 5000, /* then for what is in the engine */
-    LAST_REPLIES_MS = 1000, /* for answers of the last moment to be written and read */
+    LAST_TOKENS_MS = 5000, /* after the drain timeout: to finish tokens that are begun */
+    LAST_ANSWERS_MS = 5000, /* then: to answer what is in the engine */
+    LAST_REPLIES_MS = 1000, /* then: for the last replies to be written and read */
     LAST_REPLIES_OF_LOST_MS = 300, /* the same when the device is lost */
 };
 
@@ -48,22 +48,22 @@ struct daemon {
     struct config *cfg;
     struct card_list cards;
     struct iobuf_pool *bufs;
-    struct tenants *tenants; /* NULL: none is asked */
+    struct tenants *tenants; /* NULL: there are no tenants */
     struct share_table *shares;
     struct settings *settings;
-    struct engine *engine; /* of the first card: the listeners' */
+    struct engine *engine; /* of the first card, to which transports submit */
     struct http *http;
     uv_loop_t *loop;
     struct transport_env env;
-    struct transport *transports[CONFIG_MAX_LISTEN + 1]; /* the admin socket's, too */
+    struct transport *transports[CONFIG_MAX_LISTEN + 1]; /* with the admin socket's */
     uint32_t n_transports;
     uv_timer_t tick;
     uv_signal_t signals[4];
     uint64_t watchdog_ns, next_watchdog_ns;
     bool has_handlers, is_draining, is_stopping;
-    bool ends_tokens; /* a drain: tokens are finished, none is begun */
-    bool is_handing_over; /* no request is taken any more; those taken are answered */
-    uint64_t leave_at_ns; /* when a drain begins that was put off; 0: none */
+    bool ends_tokens; /* draining: begun tokens are finished, no new one begins */
+    bool is_handing_over; /* no new request is read; those taken are answered */
+    uint64_t leave_at_ns; /* when a delayed drain begins; 0: none */
     uint64_t drain_until_ns;
     int exit_code;
 };
@@ -92,8 +92,8 @@ static void stop_transports(struct daemon *d)
         d->transports[i]->ops->stop(d->transports[i]);
 }
 
-/* Ends with this code once what was taken is answered. All else is the successor's: requests wait
- * for it in the sockets, sequences in what is kept. */
+/* Ends with this code once all requests that were taken are answered. The successor has the rest:
+ * requests wait for it in the sockets, sequences in the kept cache. */
 static void hand_over(struct daemon *d, int exit_code)
 {
     d->is_handing_over = true;
@@ -106,7 +106,7 @@ static void hand_over(struct daemon *d, int exit_code)
     uv_timer_start(&d->tick, on_tick, 0, DRAIN_TICK_MS);
 }
 
-/* Whoever goes on does not keep the daemon, but may finish the token that he is in. */
+/* The drain has taken too long: workers may still finish the tokens that they have begun. */
 static void end_tokens(struct daemon *d)
 {
     uint64_t most_ns = (uint64_t)LAST_TOKENS_MS * 1000000;
@@ -116,8 +116,7 @@ static void end_tokens(struct daemon *d)
     engine_end_tokens(d->engine);
 }
 
-/* Whoever goes on sending does not keep the daemon: what is there is answered, nothing else
- * read. */
+/* That has taken too long, too: what was taken is answered, and nothing more is read. */
 static void answer_the_last(struct daemon *d)
 {
     d->is_handing_over = true;
@@ -138,7 +137,7 @@ static void drain(struct daemon *d)
     uv_timer_start(&d->tick, on_tick, DRAIN_TICK_MS, DRAIN_TICK_MS);
 }
 
-/* Nothing is in flight, and no sequence is in the middle of a token. */
+/* Whether the drain is over: nothing is in flight, and no sequence is in the middle of a token. */
 static bool is_over(const struct daemon *d)
 {
     bool has_workers = !d->is_handing_over && d->env.n_peers > 0;
@@ -146,7 +145,8 @@ static bool is_over(const struct daemon *d)
     return is_still && transports_are_idle(d);
 }
 
-/* Reports not ready and keeps serving: a balancer that asks /readyz sends no new clients. */
+/* Delays the drain: /readyz fails, so that load balancers send no new clients, but all is still
+ * served. */
 static void leave_later(struct daemon *d)
 {
     d->leave_at_ns = clock_now_ns() + config_now(d->cfg, drain_delay_us) * 1000;
@@ -227,7 +227,7 @@ static void on_upgrade(uv_signal_t *s, int number)
     hand_over(d, EX_TEMPFAIL);
 }
 
-/* Certificates and tenants, from the files that they were first read from. */
+/* settings_user.read_files: reads certificates and tenants again. */
 static attn_status read_files(void *user, const struct config *cfg, char *why, size_t why_bytes)
 {
     struct daemon *d = user;
@@ -289,7 +289,7 @@ static void handlers_start(struct daemon *d)
     d->has_handlers = true;
 }
 
-/* Caches, sessions and the engines that work with them; what was opened is daemon_stop's. */
+/* Opens caches, sessions and engines. On failure daemon_stop closes what was opened. */
 static attn_status engines_begin(struct daemon *d, char *why, size_t why_bytes)
 {
     d->shares = share_table_open(d->cfg->peer_share, d->cfg->principal_share);
@@ -358,14 +358,15 @@ static int transports_start(struct daemon *d)
     return EX_OK;
 }
 
-/* Device, buffers, cache and engine: what transports need before they serve. */
+/* Opens what transports need before they serve: devices, message buffers, caches and engines.
+ * Returns an exit code. */
 static int engine_and_device_start(struct daemon *d)
 {
     char why[WHY_BYTES];
     int code = cards_devices_begin(d->cfg, &d->cards);
     if (code != EX_OK)
         return code;
-    const struct device *device = &d->cards.at[0].device; /* messages are in memory for all */
+    const struct device *device = &d->cards.at[0].device; /* all devices can use its buffers */
     attn_status st =
         iobuf_pool_open(device->ops, device->backend, d->cfg->io_memory_bytes, &d->bufs);
     if (st != ATTN_OK) {
@@ -386,7 +387,7 @@ static int engine_and_device_start(struct daemon *d)
     return EX_OK;
 }
 
-/* An exit code; what was started is daemon_stop's. */
+/* Returns an exit code; daemon_stop ends what was started. */
 static int daemon_start(struct daemon *d)
 {
     int code = http_start(d);
@@ -423,7 +424,7 @@ static void on_last_replies(uv_timer_t *timer)
         uv_stop(d->loop);
 }
 
-/* Lets the loop write what is owed and the peers read it, for a moment. */
+/* Runs the loop for at most most_ms, so that owed replies are written and read. */
 static void write_last_replies(struct daemon *d, uint64_t most_ms)
 {
     d->drain_until_ns = clock_now_ns() + most_ms * 1000000;
@@ -432,7 +433,7 @@ static void write_last_replies(struct daemon *d, uint64_t most_ms)
     uv_timer_start(&d->tick, on_close_timeout, most_ms, 0);
 }
 
-/* Nothing of a lost device is touched any more: its driver may wait for ever. */
+/* Ends the process without touching a lost device again, because its driver could block forever. */
 static void end_without_device(struct daemon *d, bool is_all)
 {
     write_last_replies(d, LAST_REPLIES_OF_LOST_MS);
@@ -445,7 +446,7 @@ static void daemon_stop(struct daemon *d)
     health_set_ready(false);
     d->is_stopping = true;
     if (d->has_handlers)
-        uv_timer_stop(&d->tick); /* it looks at the engine */
+        uv_timer_stop(&d->tick); /* its callback uses the engine */
     stop_transports(d);
     bool is_all = d->engine != NULL && (d->cards.n == 1 || cards_are_lost(&d->cards));
     if (cards_stop(&d->cards) != ATTN_OK)

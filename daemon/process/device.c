@@ -1,4 +1,4 @@
-/* device.c: the order in which backends are tried, and what is done with each. */
+/* device.c: tries backends in order, to count devices, to open one, or to test one. */
 #include "daemon/process/device.h"
 
 #include <inttypes.h>
@@ -37,7 +37,7 @@ static attn_status try_each(const struct config *cfg,
 
 /* --- to serve --------------------------------------------------------------------------------- */
 
-/* Of the cores where the settings leave it open. */
+/* Threads of a cpu device: as set, else its part of the cores. */
 static uint32_t threads_of(const struct config *cfg, const struct device_choice *which)
 {
     uint32_t n_cores = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
@@ -65,7 +65,7 @@ static attn_status open_one(const struct config *cfg, const struct device_choice
         .device_index = (int32_t)which->index,
         .import_fd = import_fd,
     };
-    /* an imported memory is taken already */
+    /* imported memory is counted as used already */
     bool takes_kv = strcmp(name, "cpu") == 0 && import_fd < 0;
     st = memory_check("", takes_kv ? bc.kv_bytes * which->n_alike_to_come : 0,
                       which->n == 0 ? cfg->io_memory_bytes : 0,
@@ -103,7 +103,7 @@ uint32_t device_count(const struct config *cfg)
     return n;
 }
 
-/* What trying has come to. */
+/* The result of trying backends. */
 struct attempt {
     const struct device_choice *which;
     struct device device;
@@ -122,7 +122,7 @@ static attn_status try_to_open(const struct config *cfg, const char *name, void 
     size_t n = strlen(a->why);
     snprintf(a->why + n, sizeof a->why - n, "%sbackend %s can't be used: %s", n > 0 ? "; " : "",
              name, why);
-    return ATTN_ENOTSUP; /* the next one may do, whatever it was */
+    return ATTN_ENOTSUP; /* whatever the error was, the next backend may work */
 }
 
 static void say_opened(const struct config *cfg, const struct device *d)
@@ -187,7 +187,7 @@ static attn_status try_to_check(const struct config *cfg, const char *name, void
     }
     struct config_device devices[CONFIG_MAX_DEVICES] = {0};
     uint32_t n;
-    config_devices(cfg->device_index, devices, &n); /* of several the first */
+    config_devices(cfg->device_index, devices, &n); /* only the first is tested */
     return selftest_run(ops, (int32_t)devices[0].index, cfg->threads, out);
 }
 

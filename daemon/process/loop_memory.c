@@ -1,6 +1,5 @@
-/* loop_memory.c: the allocator that libuv gets. The reserve is cut piece by piece and a piece
- * is used again when it is freed; what is asked of it are tables of the loop: few, and freed
- * late. */
+/* loop_memory.c: libuv's allocator. The reserve is cut into pieces, which are reused when they are
+ * freed; that is enough, since the loop's tables are few and freed late. */
 #include "daemon/process/loop_memory.h"
 
 #include <malloc.h>
@@ -13,11 +12,11 @@
 #include <sys/queue.h>
 #include <uv.h>
 
-enum { RESERVE_BYTES = 1 << 20 }; /* of .bss: untouched, it is no memory */
+enum { RESERVE_BYTES = 1 << 20 }; /* in .bss: takes no memory until it is used */
 
 struct piece {
     size_t n_bytes; /* behind this head */
-    SLIST_ENTRY(piece) link; /* of those that are free */
+    SLIST_ENTRY(piece) link; /* in the list of free pieces */
 };
 
 static _Alignas(16) uint8_t reserve[RESERVE_BYTES];

@@ -1,9 +1,9 @@
-/* loop_memory.h: memory for libuv, which ends the process where an allocation of its own
- * fails that cannot be reported: a reserve of this process's goes where the heap has none. */
+/* loop_memory.h: gives libuv an allocator with a reserve for when the heap has no memory: libuv
+ * aborts the process when some of its allocations fail. */
 #ifndef ATTND_DAEMON_PROCESS_LOOP_MEMORY_H
 #define ATTND_DAEMON_PROCESS_LOOP_MEMORY_H
 
-/* Before any other call of libuv. */
+/* Installs the allocator. Before any other call of libuv. */
 void loop_memory_use(void);
 
 #endif

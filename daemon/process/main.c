@@ -1,4 +1,4 @@
-/* main.c: what attnd is asked to do: serve, supervise, or print something. */
+/* main.c: the entry point: attnd serves, supervises, or prints something and ends. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -21,8 +21,9 @@ static int self_test(const struct config *cfg)
     return st == ATTN_OK ? EX_OK : st == ATTN_ENOTSUP ? EX_UNAVAILABLE : EX_SOFTWARE;
 }
 
-/* Closed standard descriptors become /dev/null: the next file opened would take their number, and
- * log lines would go there. A reader of stderr that leaves is no reason to end. */
+/* Opens closed standard descriptors as /dev/null, or the next file opened would get their number
+ * and log lines would go there. Ignores SIGPIPE, so that the process does not end with the reader
+ * of stderr. */
 static void standard_files_init(void)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -31,7 +32,7 @@ static void standard_files_init(void)
             _exit(EX_OSERR);
 }
 
-/* What was printed has arrived, or why not. */
+/* Flushes stdout; returns EX_OK if all that was printed could be written, or an exit code. */
 static int printed(void)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))

@@ -1,4 +1,4 @@
-/* memory.c: /proc/meminfo and the control groups of both versions. */
+/* memory.c: reads /proc/meminfo and the limits of control groups of both versions. */
 #define _GNU_SOURCE
 #include "daemon/process/memory.h"
 
@@ -10,11 +10,11 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { ITSELF_BYTES = 24 << 20 }; /* program, threads, tables of the default size as they fill */
+enum { ITSELF_BYTES = 24 << 20 }; /* of the program, its threads and full tables of default size */
 
 static const uint64_t NO_LIMIT = UINT64_MAX;
 
-/* A file below root; NULL: there is none. */
+/* Opens a file below root; NULL: there is none. */
 static FILE *open_below(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static FILE *open_below(const char *format, ...)
 {
@@ -26,7 +26,7 @@ static FILE *open_below(const char *format, ...)
     return n < (int)sizeof path ? fopen(path, "re") : NULL;
 }
 
-/* The number in a file; NO_LIMIT: there is none, as in "max". */
+/* Reads the number in a file and closes it; NO_LIMIT: it has none (as in "max"), or f is NULL. */
 static uint64_t read_number(FILE *f)
 {
     uint64_t n;
@@ -38,7 +38,8 @@ static uint64_t read_number(FILE *f)
     return n;
 }
 
-/* The number behind a word at the begin of a line; none: otherwise. */
+/* The number behind a word at the beginning of a line; `otherwise` if there is no such line. Closes
+ * the file. */
 static uint64_t read_line(FILE *f, const char *word, uint64_t otherwise)
 {
     char line[256];
@@ -83,8 +84,8 @@ static void look_at_group(const char *root, const struct version *v, const char 
     take_least(room, limit > used ? limit - used : 0, limit, what);
 }
 
-/* The group and all above it. Where a container sees its own group as the top, the inner ones of
- * the path are not there, and the top counts. */
+/* Looks at the group and all above it. A container may see its own group as the root; then the
+ * inner groups of the path do not exist, and the root is used. */
 static void look_at_groups(const char *root, const struct version *v, char *path,
                            struct memory_room *room)
 {
@@ -129,7 +130,7 @@ attn_status memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes,
     memory_room_read(root, &room);
     uint64_t io = 1;
     while (io < io_bytes)
-        io *= 2; /* as iobuf.c takes it */
+        io *= 2; /* iobuf.c rounds up, too */
     if (kv_bytes <= room.free_bytes && io <= room.free_bytes - kv_bytes &&
         ITSELF_BYTES <= room.free_bytes - kv_bytes - io &&
         tier_bytes <= room.free_bytes - kv_bytes - io - ITSELF_BYTES)
