@@ -1,4 +1,4 @@
-/* charge.c: taking and giving back what a request holds. */
+/* charge.c: takes and gives back what a request holds of limited resources. */
 #include "daemon/request/charge.h"
 
 #include "daemon/base/stats.h"

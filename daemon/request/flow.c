@@ -1,7 +1,7 @@
-/* flow.c: virtual time of tenants. */
+/* flow.c: computes the virtual time of tenants. */
 #include "daemon/request/flow.h"
 
-enum { VIRTUAL_NS = 64 /* virtual time of a nanosecond at a share of 1 */ };
+enum { VIRTUAL_NS = 64 /* units of virtual time per nanosecond at a share of 1 */ };
 
 static uint64_t virtual_of(const struct flow *f, uint64_t ns)
 {

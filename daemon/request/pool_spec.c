@@ -1,4 +1,5 @@
-/* pool_spec.c: canonical pool specs. A layer list of equal layers is stored as one layer. */
+/* pool_spec.c: checks, compares and converts pool specs. A canonical spec has a list of equal
+ * layers as one layer. */
 #include "daemon/request/pool_spec.h"
 
 #include <math.h>
@@ -8,7 +9,7 @@
 
 #include "cache/kv_pool.h"
 
-/* what a client may require of a pool by name */
+/* Features that a client may require of a pool. */
 static const char *const known_features[] = {
     "alibi",       "batch_invariant", "dilated",  "full",  "quantised_kv",
     "sink_logits", "sink_tokens",     "soft_cap", "split", "window"};
@@ -88,7 +89,7 @@ static attn_status check_spec(const Attnd__PoolSpec *s, char *why, size_t why_by
     return check_features(s, why, why_bytes);
 }
 
-/* Arrays of floats or of numbers, by their bytes. */
+/* Compares arrays of 4-byte values by their bytes. */
 static bool arrays_equal(size_t n_a, const void *a, size_t n_b, const void *b)
 {
     return n_a == n_b && (n_a == 0 || memcmp(a, b, n_a * 4) == 0);
@@ -149,7 +150,7 @@ static attn_status copy_spec(const Attnd__PoolSpec *asked, Attnd__PoolSpec **out
     return *out == NULL ? ATTN_ENOMEM : ATTN_OK;
 }
 
-/* Leaves exactly one layer, or num_layers that are not all alike. */
+/* Makes the layer list canonical: exactly one layer, or num_layers that are not all alike. */
 static attn_status canonical_layers(Attnd__PoolSpec *w)
 {
     if (w->n_layers == 0) {
@@ -176,7 +177,7 @@ static attn_status canonical_layers(Attnd__PoolSpec *w)
     return ATTN_OK;
 }
 
-/* The same for equal layers, on every machine: of their canonical form as it is packed. */
+/* Digest of the layers' packed canonical form, so that it is the same on every machine. */
 static attn_status digest_layers(struct pool_spec *s)
 {
     const Attnd__PoolSpec *w = s->wire;

@@ -1,4 +1,4 @@
-/* request.c: making, decoding, answering and freeing a request; the one place that counts steps.
+/* request.c: makes, decodes, answers and frees requests; the only place that counts steps.
  */
 #include "daemon/request/request.h"
 #include "daemon/base/clock.h"
@@ -81,7 +81,7 @@ static void count(const struct request *req)
     }
 }
 
-/* Takes over what decoding gave: counts the request and sets its times. */
+/* Counts a request that was decoded, with this result, and sets its times. */
 static attn_status decoded(struct request *req, attn_status st, uint64_t now_ns,
                            uint64_t default_timeout_us, uint64_t max_timeout_us)
 {
@@ -152,7 +152,7 @@ attn_status request_reply_reserve(struct request *req, size_t n_bytes)
         req->reply->n_bytes = n_bytes;
         return ATTN_OK;
     }
-    assert(req->msg->pool != NULL); /* heap messages are refused, never served */
+    assert(req->msg->pool != NULL); /* a message from the heap is refused, never served */
     iobuf_release(req->reply);
     req->reply = iobuf_acquire_owed(req->msg->pool, req->share, n_bytes);
     return req->reply == NULL ? ATTN_EOVERLOAD : ATTN_OK;
@@ -232,7 +232,7 @@ static void log_slow_step(const struct request *req, const uint64_t stage_ns[STA
                 s.transport, log_quote(s.who, quoted[1], sizeof quoted[1]));
 }
 
-/* From *at to until, which may be missing (0); moves *at. */
+/* The time from *at to until (0: unknown, takes no time); advances *at. */
 static uint64_t step_to(uint64_t *at, uint64_t until)
 {
     uint64_t ns = until > *at ? until - *at : 0;
@@ -275,12 +275,12 @@ void request_reply_error(struct request *req, attn_status st, uint64_t retry_aft
     va_start(args, format);
     vsnprintf(sentence, sizeof(sentence), format, args);
     va_end(args);
-    /* protobuf strings are UTF-8: a sentence that quotes a client's bytes must stay one */
+    /* protobuf strings must be UTF-8, and the sentence may quote any bytes of a client */
     for (char *c = sentence; *c != '\0'; c++)
         if ((unsigned char)*c < 0x20 || (unsigned char)*c >= 0x7f)
             *c = '?';
     req->why = sentence;
-    if (req->shard != NULL) { /* the whole step is answered, not this card's shard of it */
+    if (req->shard != NULL) { /* the step is answered as a whole, when all shards are done */
         request_reply(req, st);
         return;
     }
@@ -346,7 +346,7 @@ bool request_seq(const Attnd__Request *h, uint64_t *out_name, uint32_t *out_epoc
         *out_name = h->import->seq;
         *out_epoch = h->import->epoch;
         return true;
-    case ATTND__REQUEST__BODY_KILL: /* of a sequence */
+    case ATTND__REQUEST__BODY_KILL: /* of a sequence, not of a session */
         *out_name = h->kill->seq;
         return true;
     case ATTND__REQUEST__BODY_MOVE:

@@ -1,6 +1,6 @@
-/* session.c: slots in three lists (free, live by age, expired) and two chained hashes, of the ids
- * and of the hellos that made them. The engine alone changes the hash of ids, with the lock held;
- * so it may read without, others with the lock. */
+/* session.c: the table of sessions: slots in three lists (free, live by age, expired) and two
+ * chained hashes, of ids and of the hellos that made them. Only the engine changes the hash of ids,
+ * with the lock held; so it reads it without the lock, and others read it with the lock. */
 #include "daemon/request/session.h"
 
 #include <inttypes.h>
@@ -15,7 +15,7 @@ struct session_table {
     struct session *slots;
     struct session **buckets, **hello_buckets;
     uint32_t bucket_mask, n_live, n_max;
-    pthread_mutex_t lock; /* of the hash */
+    pthread_mutex_t lock; /* protects the hash of ids */
     struct session_list free, live, expired;
 };
 
@@ -82,7 +82,7 @@ bool session_is_known(const struct session_table *t, const struct session_hello 
     return find_hello(t, hello->key) != NULL;
 }
 
-/* A slot is left, and the connection and its principal may have it: it is counted. */
+/* Counts one more session, if a slot is free and the connection and its principal may have it. */
 static attn_status take_place(struct session_table *t, struct share *share, char *why,
                               size_t why_bytes)
 {
@@ -160,7 +160,7 @@ attn_status session_restore(struct session_table *t, uint32_t slot, uint64_t id,
     if (id != 0 && session_find(t, id, &other) == ATTN_OK)
         return ATTN_EEXIST;
     if (id != 0) {
-        /* its hello is not known any more: one that comes late makes another session */
+        /* its hello is not known any more, so a late repetition makes another session */
         struct session_hello hello = {.client_name = client_name, .key = id};
         session_begin(t, s, id, &hello, now_ns);
     } else {

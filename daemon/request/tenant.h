@@ -1,5 +1,5 @@
-/* tenant.h: tenants, which may use the daemon, and their quotas: listen.tenants, a file with a
- * section for each tenant:
+/* tenant.h: the tenants that may use the daemon, and their quotas, from the file listen.tenants. It
+ * has a section for each tenant:
  *
  *   [research]                     its name: letters, digits, '.', '_' and '-'
  *   token_sha256 = 9f86d0...       of the token that its workers send in hello (attnctl keys)
@@ -13,9 +13,10 @@
  *   disk_bytes = 100G              the same in the file behind it (cache.disk_path)
  *   share = 3                      of device time: three times that of a tenant with 1; default 1
  *
- * A certificate whose common name is a tenant's name is that tenant's. Names of pools, sequences
- * and sessions belong to their tenant. Without a file nobody is asked, and all is tenant 0's, the
- * operator's; with one, root and the daemon's own user on Unix sockets are the operator.
+ * A certificate with a tenant's name as common name identifies that tenant. Each tenant has its own
+ * namespace of pools, sequences and sessions. Without a file no client is asked who it is, and
+ * everything belongs to tenant 0, the operator; with one, root and the daemon's own user on Unix
+ * sockets are the operator.
  */
 #ifndef ATTND_DAEMON_REQUEST_TENANT_H
 #define ATTND_DAEMON_REQUEST_TENANT_H
@@ -46,62 +47,62 @@ enum tenant_quota {
 };
 
 struct tenant {
-    char name[TENANT_NAME_BYTES]; /* "" the operator's */
-    uint32_t id; /* of the name, the same in every process; what the cache knows it by */
-    uint32_t stats; /* its place in stats.tenants */
-    bool is_gone; /* it was in the file; what it has ends */
+    char name[TENANT_NAME_BYTES]; /* "" for the operator */
+    uint32_t id; /* made from the name, so the same in every process; used in the cache */
+    uint32_t stats; /* its index in stats.tenants */
+    bool is_gone; /* it was removed from the file: what it has is being ended */
     bool has_token;
     uint8_t token_hash[TENANT_HASH_BYTES];
     uid_t users[TENANT_MAX_USERS];
     uint32_t n_users;
     uint64_t most[TENANT_N_QUOTAS]; /* 0: no bound */
-    _Atomic uint64_t *used; /* [TENANT_N_QUOTAS] of all cards together */
-    struct flow flow; /* its device time; the engine's, as what follows */
+    _Atomic uint64_t *used; /* [TENANT_N_QUOTAS] summed over all cards */
+    struct flow flow; /* its device time; this and n_steps are per engine */
     uint32_t n_steps; /* admitted and not answered */
 };
 
-/* The tenants of one engine. What they have used is shared by all engines' copies. */
+/* The tenants of one engine. All engines' copies share what tenants have used. */
 struct tenants;
 
-/* Reads the file (credential.h); "": there are no tenants, NULL. ATTN_EINVAL: why names file, line
- * and value; ATTN_ENOMEM. */
+/* Reads the file (credential.h); "": there are no tenants, *out_t is NULL. ATTN_EINVAL: why names
+ * file, line and value; ATTN_ENOMEM. */
 attn_status tenants_open(const char *file, struct tenants **out_t, char *why, size_t why_bytes);
 void tenants_close(struct tenants *t); /* NULL is fine */
-/* The same for another card's engine, with nothing in work; of NULL: NULL. ATTN_ENOMEM. */
+/* Makes a copy for another card's engine, with no steps; a copy of NULL is NULL. ATTN_ENOMEM. */
 attn_status tenants_copy(const struct tenants *t, struct tenants **out_t);
-/* What tenant_id gives for one of this name. Any thread. */
+/* The id of a tenant of this name. Any thread. */
 uint32_t tenant_id_of_name(const char *name);
-/* Takes over from `now`, which is closed: new tenants, changed tokens, users and quotas, removed
- * tenants; those that stay keep their struct. false: some do not fit until everything of removed
- * tenants has ended. Engine thread. */
+/* Takes over the tenants, tokens, users and quotas of `now`, and closes it; tenants that stay keep
+ * their struct. false: some new ones do not fit until everything of removed tenants has ended.
+ * Engine thread. */
 bool tenants_update(struct tenants *t, struct tenants *now);
 
-/* Identifies the tenant of a request by token, else by certificate, else by user; t NULL: the
- * operator, out NULL. Compares every token with all hashes, in constant time. ATTN_EAUTH: no tenant
- * matches, or two of them contradict; why says so without details. */
+/* Identifies the tenant of a request by token, else by certificate, else by user. t NULL: *out is
+ * NULL, the operator. Compares a token with all hashes, in constant time. ATTN_EAUTH: no tenant
+ * matches, or token and certificate are of different tenants; why has no secrets. */
 attn_status tenants_identify(struct tenants *t, const struct principal *p, const char *token,
                              struct tenant **out, char *why, size_t why_bytes);
-/* NULL: none has this id, or t is NULL. */
+/* The tenant with this id; NULL: there is none, or t is NULL. */
 struct tenant *tenants_of_id(struct tenants *t, uint32_t id);
 
-/* Those of the file, from 1 on; NULL: there are no more. */
+/* The i-th tenant of the file, counted from 1; NULL: there are no more. */
 const struct tenant *tenants_at(const struct tenants *t, uint32_t i);
-/* By name, "" the operator; NULL: none has it, or t is NULL. */
+/* The tenant with this name, "" the operator; NULL: there is none, or t is NULL. */
 struct tenant *tenants_find(struct tenants *t, const char *name);
 
-/* As the file spells it. */
+/* The quota's key in the file. */
 const char *tenant_quota_name(enum tenant_quota what);
-/* who NULL: there are no tenants, nothing is counted. */
+/* From here on who may be NULL: there are no tenants, and nothing is counted. */
 uint32_t tenant_id(const struct tenant *who);
 bool tenant_is_operator(const struct tenant *who);
 /* Sum of the shares of tenants with steps in the engine. */
 uint32_t tenants_busy_shares(const struct tenants *t);
-/* How much it may still take of this. */
+/* How much more it may take of this; UINT64_MAX: no bound. */
 uint64_t tenant_left(const struct tenant *who, enum tenant_quota what);
-/* Takes n of it. ATTN_EQUOTA: nothing is taken, why names tenant, setting and numbers. */
+/* Takes n of this quota. ATTN_EQUOTA: nothing is taken; why names tenant, setting and numbers. */
 attn_status tenant_take(struct tenant *who, enum tenant_quota what, uint64_t n, char *why,
                         size_t why_bytes);
-/* The same whether there is room or not: what a predecessor gave out. */
+/* Takes n even beyond the quota, for what a predecessor has given out. */
 void tenant_count(struct tenant *who, enum tenant_quota what, uint64_t n);
 void tenant_give(struct tenant *who, enum tenant_quota what, uint64_t n);
 

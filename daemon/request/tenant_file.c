@@ -1,4 +1,4 @@
-/* request/tenant_file.c: the file that listen.tenants names. */
+/* tenant_file.c: reads the file of tenants that listen.tenants names. */
 #include <ctype.h>
 #include <errno.h>
 #include <ini.h>
@@ -26,7 +26,7 @@ __attribute__((format(printf, 2, 3))) static int refuse(struct reader *r, const 
     return 0;
 }
 
-/* The section's tenant; NULL: refused. */
+/* The tenant of a section, added if it is new; NULL: the section is refused. */
 static struct tenant *section(struct reader *r, const char *name)
 {
     static const char allowed[] =
@@ -53,7 +53,7 @@ static struct tenant *section(struct reader *r, const char *name)
     if (new.used == NULL)
         return refuse(r, "[%s]: no memory", name), NULL;
     for (uint32_t i = 0; i < t->n; i++)
-        if (t->list[i].id == new.id) /* one in four thousand million */
+        if (t->list[i].id == new.id) /* happens for one pair of names in 2^32 */
             return refuse(r, "[%s] has the number of [%s]; choose another name", name,
                           t->list[i].name),
                    NULL;

@@ -1,4 +1,5 @@
-/* tenants.c: the table of tenants: who they are, what they may have and have taken. */
+/* tenants.c: the table of tenants: identifies them, and counts what they have used of their
+ * quotas. */
 #include "daemon/request/tenant.h"
 
 #include <inttypes.h>
@@ -104,7 +105,7 @@ static bool has_anything(const struct tenant *who)
     return who->n_steps > 0;
 }
 
-/* The place of a tenant of this id; else one that is free. NULL: none is. */
+/* The entry of the tenant with this id, else a free one. NULL: none is free. */
 static struct tenant *place_of(struct tenants *t, uint32_t id)
 {
     struct tenant *free_one = t->n < TENANT_MAX ? &t->list[t->n] : NULL;
@@ -264,7 +265,7 @@ static void publish(const struct tenant *who, enum tenant_quota what)
     uint64_t n;
     if (tenant_is_operator(who))
         return;
-    do { /* another card's engine may change it concurrently */
+    do { /* repeated if another card's engine has changed it meanwhile */
         n = who->used[what];
         atomic_store(&stats.tenants[who->stats].used[what], n);
     } while (n != who->used[what]);
