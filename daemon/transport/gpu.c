@@ -1,11 +1,11 @@
-/* gpu.c: lanes for workers on this host whose q, k and v are on a GPU of the daemon's, or
- * on one that reaches them: gpu:///PATH. Listening and life are those of shm:// (transport/shm.c);
- * this is what one client shares: a page of words and two regions, one made by each side
- * (proto/lane_words.h). All cards work with both; the daemon's is on the worker's GPU if that is
- * one of the cards.
+/* gpu.c: the transport gpu:///PATH: lanes for workers on this host that have q, k and v on one of
+ * the daemon's GPUs, or on one that those reach. Listening and clients' lifetimes are those of
+ * shm:// (transport/shm.c); here is what one client shares: a page of words, and two regions, one
+ * made by each side (proto/lane_words.h). All cards use both; the daemon's region is on the
+ * worker's GPU if that is one of the cards.
  *
- * What a lane carries are bells; plans, and everything else, come as messages over any transport.
- * With the cpu backend regions are memfds, and all else is the same.
+ * A lane carries only bells; plans and everything else come as messages over any transport. With
+ * the cpu backend regions are memfds, and all else is the same.
  */
 #define _GNU_SOURCE /* memfd_create */
 #include <errno.h>
@@ -57,7 +57,7 @@ static attn_status check_hello(const struct shm_client *c, const struct lane_hel
     return ATTN_OK;
 }
 
-/* The page, mapped; *out_fd is the caller's to send and close. */
+/* Makes and maps the page; the caller sends and closes *out_fd. */
 static attn_status page_open(struct lane *l, int *out_fd, char *why, size_t why_bytes)
 {
     int fd = memfd_create("attnd-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -76,7 +76,8 @@ static attn_status page_open(struct lane *l, int *out_fd, char *why, size_t why_
     return ATTN_OK;
 }
 
-/* The worker's region. One on another GPU that cannot be mapped is one that cannot be reached. */
+/* Maps the worker's region. If it is on another GPU and can't be mapped, that GPU can't be
+ * reached. */
 static attn_status worker_region_open(struct shm_client *c, const struct lane_hello *h, int fd,
                                       const struct lane_device *ours, char *why, size_t why_bytes)
 {
@@ -94,7 +95,7 @@ static attn_status worker_region_open(struct shm_client *c, const struct lane_he
     return ATTN_ENOTSUP;
 }
 
-/* The daemon's region, within the settings, and the worker's. */
+/* Makes the daemon's region, within the settings, and maps the worker's. */
 static attn_status regions_open(struct shm_client *c, const struct lane_hello *h, int worker_fd,
                                 const struct lane_device *ours, int *out_fd, char *why,
                                 size_t why_bytes)
@@ -207,7 +208,7 @@ attn_status lane_welcome(struct shm_client *c, const union shm_first_packet *hel
     if (st != ATTN_OK)
         snprintf(why, why_bytes, "%s", w.message);
     else if (!is_sent)
-        shutdown(c->fd, SHUT_RDWR); /* shows as a hang-up */
+        shutdown(c->fd, SHUT_RDWR); /* is then handled as a hang-up */
     return st;
 }
 

@@ -1,4 +1,4 @@
-/* schemes.c: which transport serves a url, by its scheme. */
+/* schemes.c: finds the transport for a url by its scheme. */
 #include "daemon/transport/transport.h"
 
 #include <string.h>

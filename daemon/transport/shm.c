@@ -1,15 +1,15 @@
-/* shm.c: workers on this host, through shared memory: shm:///PATH. This is the loop's
- * side: listening, who may connect, handing a region (transport/shm_region.c) over, and taking it
- * back.
+/* shm.c: the transport shm:///PATH, for workers on this host through shared memory. This is the
+ * loop's side: listening, who may connect, handing a client's memory (transport/shm_region.c) over
+ * to the engine, and taking it back.
  *
  * Each client gets a sealed memfd with rings of its own (proto/shm_ring.h) and an eventfd. From
  * then on the engine's thread serves the rings (shm_client.c): a request is decoded, launched and
- * answered without a hand-over, its tensors are read and written where the client put them. The
- * socket stays open to tell when a client is gone.
+ * answered on one thread, and its tensors are read and written where the client put them. The
+ * socket stays open to notice when a client is gone.
  *
- * Each client has an eventfd of its own, because whoever holds one can also swallow its wake-ups.
- * It divides the data area itself: a step has 12 KB of tensors or 3 MB, and the pool's geometry is
- * not known when a client connects, so equal slots would fit nobody.
+ * Each client has its own eventfd, because one that shared it could swallow another's wake-ups. A
+ * client divides the data area itself: the tensors of a step have between 12 KB and 3 MB, and the
+ * pool's geometry is not known when a client connects, so equal slots would fit none.
  */
 #define _GNU_SOURCE /* accept4 */
 #include <errno.h>
@@ -70,7 +70,7 @@ static void on_client_handle_closed(uv_handle_t *h)
         client_free(c);
 }
 
-/* Of a client that is the loop's. */
+/* Closes a client that belongs to the loop. */
 static void client_close(struct shm_client *c)
 {
     if (c->is_closing)
@@ -87,7 +87,7 @@ static void take_back(struct shm_client *c)
     LIST_INSERT_HEAD(&c->t->unshared, c, entry);
 }
 
-/* The engine is done with these. */
+/* Closes the clients that the engine has retired. */
 static void on_async(uv_async_t *async)
 {
     struct transport_shm *t = async->data;
@@ -114,7 +114,7 @@ void shm_hand_over(struct shm_client *c)
     engine_wake(t->env->engine);
 }
 
-/* The client's region, and the client to the engine. */
+/* Makes the client's region and hands the client over to the engine. */
 static attn_status region_welcome(struct shm_client *c, const union shm_first_packet *hello,
                                   size_t hello_bytes, int fd, char *why, size_t why_bytes)
 {
@@ -160,7 +160,7 @@ static attn_status region_welcome(struct shm_client *c, const union shm_first_pa
     return st;
 }
 
-/* The first packet, and the one descriptor that may come with it, or -1. */
+/* Reads the first packet, and the one descriptor that may come with it (else -1). */
 static ssize_t read_packet(struct shm_client *c, void *bytes, size_t n_bytes, int *out_fd)
 {
     union {
@@ -182,7 +182,7 @@ static ssize_t read_packet(struct shm_client *c, void *bytes, size_t n_bytes, in
     return n;
 }
 
-/* The socket says nothing more once the memory is shared, but that the client is gone. */
+/* The client's socket is readable: its hello has come, or once memory is shared, it is gone. */
 static void on_client(uv_poll_t *poll, int status, int events)
 {
     struct shm_client *c = poll->data;
@@ -221,15 +221,15 @@ static void on_deadline(uv_timer_t *timer)
 {
     struct shm_client *c = timer->data;
     if (clock_now_ns() < c->hello_until_ns)
-        return; /* at the next tick */
+        return; /* checks again at the next tick */
     stats_add(peers_cut_handshake, 1);
     client_close(c);
 }
 
 /* --- access ----------------------------------------------------------------------------------- */
 
-/* Our own user, root, and those that the socket file's mode admits as group or other. The kernel
- * checked the mode at connect; this check also covers a socket that was passed on, or a directory
+/* Admits our own user, root, and those that the socket file's mode admits as group or other. The
+ * kernel checks the mode at connect; this also covers a socket that was passed on, or a directory
  * that was bypassed. */
 static bool may_connect(const struct transport_shm *t, int fd, const struct principal *who)
 {
@@ -318,7 +318,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
             log_limited("shm clients refused", LOG_LEVEL_WARN, log_write,
                         "%s: a connection can't be accepted: %s", t->url, strerror(errno));
-            uv_poll_stop(&t->listener); /* it would be called again at once */
+            uv_poll_stop(&t->listener); /* or its callback would run again at once */
             uv_timer_start(&t->accept_again, on_accept_again, ACCEPT_AGAIN_MS, 0);
             return;
         } else if (errno != ECONNABORTED && errno != EINTR) {
@@ -412,14 +412,14 @@ void shm_stop(struct transport *base)
     close_unshared(t);
 }
 
-/* A reply is in its client's ring as soon as the engine has given it. */
+/* Always idle: the engine writes replies straight into the clients' rings. */
 bool shm_is_idle(const struct transport *base)
 {
     (void)base;
     return true;
 }
 
-/* A ring can be read when the daemon is gone. */
+/* Nothing to wait for: a client can read its ring after the daemon has ended. */
 bool shm_hang_up(struct transport *base)
 {
     (void)base;

@@ -1,11 +1,11 @@
-/* transport/shm_client.c: one client's rings, served on the engine's thread.
+/* shm_client.c: serves a client's rings, on the engine's thread.
  *
- * Everything in the region can change at any time. An entry is read once, field by field, into a
- * local; a message's preamble and header are copied once into the request's arena; both are checked
- * there and not read again. Tensors are read by the backend in place: they can change, they decide
- * nothing. What the engine must remember of a request (which slots are taken, how many entries were
- * read and written) is its own memory. A client whose entries make no sense is cut: nothing of it
- * is read any more, and it is retired once the engine has given all its requests back.
+ * The client can change everything in the region at any time. So an entry is read once, field by
+ * field, into a local; a message's preamble and header are copied once into the request's arena;
+ * both are checked there and not read again. The backend reads tensors in place: they may change,
+ * but no decision depends on them. What the engine must remember (which slots are taken, how many
+ * entries were read and written) is in its own memory. A client with an invalid entry is cut:
+ * nothing of it is read any more, and it is retired once the engine has answered all its requests.
  */
 #define _GNU_SOURCE
 #include <inttypes.h>
@@ -25,7 +25,7 @@
 #include "daemon/transport/shm_internal.h"
 
 enum { PAGE_BYTES = 4096 };
-static const uint64_t BELL_NAP_NS = 1000 * 1000; /* later it may wait so long */
+static const uint64_t BELL_NAP_NS = 1000 * 1000; /* sleep while a bell is expected, but not soon */
 
 /* --- life ------------------------------------------------------------------------------------- */
 
@@ -70,7 +70,7 @@ static void cut(struct shm_client *c, const char *format, ...)
 
 /* --- requests --------------------------------------------------------------------------------- */
 
-/* Copies out of shared memory, once: the compiler must not read src again in place of dst. */
+/* Copies out of shared memory once: keeps the compiler from reading src again in place of dst. */
 static void copy_once(void *dst, const uint8_t *src, size_t n)
 {
     memcpy(dst, src, n);
@@ -83,7 +83,7 @@ static bool is_in_data(const struct shm_client *c, uint64_t offset, uint64_t n_b
            n_bytes <= c->region_bytes - offset;
 }
 
-/* Why an entry can't be served at all; NULL: it can. */
+/* Why an entry is invalid; NULL: it is valid. */
 static const char *entry_fault(const struct shm_client *c, const struct shm_submit *e)
 {
     if (e->slot >= c->n_slots)
@@ -99,7 +99,7 @@ static const char *entry_fault(const struct shm_client *c, const struct shm_subm
     return NULL;
 }
 
-/* Copies the head and decodes it. */
+/* Copies the message's head and decodes it. */
 static attn_status decode(struct shm_client *c, struct shm_slot *s, uint64_t now_ns, char *why,
                           size_t why_bytes)
 {
@@ -167,7 +167,7 @@ static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_
         request_reply_error(&s->req, st, 0, "%s", why);
 }
 
-/* Takes what the client has submitted. */
+/* Takes all entries that the client has submitted. */
 static void take_all(struct shm_client *c, uint32_t submitted)
 {
     uint64_t now_ns = clock_now_ns();
@@ -210,7 +210,7 @@ static void wake_client(struct shm_client *c)
     if (how == SHM_WAITS_ON_FUTEX)
         syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     else if (how == SHM_WAITS_ON_SOCKET && send(c->fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
-        return; /* full: it is readable anyway; or the client is gone */
+        return; /* the socket is full, so the client wakes anyway; or the client is gone */
 }
 
 void shm_reply(struct request *req)
@@ -218,8 +218,8 @@ void shm_reply(struct request *req)
     struct shm_client *c = req->peer;
     struct shm_slot *s = (struct shm_slot *)(void *)req; /* its first member */
     const struct iobuf *reply = req->reply;
-    request_sent(req); /* the client has it a moment later */
-    if (req->principal.tenant[0] != '\0') /* its hello has identified the tenant */
+    request_sent(req); /* a moment before the client has it */
+    if (req->principal.tenant[0] != '\0') /* a hello has identified the tenant */
         c->principal = req->principal;
     wire_arena_reset(&req->arena);
     s->is_busy = false;
@@ -235,8 +235,8 @@ void shm_reply(struct request *req)
     e->slot = (uint32_t)(s - c->slots);
     c->completed++;
     stats_add(sent_bytes, reply->n_bytes);
-    /* in one order with wake_client's look: the client looks at `completed` after it said it
-     * sleeps */
+    /* sequentially consistent with the check in wake_client, because the client says that it sleeps
+     * and then checks `completed` */
     atomic_store(&c->control->completed, c->completed);
     wake_client(c);
 }
@@ -254,7 +254,7 @@ static void retire(struct shm_client *c)
     uv_async_send(&t->async);
 }
 
-/* Clients that came, and those that go. */
+/* Takes clients that are new, and retires those that have gone. */
 static void take_news(struct transport_shm *t)
 {
     atomic_store(&t->has_news, false);
@@ -312,7 +312,8 @@ bool shm_may_sleep(struct engine_poller *p)
     LIST_FOREACH(c, &t->clients, entry)
         if (c->lane == NULL)
             atomic_store_explicit(&c->control->daemon_sleeps, 1, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst); /* the client: submitted, fence, daemon_sleeps */
+    /* pairs with the client's fence between writing `submitted` and reading `daemon_sleeps` */
+    atomic_thread_fence(memory_order_seq_cst);
     LIST_FOREACH(c, &t->clients, entry)
         is_quiet &= c->is_dead || c->lane != NULL ||
                     c->taken == atomic_load_explicit(&c->control->submitted, memory_order_relaxed);

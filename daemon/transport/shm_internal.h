@@ -1,10 +1,12 @@
-/* transport/shm_internal.h: what transport/shm.c (listening, handing memory over, taking it back),
- * transport/shm_region.c (a client's memory) and transport/shm_client.c (rings, requests, replies)
- * share. A client of gpu:// has a lane instead of rings (transport/gpu.c); the rest is the same.
+/* shm_internal.h: clients of the shm:// and gpu:// transports, shared by transport/shm.c
+ * (listening, handing memory over, taking it back), transport/shm_region.c (a client's memory),
+ * transport/shm_client.c (rings, requests, replies) and transport/gpu.c (lanes, which clients of
+ * gpu:// have instead of rings).
  *
- * A client is the loop's until its region is handed over, the engine's until it is retired, and
- * then the loop's again, which frees it. Retired is who hung up or broke the protocol and has no
- * request in the engine any more: until then the backend may be reading and writing its memory.
+ * A client belongs to the loop until its region is handed over, then to the engine until it is
+ * retired, and then to the loop again, which frees it. A client is retired when it has hung up or
+ * broken the protocol and has no request in the engine any more: until then the backend may be
+ * reading and writing its memory.
  */
 #ifndef ATTND_DAEMON_TRANSPORT_SHM_INTERNAL_H
 #define ATTND_DAEMON_TRANSPORT_SHM_INTERNAL_H
@@ -35,20 +37,20 @@ union shm_first_packet {
 
 struct shm_client {
     struct transport_shm *t;
-    struct shm_client *next; /* of a stack */
-    LIST_ENTRY(shm_client) entry; /* of the loop's or the engine's */
+    struct shm_client *next; /* in a stack */
+    LIST_ENTRY(shm_client) entry; /* in the loop's or the engine's list */
     struct principal principal;
     struct share *share;
-    char name[PRINCIPAL_TEXT_BYTES]; /* for logs: the same */
+    char name[PRINCIPAL_TEXT_BYTES]; /* the principal as text, for logs */
     int fd; /* the socket; -1: none */
-    int wake_fd; /* the eventfd the client has, too; -1: none */
+    int wake_fd; /* the eventfd that the client has, too; -1: none */
 
     /* the loop's */
     uv_poll_t poll;
-    uv_timer_t deadline; /* ticks until the hello is there or late */
+    uv_timer_t deadline; /* checks whether the hello is late */
     uint64_t hello_until_ns;
     uint8_t n_handles; /* open or closing */
-    bool is_shared; /* handed to the engine, not given back */
+    bool is_shared; /* the engine has it */
     bool is_closing;
 
     /* written by the loop before it is handed over */
@@ -65,8 +67,8 @@ struct shm_client {
     /* the engine's */
     uint32_t taken, completed; /* entries of the rings so far */
     uint32_t n_busy;
-    bool is_dead; /* nothing is taken any more */
-    char why[160]; /* it was cut; empty: it hung up */
+    bool is_dead; /* nothing is taken from it any more */
+    char why[160]; /* why it was cut; "": it hung up */
 };
 
 struct transport_shm {
@@ -76,22 +78,22 @@ struct transport_shm {
     char url[256];
     struct address address;
 
-    /* Gives a client that said hello what it shares; ATTN_OK: it is the engine's now, else why says
-     * what is wrong and the client was answered. fd: the descriptor that came with the hello, or
-     * -1; it stays the caller's. */
+    /* Answers a client's hello with what is shared. ATTN_OK: the engine has the client now; else it
+     * was answered with the reason, which is in why. fd: the descriptor that came with the hello,
+     * or -1; it stays the caller's. */
     attn_status (*welcome)(struct shm_client *c, const union shm_first_packet *hello,
                            size_t hello_bytes, int fd, char *why, size_t why_bytes);
-    bool wants_descriptor; /* with a hello */
+    bool wants_descriptor; /* a hello must come with one */
 
     /* the loop's */
     int listen_fd;
     uv_poll_t listener;
     uv_timer_t accept_again;
-    uv_async_t async; /* clients are retired */
-    LIST_HEAD(, shm_client) unshared; /* not handed over, or given back */
+    uv_async_t async; /* sent when clients were retired */
+    LIST_HEAD(, shm_client) unshared; /* clients that the engine does not have */
     uint32_t n_handles, n_clients;
     bool has_async, has_listener, is_closing;
-    bool is_polled; /* the engine knows the poller: from the first client on */
+    bool is_polled; /* the engine has the poller, which it gets with the first client */
 
     _Atomic bool is_stopped, has_news;
     _Atomic(struct shm_client *) incoming; /* a stack: loop to engine */
@@ -102,27 +104,28 @@ struct transport_shm {
 
 /* transport/shm_region.c */
 
-/* What the hello asks for within the settings: a memfd that can neither shrink nor grow, mapped,
- * known to the backend, and an eventfd; c's rings are in it. *out_fd is the memfd, to be sent and
- * closed. ATTN_EQUOTA, ATTN_ENOMEM: why says which; shm_region_close gives back what there is. */
+/* Makes what the hello asks for, within the settings: a memfd that can neither shrink nor grow,
+ * mapped and registered with the backend, with c's rings in it; and an eventfd. The caller sends
+ * *out_fd, the memfd, and closes it. ATTN_EQUOTA, ATTN_ENOMEM: why says which limit;
+ * shm_region_close frees what was made. */
 attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int *out_fd, char *why,
                             size_t why_bytes);
-void shm_region_close(struct shm_client *c); /* of one that was never opened, too */
-/* A packet of bytes with n_fds descriptors. false: it was not sent. */
+void shm_region_close(struct shm_client *c); /* also one that was never opened */
+/* Sends a packet of bytes with n_fds descriptors. false: it was not sent. */
 bool shm_send_packet(int fd, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds);
 
 /* transport/gpu.c */
 
 attn_status lane_welcome(struct shm_client *c, const union shm_first_packet *hello,
                          size_t hello_bytes, int fd, char *why, size_t why_bytes);
-void lane_free(struct shm_client *c); /* of one that has none, too */
+void lane_free(struct shm_client *c); /* also of a client without a lane */
 
 /* transport/shm.c */
 
-/* open of shm:// and gpu://, which differ in ops and welcome. */
+/* transport_ops.open of shm:// and gpu://, which differ only in ops and welcome. */
 attn_status shm_listen(const struct transport_ops *ops, struct transport_env *env, const char *url,
                        struct transport **out_t, char *why, size_t why_bytes);
-/* c's memory is there: the engine's from now on. */
+/* Hands a client whose memory is ready over to the engine. */
 void shm_hand_over(struct shm_client *c);
 const char *shm_url(const struct transport *base);
 void shm_stop(struct transport *base);
@@ -132,13 +135,14 @@ void shm_close(struct transport *base);
 
 /* transport/shm_client.c */
 
-/* The rings of a mapped region of zeros; c->region_bytes, n_slots and base are set. ATTN_ENOMEM. */
+/* Sets up the rings in a mapped region of zeros; c->region_bytes, n_slots and base are set.
+ * ATTN_ENOMEM. */
 attn_status shm_client_init(struct shm_client *c);
-void shm_client_fini(struct shm_client *c); /* of one that never was initialised, too */
+void shm_client_fini(struct shm_client *c); /* also one that was never initialised */
 /* Offsets of a region with n_slots; returns where the data area begins. */
 uint64_t shm_layout(uint32_t n_slots, uint64_t *out_submits, uint64_t *out_completes);
 
-/* Completes a request; the slot is free when the client sees it. */
+/* transport_ops.reply: completes a request and frees its slot. */
 void shm_reply(struct request *req);
 
 bool shm_poll(struct engine_poller *p);

@@ -1,5 +1,4 @@
-/* transport/shm_region.c: the memory shared with one client, from its hello to its end, on the
- * loop's thread. */
+/* shm_region.c: makes and frees the memory that is shared with one client, on the loop's thread. */
 #define _GNU_SOURCE /* memfd_create */
 #include <errno.h>
 #include <fcntl.h>
@@ -71,7 +70,7 @@ attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int
                  bytes);
         goto fail;
     }
-    c->base = p; /* shm_region_close undoes all of it from here on */
+    c->base = p; /* from here on shm_region_close frees everything */
     c->region_bytes = bytes;
     t->env->shared_bytes += bytes;
     *out_fd = fd;

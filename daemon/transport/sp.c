@@ -1,12 +1,12 @@
-/* sp.c: listening, deadlines, and the way of replies from the engine's thread to the
- * loop.
+/* sp.c: the transports ipc://, tcp://, tls+tcp:// and admin://: listening, deadlines, and passing
+ * replies from the engine's thread to the loop.
  *
  * Replies are pushed on a stack (stack.h) and the loop is woken with uv_async_send; the loop takes
- * all of them, queues each at its peer and then flushes every such peer once.
- * Deadlines stand in lists, each ordered because its members wait equally long; one timer
- * looks at the heads and asks the daemon's clock whether they have passed.
+ * all of them, queues each at its peer and then flushes every such peer once. Deadlines are in
+ * lists, each ordered because its members wait equally long; one timer checks the heads by the
+ * daemon's clock.
  *
- * close may come while the engine still has requests: the memory then waits for them, too.
+ * close may be called while the engine still has requests; then memory is freed after the last.
  *
  * Why not a library (both of Debian 12, behind the same raw client). libnanomsg 1.1.5 as a server:
  * of 128 replies of 64 KiB sent back to back to a busy peer 15 % arrive, and send reports success
@@ -36,7 +36,7 @@
 
 enum {
     BACKLOG = 1024,
-    SPARE_DESCRIPTORS = 64, /* the process's own, beside peers */
+    SPARE_DESCRIPTORS = 64, /* for the process itself, beside peers */
 };
 
 static struct transport_sp *of(struct transport *base)
@@ -57,7 +57,7 @@ static uint64_t tick_of(const struct config *cfg)
     return clock_tick_ms(write_us < us ? write_us : us);
 }
 
-/* What began before this moment has waited long enough. */
+/* A wait of this list that began before the returned moment is over. */
 static uint64_t oldest_of(const struct sp_waits *list, uint64_t now_ns)
 {
     uint64_t ns = __atomic_load_n(list->timeout_us, __ATOMIC_RELAXED) * 1000;
@@ -126,8 +126,8 @@ static void sp_reply(struct request *req)
 {
     struct sp_peer *p = req->peer;
     struct transport_sp *t = p->t;
-    /* the loop may send the reply and close the transport as soon as it is pushed; it waits for
-     * n_pushing before it closes what uv_async_send touches */
+    /* as soon as the reply is pushed, the loop may send it and close the transport; it waits for
+     * n_pushing before it closes what uv_async_send uses */
     atomic_fetch_add(&t->n_pushing, 1);
     if (stack_push(&t->replies, req))
         uv_async_send(&t->async);
@@ -169,7 +169,7 @@ static void on_connection(uv_stream_t *listener, int status)
     sp_peer_accept(t);
 }
 
-/* Descriptors for all peers, as far as the hard limit goes. */
+/* Raises the limit of descriptors to suffice for all peers, as far as the hard limit allows. */
 static void raise_descriptor_limit(const struct config *cfg)
 {
     struct rlimit limit;
@@ -182,7 +182,7 @@ static void raise_descriptor_limit(const struct config *cfg)
                  (unsigned long long)wanted, (unsigned long long)limit.rlim_cur);
 }
 
-/* Takes over a listening socket. */
+/* Accepts connections from a listening socket, which the transport then owns. */
 static int accept_from(struct transport_sp *t, int fd)
 {
     int rc = t->is_ipc ? uv_pipe_open(&t->listener.pipe, fd) : uv_tcp_open(&t->listener.tcp, fd);
@@ -232,7 +232,7 @@ void sp_transport_finish(struct transport_sp *t)
         return;
     if (!t->is_async_closing && t->n_owed == 0) {
         while (atomic_load(&t->n_pushing) != 0)
-            sched_yield(); /* a thread is inside uv_async_send, a few instructions from its end */
+            sched_yield(); /* a thread is about to leave uv_async_send */
         t->is_async_closing = true;
         uv_close((uv_handle_t *)&t->async, on_handle_closed);
     }
@@ -284,7 +284,7 @@ static struct transport_sp *transport_new(struct transport_env *env, const struc
     return t;
 }
 
-/* The port that was taken. */
+/* Puts the actual port into the url. */
 static void name_port(struct transport_sp *t)
 {
     struct sockaddr_storage sa;
@@ -317,7 +317,7 @@ static attn_status sp_open(struct transport_env *env, const char *url, struct tr
         transport_free(t);
         return st;
     }
-    signal(SIGPIPE, SIG_IGN); /* a write to a peer that left is an error, not the end */
+    signal(SIGPIPE, SIG_IGN); /* a write to a peer that left must not end the process */
     raise_descriptor_limit(env->cfg);
 
     int fd, rc = init_handles(t);
@@ -384,7 +384,7 @@ static bool sp_hang_up(struct transport *base)
         if (uv_fileno(&p->io.handle, &at.fd) != 0)
             continue;
         if (p->tls != NULL)
-            sp_tls_end(p); /* p may be closing now */
+            sp_tls_end(p); /* may have closed p */
         if (p->is_closing)
             continue;
         shutdown(at.fd, SHUT_WR);
@@ -414,7 +414,7 @@ static attn_status sp_reload(struct transport *base, const struct config *cfg, c
     return t->tls == NULL ? ATTN_OK : tls_server_reload(t->tls, cfg, why, why_bytes);
 }
 
-/* What all listeners do alike. */
+/* Functions that all four transports share. */
 #define SP_OPERATIONS                                                                              \
     .open = sp_open, .url = sp_url, .stop = sp_stop, .is_idle = sp_is_idle, .hang_up = sp_hang_up, \
     .reload = sp_reload, .close = sp_close, .reply = sp_reply
@@ -437,7 +437,7 @@ const struct transport_ops transport_tcp_ops = {
     SP_OPERATIONS,
 };
 
-/* ipc with another listener */
+/* ipc:// on the admin socket */
 const struct transport_ops transport_admin_ops = {
     .scheme = "admin://",
     .label = STATS_IPC,

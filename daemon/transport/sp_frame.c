@@ -1,4 +1,4 @@
-/* sp_frame.c: bytes to handshake, length, ids and body, and the head of a reply. */
+/* sp_frame.c: reads handshake, length and ids from bytes, and writes the head of a reply. */
 #include "daemon/transport/sp_frame.h"
 
 #include <assert.h>

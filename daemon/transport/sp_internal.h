@@ -1,16 +1,16 @@
-/* transport/sp_internal.h: nanomsg's REP side (SP wire protocol) on libuv streams, ipc://, tcp://
- * and tls+tcp://: what transport/sp.c (listening, deadlines, replies coming in from the engine),
+/* sp_internal.h: nanomsg's REP side (SP wire protocol) on libuv streams, for ipc://, tcp:// and
+ * tls+tcp://. Shared by transport/sp.c (listening, deadlines, replies from the engine),
  * transport/sp_peer.c (one connection: reading, cutting), transport/sp_write.c (writing) and
- * transport/sp_tls.c (both through TLS) share.
- * All of it runs on the loop thread, but for the push of a reply.
+ * transport/sp_tls.c (both through TLS). All of it runs on the loop's thread, except for the push
+ * of a reply.
  *
- * Every nanomsg and nng client can talk to it. A message's id stack is kept with the request, its
- * body is received straight into an iobuf. Each peer has caps and deadlines; a peer that breaks one
- * is cut and counted by reason, never silently dropped.
+ * Every nanomsg and nng client can talk to it. A message's id stack is kept with the request; its
+ * body is received straight into an iobuf. Each peer has limits and deadlines; one that breaks any
+ * is cut and counted by reason, never dropped silently.
  *
  * Lifetime   A peer lives until its handle is closed and the engine has given back all its
- *            requests. A transport lives until its handles are closed and no request is owed by the
- *            engine.
+ *            requests. A transport lives until its handles are closed and the engine has none of
+ *            its requests.
  */
 #ifndef ATTND_DAEMON_TRANSPORT_SP_INTERNAL_H
 #define ATTND_DAEMON_TRANSPORT_SP_INTERNAL_H
@@ -28,8 +28,8 @@
 
 struct sp_peer;
 
-/* Members of one list wait equally long, whatever that is at the time, so the list is ordered by
- * adding at its end. */
+/* A member of a list of deadlines. All members of a list wait equally long, so adding at its end
+ * keeps it in order, even if the setting changes. */
 struct sp_wait {
     TAILQ_ENTRY(sp_wait) entry;
     uint64_t began_ns;
@@ -38,7 +38,7 @@ struct sp_wait {
 };
 struct sp_waits {
     TAILQ_HEAD(, sp_wait) waiting;
-    const uint64_t *timeout_us; /* a setting: it may change */
+    const uint64_t *timeout_us; /* a setting, which may change */
     void (*expire)(struct sp_peer *p);
 };
 
@@ -53,14 +53,14 @@ enum {
     SP_MAX_GATHER = 32, /* replies in one write */
     SP_MAX_PIECES = 2 * SP_MAX_GATHER,
     SP_READ_AHEAD_BYTES = 64 << 10,
-    SP_PROGRESS_BYTES = 128 << 10, /* that a large message must bring in two seconds */
+    SP_PROGRESS_BYTES = 128 << 10, /* least progress of a large message in two seconds */
 };
 
 struct transport_sp {
     struct transport base; /* first */
     struct transport_env *env;
     bool is_ipc, is_stopped, is_closing, is_async_closing;
-    bool is_accept_waiting; /* a connection was not accepted; libuv offers no other until it is */
+    bool is_accept_waiting; /* a connection waits to be accepted; libuv offers no other till then */
     char url[256];
     struct address address;
 
@@ -70,8 +70,8 @@ struct transport_sp {
 
     LIST_HEAD(, sp_peer) peers;
     uint64_t n_owed; /* requests not yet freed: in the engine, or replies being written */
-    uint32_t n_handles; /* open or closing, peers' included */
-    uint8_t *read_ahead; /* [SP_READ_AHEAD_BYTES] shared: used up before a read callback returns */
+    uint32_t n_handles; /* open or closing, with those of peers */
+    uint8_t *read_ahead; /* [SP_READ_AHEAD_BYTES] shared: emptied before a read callback returns */
     struct tls_server *tls; /* of tls+tcp://; NULL: no TLS */
     uint8_t *plain; /* [TLS_STREAM_RECORD_BYTES] of tls+tcp://, shared like read_ahead */
 
@@ -90,56 +90,56 @@ struct sp_peer {
     struct share *share;
     char name[96]; /* for logs: the principal or an address */
     struct sp_frame frame;
-    bool is_eof; /* sends no more; closed when all is answered */
+    bool is_eof; /* it sends no more; closed when all is answered */
     bool is_doomed; /* what it sends is dropped; closed when all is answered */
     bool is_shut, is_closing, is_closed, is_dirty;
-    bool is_late; /* it has not been identified in time; it has as long again for an answer */
+    bool is_late; /* it was not identified in time, and waits for an answer for as long again */
 
     struct sp_wait read_wait, progress_wait, write_wait;
     struct sp_wait hello_wait; /* until the connection's tenant is known */
 
     struct request *req; /* the message being received */
-    uint64_t n_body; /* of it, so far */
-    uint64_t body_bytes; /* of it, in all */
-    uint64_t n_looked; /* of it, when its progress was looked at last */
+    uint64_t n_body; /* its body's bytes so far */
+    uint64_t body_bytes; /* and in all */
+    uint64_t n_looked; /* n_body when its progress was last checked */
     size_t n_large; /* bytes of its buffer, if that is a large one */
     enum sp_refusal refusal;
 
     uint32_t n_requests; /* in the engine */
     STAILQ_HEAD(, request) replies; /* to be written, oldest first */
-    uint64_t write_bytes; /* of the queue, heads included */
-    size_t write_offset; /* of the first reply, already written */
+    uint64_t write_bytes; /* of the queue, with heads */
+    size_t write_offset; /* bytes of the first reply that are already written */
     uint32_t n_writing; /* replies under an active uv_write */
     uv_write_t write;
     uv_shutdown_t shutdown;
     SLIST_ENTRY(sp_peer) dirty; /* while is_dirty */
 
     struct tls_stream *tls; /* NULL: none */
-    bool is_secure; /* its handshake is over */
-    uint8_t *cipher; /* under an active uv_write; NULL: none */
+    bool is_secure; /* the TLS handshake is over */
+    uint8_t *cipher; /* encrypted bytes under an active uv_write; NULL: none */
 };
 
 /* transport/sp.c */
 void sp_wait_start(struct sp_waits *list, struct sp_wait *w);
 void sp_wait_stop(struct sp_wait *w);
-void sp_accept_later(struct transport_sp *t); /* out of memory: again at the next tick */
-void sp_transport_finish(struct transport_sp *t); /* goes on closing where it can */
+void sp_accept_later(struct transport_sp *t); /* out of memory: tries again at the next tick */
+void sp_transport_finish(struct transport_sp *t); /* closes what can be closed by now */
 
 /* transport/sp_peer.c */
 /* Accepts the connection waiting at the listener. */
 void sp_peer_accept(struct transport_sp *t);
 void sp_peer_stop_reading(struct sp_peer *p);
 void sp_peer_close(struct sp_peer *p);
-/* There is room for it among all peers and those of its principal; else it is gone. */
+/* Whether there is room for it among all peers and those of its principal; if not, it is closed. */
 bool sp_peer_is_welcome(struct sp_peer *p);
 void sp_peer_free_if_done(struct sp_peer *p);
 void sp_request_done(struct transport_sp *t, struct request *req);
-/* A peer that breaks a rule; the caller has counted it by reason. */
+/* Cuts a peer that has broken a rule; the caller has counted it by reason. */
 void sp_peer_cut(struct sp_peer *p, const char *why);
-/* Where the next bytes of a large message go, and how many; NULL: no large message is being
- * read. */
+/* Where the next bytes of a large message can be read to, and how many; NULL: no large message is
+ * being read. */
 uint8_t *sp_peer_room(struct sp_peer *p, size_t *out_n);
-/* n bytes have come; they are in that place already if bytes is NULL. */
+/* Takes n bytes that have come; bytes NULL: they are in sp_peer_room's place already. */
 void sp_peer_take(struct sp_peer *p, const uint8_t *bytes, size_t n);
 /* The peer sends no more. */
 void sp_peer_end_of_file(struct sp_peer *p);
@@ -153,14 +153,15 @@ void sp_peer_expire_write(struct sp_peer *p);
 /* Queues a reply that came back from the engine; sp_peer_flush sends it. */
 void sp_peer_queue(struct sp_peer *p, struct request *req);
 void sp_peer_flush(struct sp_peer *p);
-/* All that is owed is written: a peer that sends no more, or may not, goes now. */
+/* If everything owed is written, closes a peer that sends no more or that may not send more. */
 void sp_peer_leave_if_done(struct sp_peer *p);
-/* The first replies of the queue, without what is written of the first; the number of pieces. */
+/* Collects the first replies of the queue, without what is already written; returns the number of
+ * pieces. */
 size_t sp_peer_gather(struct sp_peer *p, struct iovec pieces[SP_MAX_PIECES]);
-/* The next n bytes of the queue are on their way. */
+/* Removes the next n bytes of the queue, which were written. */
 void sp_peer_wrote(struct sp_peer *p, size_t n);
 
-/* transport/sp_tls.c; of peers with tls */
+/* transport/sp_tls.c; for peers with tls */
 bool sp_tls_begin(struct sp_peer *p); /* false: out of memory */
 void sp_tls_free(struct sp_peer *p);
 /* Bytes have come from the socket. */

@@ -1,9 +1,9 @@
-/* transport/sp_peer.c: one connection of a worker: its bytes become requests.
+/* sp_peer.c: one connection of a worker: reads its bytes into requests.
  *
  * Small messages and all heads are read through the transport's shared read-ahead buffer, the
- * bodies of large ones straight into their request's buffer. That grows as bytes arrive, so that a
- * size alone takes no memory; large messages that are not complete hold at most half of
- * cache.io_memory together, and must go on arriving. transport/sp_write.c has the way back.
+ * bodies of large ones straight into their request's buffer. That grows as bytes arrive, so
+ * announcing a large size takes no memory; incomplete large messages together hold at most half of
+ * cache.io_memory, and must keep arriving. Replies are written in transport/sp_write.c.
  */
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -18,10 +18,11 @@
 
 enum {
     DIRECT_MIN_BYTES = 32 << 10, /* a body with this much missing is read in place */
-    FIRST_ROOM_BYTES = 64 << 10, /* of a large message */
+    FIRST_ROOM_BYTES = 64 << 10, /* first buffer of a large message */
 };
 
-/* The message being received has a large buffer of so many bytes; 0: none, or no message. */
+/* Records that the message being received holds a large buffer of n bytes (0: none), and watches
+ * its progress. */
 static void hold_large(struct sp_peer *p, size_t n)
 {
     struct transport_sp *t = p->t;
@@ -103,7 +104,7 @@ void sp_peer_expire_handshake(struct sp_peer *p)
 
 void sp_peer_expire_hello(struct sp_peer *p)
 {
-    if (p->n_requests > 0 && !p->is_late) { /* the engine has not identified its tenant yet */
+    if (p->n_requests > 0 && !p->is_late) { /* the engine may still identify its tenant */
         p->is_late = true;
         sp_wait_start(&p->t->hellos, &p->hello_wait);
         return;
@@ -114,7 +115,7 @@ void sp_peer_expire_hello(struct sp_peer *p)
 
 void sp_peer_expire_body(struct sp_peer *p)
 {
-    if (p->is_shut) { /* already counted; its time to read the answer is over */
+    if (p->is_shut) { /* it was counted already; its time to read the answer is over */
         sp_peer_close(p);
         return;
     }
@@ -125,7 +126,7 @@ void sp_peer_expire_body(struct sp_peer *p)
 void sp_peer_expire_progress(struct sp_peer *p)
 {
     if (p->n_body - p->n_looked >= SP_PROGRESS_BYTES) {
-        hold_large(p, p->n_large); /* looks again */
+        hold_large(p, p->n_large); /* checks again later */
         return;
     }
     stats_add(peers_cut_body_timeout, 1);
@@ -140,7 +141,7 @@ void sp_peer_expire_write(struct sp_peer *p)
 
 /* ---- reading ---- */
 
-/* Answers a message that was not taken; its first bytes are in p->req as far as they have come. */
+/* Answers a message that is refused; p->req has as many of its first bytes as have come. */
 static void refuse_message(struct sp_peer *p)
 {
     struct transport_sp *t = p->t;
@@ -200,9 +201,9 @@ static void message_complete(struct sp_peer *p)
         request_reply_error(req, st, 0, "%s", why);
 }
 
-/* The message can't be taken: what is left of it is dropped as it arrives. Its first bytes are
- * kept, so that the answer names its id and its session is renewed. false: no memory even for that;
- * the peer is gone. */
+/* Refuses the message: the rest of it is dropped as it arrives. Its first bytes are kept, so that
+ * the answer can name its id and its session is renewed. false: no memory even for that; the peer
+ * was cut. */
 static bool message_drop(struct sp_peer *p, enum sp_refusal refusal)
 {
     struct transport_sp *t = p->t;
@@ -226,8 +227,8 @@ static bool message_drop(struct sp_peer *p, enum sp_refusal refusal)
     return true;
 }
 
-/* The next buffer size of a message of body_bytes that has filled `has`: the whole, but for large
- * ones at most sixteen times what has arrived. */
+/* The next buffer size for a message of body_bytes that has filled `has` bytes: for a small
+ * message, or one of at most 32 times that, all of it; else sixteen times that. */
 static size_t next_room(uint64_t body_bytes, size_t has)
 {
     return body_bytes <= (has == 0 ? IOBUF_SMALL_BYTES : 32 * (uint64_t)has) ? (size_t)body_bytes
@@ -235,7 +236,7 @@ static size_t next_room(uint64_t body_bytes, size_t has)
                                                                              : 16 * has;
 }
 
-/* The buffer is full and the message is not: a larger one, if there is room. */
+/* The buffer is full before the message is complete: takes a larger one, or drops the message. */
 static void message_grow(struct sp_peer *p)
 {
     struct transport_sp *t = p->t;
@@ -250,7 +251,7 @@ static void message_grow(struct sp_peer *p)
         message_drop(p, SP_OVERLOAD);
 }
 
-/* The frame has the ids and the size: find room for the body's begin. */
+/* The frame has the ids and the size: takes a buffer for the begin of the body. */
 static void message_begin(struct sp_peer *p)
 {
     struct transport_sp *t = p->t;
@@ -270,7 +271,7 @@ static void message_begin(struct sp_peer *p)
         message_complete(p);
 }
 
-/* n bytes of the body have arrived; they are in place already if bytes is NULL. */
+/* Takes n bytes of the body; bytes NULL: they are in place already. */
 static void message_body(struct sp_peer *p, const uint8_t *bytes, size_t n)
 {
     struct iobuf *msg = p->req->msg;
@@ -289,7 +290,7 @@ static void message_body(struct sp_peer *p, const uint8_t *bytes, size_t n)
         message_complete(p);
 }
 
-/* Bytes of the body that can be taken at once: into the buffer, or all if they are dropped. */
+/* How many bytes of the body can be taken now: what fits the buffer, or all if they are dropped. */
 static size_t room_left(const struct sp_peer *p)
 {
     uint64_t n = p->frame.body_left;
@@ -309,7 +310,7 @@ static void consume(struct sp_peer *p, const uint8_t *bytes, size_t n)
             k = sp_frame_feed(&p->frame, bytes, n, &event);
             if (event == SP_READY) {
                 sp_wait_stop(&p->read_wait);
-                /* a network peer without a tenant keeps no place */
+                /* a network peer must be identified in time, to keep its place */
                 if (!p->t->is_ipc && p->t->env->cfg->tenants[0] != '\0')
                     sp_wait_start(&p->t->hellos, &p->hello_wait);
             } else if (event == SP_MESSAGE) {
@@ -354,7 +355,7 @@ void sp_peer_take(struct sp_peer *p, const uint8_t *bytes, size_t n)
 
 void sp_peer_end_of_file(struct sp_peer *p)
 {
-    /* a half-closed peer may still want its answers; a message cut short has no owner */
+    /* a half-closed peer may still read its answers; an incomplete message is dropped */
     uv_read_stop(&p->io.stream);
     p->is_eof = true;
     sp_wait_stop(&p->read_wait);
@@ -364,7 +365,7 @@ void sp_peer_end_of_file(struct sp_peer *p)
     sp_peer_leave_if_done(p);
 }
 
-/* A part of a message or of a TLS record is waited for. */
+/* Starts or stops the deadline for the rest of a message or of a TLS record. */
 static void watch_parts(struct sp_peer *p)
 {
     bool is_inside = sp_frame_is_inside(&p->frame) || (p->tls != NULL && sp_tls_is_inside(p));
@@ -415,8 +416,9 @@ void sp_peer_stop_reading(struct sp_peer *p)
 
 /* ---- the beginning of a peer ---- */
 
-/* Small messages leave at once. A host that does not answer is noticed at listen.host_timeout:
- * where bytes wait for it by TCP_USER_TIMEOUT, else by the second of two probes in that time. */
+/* Sets TCP_NODELAY, so that small messages leave at once, and how a host that does not answer is
+ * noticed within listen.host_timeout: by TCP_USER_TIMEOUT where bytes wait for it, else by the
+ * second of two keep-alive probes. */
 static void set_tcp_options(struct sp_peer *p)
 {
     const unsigned ms = (unsigned)(config_now(p->t->env->cfg, host_timeout_us) / 1000);

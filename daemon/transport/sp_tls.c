@@ -1,10 +1,10 @@
-/* transport/sp_tls.c: a peer of a tls+tcp:// address: between its socket's bytes and what
- * transport/sp_peer.c reads and writes stands a TLS stream.
+/* sp_tls.c: peers of tls+tcp:// addresses: a TLS stream between the socket's bytes and what
+ * transport/sp_peer.c and transport/sp_write.c read and write.
  *
- * The handshake has the deadline of SP's own: both must be over by then. A part of a record is
- * waited for like a part of a message. What is encrypted leaves at once; what the socket does not
- * take is the peer's `cipher` until it does, and nothing more is encrypted before: so a slow reader
- * costs its queue, as without TLS, and one piece.
+ * The TLS and SP handshakes share one deadline. An incomplete record is waited for like an
+ * incomplete message. Encrypted bytes are sent at once; those that the socket does not take are
+ * kept in the peer's `cipher`, and nothing more is encrypted until they are sent. So a slow reader
+ * costs the memory of its queue, as without TLS, and of one piece.
  */
 #include <openssl/ssl.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ bool sp_tls_begin(struct sp_peer *p)
 {
     SSL_CTX *context = tls_server_take(p->t->tls);
     p->tls = tls_stream_new(context, NULL);
-    SSL_CTX_free(context); /* the stream has its own reference */
+    SSL_CTX_free(context); /* the stream has a reference of its own */
     return p->tls != NULL;
 }
 
@@ -39,7 +39,7 @@ static void broken(struct sp_peer *p)
     char why[256];
     snprintf(why, sizeof why, "TLS: %s", tls_stream_why(p->tls));
     stats_add(peers_cut_tls, 1);
-    sp_tls_flush(p); /* the alert, as far as it goes */
+    sp_tls_flush(p); /* sends the alert, if the socket takes it */
     if (!p->is_closing)
         sp_peer_cut(p, why);
 }
@@ -50,7 +50,7 @@ static void on_cipher_written(uv_write_t *write, int status)
 {
     struct sp_peer *p = write->handle->data;
     if (p->is_closing)
-        return; /* sp_tls_free has the rest */
+        return; /* sp_tls_free frees the rest */
     if (status < 0) {
         sp_peer_close(p);
         return;
@@ -63,7 +63,7 @@ static void on_cipher_written(uv_write_t *write, int status)
     sp_peer_flush(p);
 }
 
-/* Sends what is encrypted; what the socket does not take waits as p->cipher. */
+/* Sends what is encrypted; what the socket does not take is kept in p->cipher. */
 static void send_cipher(struct sp_peer *p)
 {
     size_t n;
@@ -80,7 +80,7 @@ static void send_cipher(struct sp_peer *p)
         return;
     }
     p->cipher = tls_stream_take(p->tls, &n);
-    p->t->n_owed++; /* the transport is not idle before it is written */
+    p->t->n_owed++; /* the transport is not idle until it is written */
     buf = uv_buf_init((char *)p->cipher + at, (unsigned)(n - at));
     sp_wait_start(&p->t->writes, &p->write_wait);
     atomic_store_explicit(&p->share->is_behind, true, memory_order_relaxed);
@@ -120,7 +120,7 @@ void sp_tls_end(struct sp_peer *p)
 
 /* ---- reading ---- */
 
-/* From now on it is counted with its certificate's connections, no longer with its address's. */
+/* Counts the peer with the connections of its certificate from now on, not of its address. */
 static void become_certificate(struct sp_peer *p, const char *name)
 {
     share_give(p->share, SHARE_PEERS, 1);
@@ -130,7 +130,7 @@ static void become_certificate(struct sp_peer *p, const char *name)
     sp_peer_is_welcome(p);
 }
 
-/* The TLS handshake goes on; when it is over SP's begins. False: it is not over. */
+/* Continues the TLS handshake; SP's begins when it is over. false: it is not over. */
 static bool shake_hands(struct sp_peer *p)
 {
     enum tls_stream_result r = tls_stream_handshake(p->tls);
@@ -170,7 +170,7 @@ void sp_tls_take(struct sp_peer *p, const uint8_t *bytes, size_t n)
         break;
     }
     if (!p->is_closing)
-        sp_tls_flush(p); /* what TLS itself has to say: a new key */
+        sp_tls_flush(p); /* messages of TLS itself, such as a key update */
 }
 
 bool sp_tls_is_inside(const struct sp_peer *p)

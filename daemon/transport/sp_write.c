@@ -1,6 +1,6 @@
-/* transport/sp_write.c: replies become a connection's bytes. They wait in the peer's queue and are
- * written many at a time, first without waiting (uv_try_write), the rest with one uv_write at a
- * time. Those of a TLS peer go through transport/sp_tls.c.
+/* sp_write.c: writes replies to a connection. They wait in the peer's queue and are written many at
+ * a time, first without waiting (uv_try_write), the rest with one uv_write at a time. Those of a
+ * TLS peer go through transport/sp_tls.c.
  */
 #include <string.h>
 
@@ -11,7 +11,7 @@ enum { MAX_GATHER_BYTES = 4 << 20 };
 static void on_shutdown(uv_shutdown_t *shutdown, int status)
 {
     (void)shutdown;
-    (void)status; /* the peer's end of file or the deadline closes it, whatever this says */
+    (void)status; /* in any case the peer's end of file or the deadline closes it */
 }
 
 void sp_peer_leave_if_done(struct sp_peer *p)
@@ -25,8 +25,8 @@ void sp_peer_leave_if_done(struct sp_peer *p)
     if (p->is_eof) {
         sp_peer_close(p);
     } else if (p->is_doomed && !p->is_shut) {
-        /* closing with unread bytes would reset the connection and take the answer with it: end our
-         * side, drop what still comes, wait for the peer's end */
+        /* closing with unread bytes would reset the connection and lose the answer: so end our
+         * side, drop what still comes, and wait for the peer to close */
         p->is_shut = true;
         sp_wait_start(&p->t->bodies, &p->read_wait);
         if (uv_shutdown(&p->shutdown, &p->io.stream, on_shutdown) != 0)
@@ -49,7 +49,7 @@ static void write_pop(struct sp_peer *p)
     sp_request_done(p->t, req);
 }
 
-/* The first replies of the queue as buffers, without the write_offset bytes that are gone. */
+/* Collects the first replies of the queue as buffers, without the write_offset bytes written. */
 static uint32_t write_gather(struct sp_peer *p, uv_buf_t bufs[SP_MAX_PIECES], uint32_t *out_n_bufs,
                              size_t *out_bytes)
 {

@@ -1,7 +1,7 @@
-/* tls_server.c: the OpenSSL context that new connections get, and its replacement on reload.
+/* tls_server.c: makes the OpenSSL context of new connections, and replaces it on reload.
  *
- * A session is never resumed and no ticket is given: workers connect seldom and stay. There is no
- * renegotiation, in 1.3 by design, in 1.2 because it is refused.
+ * There are no session resumption and no tickets: workers connect seldom and stay. There is no
+ * renegotiation either: 1.3 has none, and in 1.2 it is refused.
  */
 #include "daemon/transport/tls_server.h"
 
@@ -17,7 +17,7 @@
 
 struct tls_server {
     pthread_mutex_t lock;
-    SSL_CTX *context; /* under the lock; connections have references of their own */
+    SSL_CTX *context; /* under the lock; connections hold references of their own */
 };
 
 #define FAIL(...) (snprintf(why, why_bytes, __VA_ARGS__), ATTN_EINVAL)
@@ -28,7 +28,7 @@ static const char *last_error(void)
     return text != NULL ? text : "nothing in it can be used";
 }
 
-/* Keys with a pass phrase are refused; nothing is asked on the terminal. */
+/* Refuses keys with a pass phrase, instead of asking for it on the terminal. */
 static int no_pass_phrase(char *out, int n, int is_write, void *user)
 {
     (void)out, (void)n, (void)is_write, (void)user;
@@ -54,7 +54,7 @@ static attn_status use_key(SSL_CTX *context, const char *name, char *why, size_t
     return st;
 }
 
-/* Takes every certificate of a file: the first as the daemon's own, or all as CAs. */
+/* Uses every certificate of a file: as the daemon's own and its chain, or (is_ca) as CAs. */
 static attn_status use_certs(SSL_CTX *context, const char *setting, const char *name, bool is_ca,
                              char *why, size_t why_bytes)
 {
@@ -83,7 +83,7 @@ static attn_status use_certs(SSL_CTX *context, const char *setting, const char *
         n++;
     }
     fclose(f);
-    ERR_clear_error(); /* the end of the file is one */
+    ERR_clear_error(); /* reaching the end of the file counts as an error */
     return st == ATTN_OK && n == 0 ? FAIL("%s: %s holds no certificate (PEM)", setting, name) : st;
 }
 

@@ -1,8 +1,8 @@
-/* transport.h: the transports of this daemon, one table of functions (request/transport_ops.h) per
- * scheme of addresses, and what they all work with.
+/* transport.h: the daemon's transports, one table of functions (request/transport_ops.h) per scheme
+ * of urls, and the environment that they share.
  *
- * Everything a transport borrows is its env's, which outlives the loop's last close callback; what
- * it allocates is its own, and goes with that callback.
+ * What a transport borrows belongs to its env, which outlives the loop's last close callback; what
+ * it allocates is its own and is freed by that callback.
  */
 #ifndef ATTND_DAEMON_TRANSPORT_TRANSPORT_H
 #define ATTND_DAEMON_TRANSPORT_TRANSPORT_H
@@ -17,7 +17,7 @@ struct iobuf_pool;
 struct share_table;
 struct uv_loop_s;
 
-/* The environment of all transports. loop and cfg are there when a transport is opened, all else
+/* The environment of all transports. loop and cfg are set when a transport is opened, all else
  * before the loop first runs. */
 struct transport_env {
     struct uv_loop_s *loop;
@@ -27,10 +27,10 @@ struct transport_env {
     struct engine *engine; /* not touched after engine_close */
     struct iobuf_pool *bufs;
     struct share_table *shares;
-    /* the transports' own, on the loop's thread */
-    uint32_t n_peers; /* connected, of all transports */
+    /* counts by the transports, on the loop's thread */
+    uint32_t n_peers; /* connected, over all transports */
     uint64_t shared_bytes; /* of listen.shm_memory, in use */
-    uint64_t arriving_bytes; /* of bufs, held by large messages that are not complete */
+    uint64_t arriving_bytes; /* of bufs, held by large messages that are incomplete */
 };
 
 struct transport {
@@ -43,7 +43,7 @@ extern const struct transport_ops transport_ipc_ops, transport_tcp_ops, transpor
 extern const struct transport_ops transport_shm_ops; /* transport/shm.c */
 extern const struct transport_ops transport_gpu_ops; /* transport/gpu.c */
 
-/* The table for a url's scheme; NULL: none has it. */
+/* The table for a url's scheme; NULL: no transport has it. */
 const struct transport_ops *transport_find(const char *url);
 
 #endif
