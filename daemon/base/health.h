@@ -20,8 +20,8 @@ void health_beat(enum health_thread who);
 bool health_is_there(enum health_thread who);
 /* The thread ends normally: its silence is no stall from now on. */
 void health_end(enum health_thread who);
-/* Whether the thread has beaten before, but not for longer than timeout_ns. true: *out_silent_ns is
- * how long it has been silent. */
+/* Whether the thread has beaten before and has then been silent for more than timeout_ns. true:
+ * *out_silent_ns says for how long. */
 bool health_is_stalled(enum health_thread who, uint64_t timeout_ns, uint64_t *out_silent_ns);
 const char *health_thread_name(enum health_thread who); /* "event loop" */
 

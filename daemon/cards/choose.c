@@ -27,8 +27,8 @@ static uint64_t active_blocks(struct engine *e, uint32_t pool)
     return n;
 }
 
-/* The pool's largest sequence of at most `most` blocks, of which none is paged out and at most half
- * are cached. */
+/* The pool's largest sequence of at most `most` blocks, with none paged out and at most half of its
+ * tokens shared, that is found in the cache when it was opened. */
 static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_active,
                  kv_seq_id *out)
 {

@@ -11,7 +11,7 @@ struct answer;
  * can't be. */
 attn_status cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a);
 /* Advances this card's move, or looks whether one should begin. Called at the beginning of each
- * turn. true: a sequence has left. */
+ * turn. true: a move has reached its end. */
 bool cards_move_turn(struct engine *e);
 /* The engine stops: ends this card's move, so that the sequence stays. */
 void cards_move_stop(struct engine *e);
