@@ -5,8 +5,7 @@
 
 #include "daemon/cards/cards.h"
 
-/* Makes pools agree, before any engine takes up sequences. Errors are fatal; why gets the
- * reason. */
+/* Makes pools agree, before any engine takes up sequences. On failure why gets the reason. */
 attn_status cards_restore_pools(struct cards *c, char *why, size_t why_bytes);
 /* Then makes sessions agree, and fills the table of names. ATTN_ENOMEM: nothing is dropped, so a
  * later start may succeed. */
