@@ -41,21 +41,21 @@ struct kv_config {
     uint32_t max_sequences; /* open at once, all pools together */
     uint32_t max_seq_blocks; /* entries in a row of the block table */
     uint32_t max_layers; /* of any pool */
-    uint32_t max_seq_tokens; /* of a sequence, whose ids are kept */
+    uint32_t max_seq_tokens; /* tokens of a sequence whose ids are stored */
     uint32_t max_block_tokens; /* of any pool */
     uint32_t max_owners; /* sessions */
-    uint32_t block_layout; /* the caller's version of what blocks hold; an arena with another one is
-                              refused */
+    uint32_t block_layout; /* the caller's version of the block format; an arena made with another
+                              one is refused */
     /* Idle memory (kv_idle.h). Not recorded in the arena: */
-    uint32_t idle_pages; /* its size, below 2^31; 0: there is none */
-    uint32_t idle_is_new; /* 1: it is empty: a sequence of an existing arena that has blocks there
-                             is dropped */
+    uint32_t idle_pages; /* its size, below 2^31; 0: no idle memory */
+    uint32_t idle_is_new; /* 1: the memory is new and empty: sequences of an existing arena that
+                             have blocks there are dropped */
 };
 
 /* What the device must do before a launch reads the block table: write these entries, copy these
- * whole blocks. The caller owns the arrays and sets the capacities; functions add at n_*, and fail
- * with ATTN_EOVERLOAD, nothing changed, if there is no room. Of two patches of one entry the later
- * one holds. */
+ * whole blocks. The caller owns the arrays and sets the capacities; functions append at n_patches
+ * and n_copies. If there is no room they change nothing and return ATTN_EOVERLOAD. Of two patches
+ * of one entry the later one holds. */
 struct kv_patch {
     uint32_t row, index, block;
 };
@@ -75,10 +75,10 @@ struct kv_effects {
     X(blocks_free)                                                                                 \
     X(blocks_used)                                                                                 \
     X(blocks_shared) /* referenced more than once, lazy forks not counted */                       \
-    X(blocks_cached) /* published, used by no sequence: evicted when blocks run out */             \
-    X(blocks_pinned) /* of the cached ones, those that are not evicted */                          \
+    X(blocks_cached) /* published, used by no sequence; evicted when blocks run out */             \
+    X(blocks_pinned) /* cached blocks that are never evicted */                                    \
     X(blocks_published) /* can be found by their token ids */                                      \
-    X(blocks_tiered) /* of sequences, in idle memory; no blocks of a pool */                       \
+    X(blocks_tiered) /* blocks in idle memory, which take no block of a pool */                    \
     X(sequences)                                                                                   \
     X(pools)                                                                                       \
     X(opens)                                                                                       \
@@ -88,13 +88,13 @@ struct kv_effects {
     X(adoptions)                                                                                   \
     X(copies)                                                                                      \
     X(out_of_blocks)                                                                               \
-    X(prefix_hits) /* full blocks of the tokens that sequences were opened with: found */          \
-    X(prefix_misses) /* not found */                                                               \
+    X(prefix_hits) /* full blocks of the tokens given at open: found */                            \
+    X(prefix_misses) /* those not found */                                                         \
     X(prefix_hit_tokens)                                                                           \
     X(evictions)                                                                                   \
-    X(evictions_expired) /* of them, those whose time to live was over */                          \
-    X(eviction_age_seconds) /* sum of their times since the last use */                            \
-    X(cached_dropped) /* cached blocks that went with their pool */                                \
+    X(evictions_expired) /* of these, blocks past their time to live */                            \
+    X(eviction_age_seconds) /* sum over evictions of the time since last use */                    \
+    X(cached_dropped) /* cached blocks dropped with their pool */                                  \
     X(damaged) /* sequences, pools and published blocks that the latest recovery dropped */
 
 struct kv_stats {
@@ -110,31 +110,31 @@ struct kv;
  * An existing arena must have been made with the same config; its size and header are checked, and
  * it is sealed against resizing.
  * Owner    fd is duplicated; the caller keeps its own.
- * Errors   why gets the sentence. ATTN_EINVAL a config value is out of range, or the arena is not
- *          ours; ATTN_ENOMEM; ATTN_EINTERNAL no random key */
+ * Errors   with a sentence in why: ATTN_EINVAL a config value is out of range, or fd is not a
+ *          usable arena; ATTN_ENOMEM; ATTN_EINTERNAL no random key */
 attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char *why,
                     size_t why_bytes);
-/* Unmaps the arena, which lives on in other descriptors. Fetches, imports and moves under way are
- * gone, as after a kill. NULL is fine. */
+/* Unmaps the arena, which lives on while other descriptors hold it. Promotions, imports and idle
+ * moves in progress are lost, as after a kill. NULL is allowed. */
 void kv_close(struct kv *kv);
-/* The memfd; kv's, until it is closed. */
+/* The arena's memfd, owned by kv until kv_close. */
 int kv_fd(const struct kv *kv);
 /* A random id of the arena, the same for its whole life. Stored beside the memory that holds the
- * blocks' bytes, it tells whether the two belong together. */
+ * blocks' bytes, it shows whether the two belong together. */
 uint64_t kv_arena_id(const struct kv *kv);
 /* The sentence of the latest failure; valid until the next one. */
 const char *kv_last_error(const struct kv *kv);
-/* The time in seconds, by a clock that goes on from one process to the next. Ages and times to live
- * are counted by it. */
+/* Sets the current time in seconds, from a clock that continues across processes. Ages and times to
+ * live are measured by it. */
 void kv_set_time(struct kv *kv, uint32_t now_s);
 
 /* kv_recover: rebuilds all derived state from the truth, rolls the copy journal back and finishes a
- * truncation that was under way. Appends that were reserved and not committed are gone. Rows of the
+ * truncation that was under way. Appends that were reserved and not committed are lost. Rows of the
  * block table may have changed: upload them anew.
  *
- * out_dropped counts what was dropped because it is damaged: sequences whose record, table or
- * lengths are, published blocks, and both sequences of a pair that claims a block which they cannot
- * share (which one is right cannot be known). Never fails. */
+ * out_dropped counts what was dropped as damaged: sequences with a damaged record, table or length;
+ * published blocks; and both sequences of a pair that claims a block which they cannot share (which
+ * one is right cannot be known). Never fails. */
 attn_status kv_recover(struct kv *kv, uint32_t *out_dropped);
 /* kv_check: recomputes the derived state and compares. Reads all tables: for tests and inspectors.
  * Errors   ATTN_EINTERNAL kv_last_error names the first difference; ATTN_ENOMEM */

@@ -1,9 +1,9 @@
-/* kv_append.h: tokens are appended: room before a batch, lengths after it; commits that a device
- * makes early; and blocks that no window reaches any more.
+/* kv_append.h: appending tokens, early commits by a device, and freeing blocks that no window
+ * reaches.
  *
  * An append is two calls. kv_append_reserve, before the batch, allocates blocks and copies shared
- * ones. kv_append_commit or kv_append_cancel ends it when the batch is back. Lengths move at commit
- * only. Thread: the engine's.
+ * ones. kv_append_commit or kv_append_cancel ends it when the batch is back. Lengths change at
+ * commit only. Thread: the engine's.
  */
 #ifndef ATTND_CACHE_KV_APPEND_H
 #define ATTND_CACHE_KV_APPEND_H
@@ -23,7 +23,7 @@
  *          idle memory, fx or the journal is full */
 attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                               uint32_t n_tokens, struct kv_effects *fx);
-/* Would kv_append_reserve of this range replace a shared block by a copy? */
+/* True if kv_append_reserve of this range would replace a shared block by a copy. */
 bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t n_tokens);
 /* kv_append_commit: the batch is done. The layer's length becomes max(length, pos + n_tokens);
  * replaced blocks are released. */
@@ -39,42 +39,43 @@ attn_status kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint3
 
 /* --- early commits ----------------------------------------------------------------------------
  *
- * Appends whose output a device hands to a worker by itself, before the host commits them. Should
- * the process die in between, its successor must find them committed. So each is recorded between
- * its reserve and the launch of its batch, and the device writes the slot's word before it tells
- * anybody: where the word is there, recovery commits what is recorded. A batch in flight has a slot
- * below KV_EARLY_SLOTS. */
+ * A device can hand the output of an append to a worker before the host commits it. If the process
+ * dies in between, its successor must find the append committed. So each such append is recorded
+ * between its reserve and the launch of its batch, and the device writes the slot's word before it
+ * hands the output on. If the word was written, recovery commits what was recorded. Each batch in
+ * flight has a slot below KV_EARLY_SLOTS. */
 #define KV_EARLY_SLOTS 2
 #define KV_EARLY_WORDS_BYTES 4096
 /* The most appends of one slot. */
 uint32_t kv_early_max(const struct kv *kv);
-/* The words that devices write, one for each slot. They are whole pages of the arena, so that they
- * can be registered with a device. */
+/* The words that devices write, one per slot. They fill whole pages of the arena, so that they can
+ * be registered with a device. */
 uint32_t *kv_early_words(const struct kv *kv, size_t *out_bytes);
 /* Records one append of the slot's next batch. */
 void kv_early_add(struct kv *kv, uint32_t slot, kv_seq_id seq, uint32_t layer, uint32_t pos,
                   uint32_t n_tokens);
-/* All are recorded. Returns the value that the device is to write to the slot's word. */
+/* Ends the recording. Returns the value that the device has to write to the slot's word. */
 uint32_t kv_early_begin(struct kv *kv, uint32_t slot);
-/* Has the device written it? Then they are to be committed, whatever else became of the device. */
+/* True once the device has written the word: the recorded appends must then be committed, whatever
+ * happened to the device since. */
 bool kv_early_is_answered(const struct kv *kv, uint32_t slot);
-/* All are committed; or none was answered, and all will be cancelled. A slot that was not begun is
- * fine. */
+/* Frees the slot, once its appends are committed, or before they are cancelled because the device
+ * never wrote the word. Does nothing if the slot was not begun. */
 void kv_early_end(struct kv *kv, uint32_t slot);
 
 /* --- windows ----------------------------------------------------------------------------------
  *
- * Where all layers of a pool have a window, blocks that no query can see any more are released;
- * what is left is a hole in the table. A query may still come at the position of a layer's latest
- * append (a retry), so the layer that is furthest back there decides. An append, a truncation or a
- * fork whose next query would see the hole is refused, ATTN_EINVAL. */
+ * If all layers of a pool have a window, blocks that no query can see any more are released and
+ * leave a hole in the table. A query may still come at the position of a layer's latest append (a
+ * retry), so the layer whose latest append is furthest back decides. An append, a truncation or a
+ * fork whose next query would see the hole is refused with ATTN_EINVAL. */
 
-/* Lets go of what no query sees. Does nothing while appends are outstanding, and until every layer
- * has been appended to since the last recovery. The caller sees to it that no launch reads the
- * sequence. */
+/* Releases the blocks that no query can see. Does nothing while appends are outstanding, and until
+ * every layer has been appended to since the last recovery. The caller makes sure that no launch
+ * reads the sequence. */
 void kv_seq_free_unseen(struct kv *kv, kv_seq_id seq);
-/* Is all there that a query at this position sees?
- * Errors   ATTN_EINVAL, with the sentence: no */
+/* Checks that every token that a query at this position sees is still there.
+ * Errors   ATTN_EINVAL, with the sentence, if not */
 attn_status kv_seq_sees(struct kv *kv, kv_seq_id seq, uint32_t pos);
 
 #endif

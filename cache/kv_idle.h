@@ -1,24 +1,25 @@
-/* kv_idle.h: blocks of idle sequences go to host memory (idle memory) when a pool runs out, and
+/* kv_idle.h: blocks of idle sequences move to host memory (idle memory) when a pool runs out, and
  * come back.
  *
- * Idle memory is the caller's; it is counted in pages and outlives the process as the arena does.
- * Where the bytes of a block are is written in the sequence's own row of the block table: an entry
- * with KV_PLACE set names no block but the page at which its bytes begin. That is truth, and
- * changes in one store: on the way out after the bytes are there and before the block is released,
- * on the way in after the block has them and before the pages are free. So a kill at any
- * instruction leaves each block in one place. Which pages are free is derived.
+ * Idle memory belongs to the caller; it is counted in pages and outlives the process as the arena
+ * does. The sequence's row of the block table says where a block's bytes are: an entry with
+ * KV_PLACE set names the page at which they begin instead of a block. The entry is truth and
+ * changes in one store: on the way out, when the bytes are in idle memory and the block is not yet
+ * released; on the way in, when the block has the bytes and the pages are not yet free. So a kill
+ * at any instruction leaves each block in one place. Which pages are free is derived.
  *
- * Only blocks go that one sequence alone refers to; if such a block is published, it is no more.
- * What forks without a table of their own read stays, and so do those forks. Blocks must be back
- * before the sequence is appended to, forked or moved (ATTN_EOVERLOAD); truncating, closing,
- * adopting and giving ids need no block.
+ * Only blocks that a single sequence refers to move out; a published one is no longer published
+ * then. Blocks that a fork reads through its source's table stay, and so does such a fork. Blocks
+ * must be back before the sequence is appended to, forked or moved (ATTN_EOVERLOAD). Truncating,
+ * closing, adopting and giving ids do not need them.
  *
- * The bytes are the caller's to copy, between begin and end. Meanwhile neither block nor pages are
- * used for anything else, whatever becomes of the sequence. Thread: the engine's.
+ * The caller copies the bytes between begin and end. Until end, neither block nor pages are used
+ * for anything else, whatever happens to the sequence. Thread: the engine's.
  *
  * Idle memory is not a part of the memory for evicted blocks: it must be one memfd from the start
- * and outlive the process, while what evicted blocks take comes in pieces and dies with it, and
- * neither may crowd out the other. For the same reason these blocks never go to the file.
+ * and outlive the process, while memory for evicted blocks is taken in pieces and is lost with the
+ * process, and neither may crowd out the other. For the same reason idle blocks are never written
+ * to the file.
  */
 #ifndef ATTND_CACHE_KV_IDLE_H
 #define ATTND_CACHE_KV_IDLE_H
@@ -38,8 +39,8 @@ static inline bool kv_is_place(uint32_t entry)
 struct kv_idle_entry {
     uint32_t index; /* in the sequence's table */
     uint32_t block, page;
-    bool is_good; /* the caller sets it before the end: the bytes have been copied */
-    bool is_gone; /* the sequence has released it meanwhile */
+    bool is_good; /* set by the caller before the end: the bytes have been copied */
+    bool is_gone; /* the sequence has released the entry meanwhile */
 };
 struct kv_idle_move {
     LIST_ENTRY(kv_idle_move) link;
@@ -49,27 +50,30 @@ struct kv_idle_move {
     struct kv_idle_entry entries[];
 };
 
-/* Blocks of the sequence that could go now; 0: none, or it has to stay. */
+/* How many blocks of the sequence could move out now; 0 also if the sequence has to stay. */
 uint32_t kv_idle_movable(const struct kv *kv, kv_seq_id seq);
-/* Entries of the sequence's table whose blocks have gone. */
+/* How many entries of the sequence's table have their blocks in idle memory. */
 uint32_t kv_idle_n_paged_out(const struct kv *kv, kv_seq_id seq);
-/* The same of all sequences of a pool. */
+/* The same, for all sequences of a pool. */
 uint32_t kv_idle_pool_paged_out(const struct kv *kv, kv_pool_id pool);
-/* Do all layers have as many tokens? Else the sequence is in the middle of one. */
+/* True if all layers have the same number of tokens; otherwise the sequence is in the middle of
+ * one. */
 bool kv_idle_is_even(const struct kv *kv, kv_seq_id seq);
 
-/* Takes pages for n_most of the sequence's blocks at most, the last ones of its table. NULL:
- * nothing can go, there is no room, or no memory. */
+/* Begins to move out up to n_most of the sequence's blocks, the last ones of its table first, and
+ * takes pages for them. The result goes to kv_idle_out_end. NULL: nothing can move, there is no
+ * room, or no memory. */
 struct kv_idle_move *kv_idle_out_begin(struct kv *kv, kv_seq_id seq, uint32_t n_most);
-/* Entries that are good have gone from now on and their blocks are free, except those that have
- * changed, are shared by now or were released. Returns the number that went. m is gone. */
+/* Ends a move out: the blocks of good entries are now in idle memory and free in the pool, except
+ * those that were changed, shared or released meanwhile. Returns how many moved. Frees m. */
 uint32_t kv_idle_out_end(struct kv *kv, struct kv_idle_move *m);
 
-/* Takes blocks for n_most of those that have gone at most, the first ones of the sequence's table.
- * NULL: nothing has gone, there is no block, or no memory. */
+/* Begins to bring back up to n_most of the sequence's blocks, the first ones of its table first,
+ * and takes blocks for them. The result goes to kv_idle_in_end. NULL: nothing is out, there is no
+ * free block, or no memory. */
 struct kv_idle_move *kv_idle_in_begin(struct kv *kv, kv_seq_id seq, uint32_t n_most);
-/* Entries that are good are back; adds them to fx, which has room for all of m. Returns the number
- * that came. m is gone. */
+/* Ends a move in: good entries name blocks again and are added to fx, which must have room for all
+ * of m. Returns how many came back. Frees m. */
 uint32_t kv_idle_in_end(struct kv *kv, struct kv_idle_move *m, struct kv_effects *fx);
 
 #endif
