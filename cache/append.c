@@ -1,9 +1,9 @@
 /* append.c: makes room for tokens before a batch, and counts them after it.
  *
- * Truth moves in single stores. A new table entry lies past every committed length, so it is no
- * truth before a length covers it. A replaced entry is truth: its journal entry is live before the
- * table changes, and until it is freed recovery puts the old block back. Commit frees the entries,
- * then moves the length; only then are the old blocks released.
+ * Truth changes in single stores. A new table entry lies past every committed length, so it is not
+ * truth until a length covers it. A replaced entry is truth: its journal entry is live before the
+ * table changes, and until that entry is freed recovery puts the old block back. Commit frees the
+ * entries, then moves the length; only then are the old blocks released.
  */
 #include "cache/kv_internal.h"
 
@@ -46,14 +46,15 @@ void kv_journal_drop(struct kv *kv, struct kv_seq_rec *s)
     h->journal_n_free++;
 }
 
-/* Shared blocks among the entries that tokens [pos, end) touch; all of those that forks read. */
+/* Counts the shared blocks among the entries that tokens [pos, end) touch. Those that forks read
+ * count as shared. */
 static uint32_t count_shared(const struct kv *kv, uint32_t seq, const struct kv_pool_rec *p,
                              uint32_t pos, uint64_t end)
 {
     const uint32_t *row = kv_row(kv, seq);
     uint64_t past = (end + p->block_tokens - 1) >> p->block_shift;
     uint32_t n = 0;
-    if (past > kv->seqs[seq].n_maybe_shared) /* the usual append looks at no block at all */
+    if (past > kv->seqs[seq].n_maybe_shared) /* so that the usual append looks at no block at all */
         past = kv->seqs[seq].n_maybe_shared;
     uint32_t i = pos >> p->block_shift;
     if (i >= past)
@@ -65,7 +66,7 @@ static uint32_t count_shared(const struct kv *kv, uint32_t seq, const struct kv_
     return n;
 }
 
-/* What this sequence alone refers to it may write again, once nobody finds it any more. */
+/* Unpublishes the blocks that only this sequence refers to, so that it may write them again. */
 static void take_back(struct kv *kv, uint32_t seq, const struct kv_pool_rec *p, uint32_t pos,
                       uint32_t past)
 {
@@ -111,7 +112,7 @@ static attn_status range_check(struct kv *kv, uint32_t seq, uint32_t layer, uint
     return ATTN_OK;
 }
 
-/* Whether n_new blocks and n_copies copies can be had; they cannot fail after that. */
+/* Checks that n_new blocks and n_copies copies can be had, so that nothing fails after it. */
 static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint32_t n_copies,
                               const struct kv_effects *fx)
 {
@@ -179,7 +180,7 @@ static attn_status reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_
             continue;
         uint32_t new_block = kv_block_alloc(kv, p);
         journal_put(kv, seq.index, i, old_block, new_block);
-        kv_publish32(&row[i], new_block); /* the journal entry has the reference to old_block */
+        kv_publish32(&row[i], new_block); /* the journal entry now refers to old_block */
         fx->copies[fx->n_copies++] = (struct kv_copy){.src = old_block, .dst = new_block};
         fx->patches[fx->n_patches++] =
             (struct kv_patch){.row = seq.index, .index = i, .block = new_block};
@@ -213,7 +214,7 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
     struct kv_seq_rec *s = &kv->seqs[seq];
     const uint32_t *row = kv_row(kv, seq);
     struct kv_pool_rec *p = &kv->pools[s->pool];
-    if (s->is_lazy && s->n_blocks > n_blocks) /* the references are its source's */
+    if (s->is_lazy && s->n_blocks > n_blocks) /* it has no references of its own */
         s->n_blocks = n_blocks;
     while (s->n_blocks > n_blocks) {
         if (kv_in_hole(kv, p, seq, --s->n_blocks))
@@ -227,8 +228,8 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
         s->n_maybe_shared = s->n_blocks;
 }
 
-/* A reserve has ended; the last one releases the blocks that no length covers, and publishes what
- * is full. */
+/* Ends a reserve. The last one to end releases the blocks that no length covers and publishes full
+ * blocks. */
 static void reserve_end(struct kv *kv, uint32_t seq)
 {
     struct kv_seq_rec *s = &kv->seqs[seq];
@@ -267,7 +268,7 @@ void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos
 attn_status kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                              uint32_t n_tokens, struct kv_effects *fx)
 {
-    (void)layer, (void)pos, (void)n_tokens; /* a copying reserve is alone on its sequence */
+    (void)layer, (void)pos, (void)n_tokens; /* unused: a copying reserve is alone */
     struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
     if (s == NULL || s->n_outstanding == 0)
         return ATTN_OK;

@@ -1,8 +1,8 @@
-/* arena.h: what the arena's bytes mean: its sections and the records in them.
+/* arena.h: the layout of the arena: its sections and the records in them.
  *
- * A section is a fixed-size table that starts on a page; KV_SECTION_MAP lists them in order, truth
- * first. References between records are indices. In derived state an index is stored plus one, so
- * that a page of zeros is an empty list, an empty slot, a free record: a new arena needs no
+ * A section is a fixed-size table that starts on a page; the two maps below list them in order,
+ * truth first. References between records are indices. In derived state an index is stored plus
+ * one, so that a page of zeros is an empty list, an empty slot, a free record: a new arena needs no
  * initialisation, and recovery starts by giving the derived pages back.
  *
  * Nothing read from an arena that another process wrote is used before recover.c has checked it.
@@ -21,13 +21,13 @@
 #define KV_ARENA_VERSION 10
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
-#define KV_MAX_OUTSTANDING 8191 /* reserves of a sequence: 13 bits */
+#define KV_MAX_OUTSTANDING 8191 /* reserves of a sequence; fits in 13 bits */
 
 #define KV_N_PRIORITIES (KV_MAX_PRIORITY - KV_MIN_PRIORITY + 1)
-#define KV_N_LIVES 22 /* for ever, and powers of two up to KV_MAX_LIFE_S */
-#define KV_N_LISTS (2 * KV_N_LIVES) /* of one priority: those of a life, then those used again */
+#define KV_N_LIVES 22 /* no limit, and powers of two up to KV_MAX_LIFE_S */
+#define KV_N_LISTS (2 * KV_N_LIVES) /* per priority and life: blocks never found, blocks found */
 
-/* X(name, record type, number of records) with c the config */
+/* X(name, record type, number of records); c is the config */
 #define KV_TRUTH_MAP(X)                                                                            \
     X(HEADER, struct kv_header, 1)                                                                 \
     X(POOLS, struct kv_pool_rec, c->max_pools)                                                     \
@@ -71,15 +71,15 @@ struct kv_header {
     uint64_t arena_bytes;
     uint64_t offset[KV_N_SECTIONS];
     struct kv_config config;
-    uint64_t key[2]; /* of every siphash in this arena; from the kernel's random source */
-    uint64_t root_secret[2], block_secret[2]; /* of the keys of published blocks; from there, too */
-    uint64_t seal; /* hash, under an all-zero key, of what is above */
+    uint64_t key[2]; /* key of every siphash in this arena; from the kernel's random source */
+    uint64_t root_secret[2], block_secret[2]; /* for the keys of published blocks; as random */
+    uint64_t seal; /* hash of all fields above, under an all-zero key */
 };
 
 struct kv_pool_rec {
     uint32_t state;
     uint32_t n_layers, block_tokens; /* sealed, as are name and spec */
-    uint32_t n_made; /* sealed: the blocks that it was made with */
+    uint32_t n_made; /* sealed: the number of blocks it was created with */
     uint32_t first_block; /* sealed: the pool's range of block records */
     uint32_t spec_bytes;
     uint32_t window_tokens, kept_tokens; /* sealed */
@@ -93,18 +93,19 @@ struct kv_pool_rec {
     uint32_t generation; /* of the record: outlives the pool */
     uint32_t n_ever_published; /* blocks from here on were never published */
     /* derived */
-    uint32_t n_blocks; /* that it has now */
+    uint32_t n_blocks; /* current number */
     uint32_t block_shift; /* log2(block_tokens) */
     uint32_t free_head; /* plus one; free blocks below n_fresh */
     uint32_t n_fresh; /* blocks from here on were never used */
     uint32_t n_free;
     uint32_t n_cached; /* published and unreferenced */
-    uint32_t n_pinned; /* of them; the others are evicted when blocks run out */
-    uint32_t oldest[KV_N_PRIORITIES][KV_N_LISTS]; /* plus one: of the others, by last use */
+    uint32_t n_pinned; /* of the cached ones; the others are evicted when blocks run out */
+    uint32_t oldest[KV_N_PRIORITIES][KV_N_LISTS]; /* plus one: ends of the lists of unpinned cached
+                                                     blocks, by last use */
     uint32_t newest[KV_N_PRIORITIES][KV_N_LISTS];
     uint64_t listed[KV_N_PRIORITIES]; /* a bit for each list that is not empty */
-    uint32_t n_seqs; /* open in it */
-    uint32_t n_paged_out; /* blocks of theirs in idle memory */
+    uint32_t n_seqs; /* sequences open in it */
+    uint32_t n_paged_out; /* their blocks in idle memory */
 };
 
 /* One cache line: all that an append needs of the record. */
@@ -112,7 +113,8 @@ struct kv_seq_rec {
     uint32_t state;
     uint32_t tenant; /* sealed */
     uint64_t name; /* sealed */
-    uint64_t request; /* that made the epoch `made`; it counts if that is the record's */
+    uint64_t request; /* the request that made the epoch `made`; ignored if the record's epoch is
+                         another */
     uint64_t epoch_owner; /* epoch << 32 | owner: one store changes both */
     uint32_t seal;
     uint32_t made; /* an epoch; written after request, before the epoch itself */
@@ -122,11 +124,11 @@ struct kv_seq_rec {
     uint16_t n_outstanding : 13; /* reserves neither committed nor cancelled */
     uint16_t has_ids : 1; /* token ids were given */
     uint16_t is_lazy : 1; /* its table is its source's (row_of) */
-    uint16_t is_dirty : 1; /* its table is its own, and no effects have announced it */
+    uint16_t is_dirty : 1; /* it has its own table, which no effects have announced yet */
     uint32_t n_blocks; /* table entries that hold a reference */
     uint32_t n_maybe_shared; /* entries from here on have the only reference to their block, which
                                 is not published */
-    uint32_t longest; /* layer, tokens */
+    uint32_t longest; /* tokens of the longest layer */
     uint32_t journal_head; /* plus one */
 };
 static_assert(sizeof(struct kv_seq_rec) == 64, "a sequence record is a cache line");
@@ -137,23 +139,22 @@ struct kv_given_rec {
     uint32_t n_cached; /* tokens that it was opened with */
     uint32_t n_ids; /* tokens from the start whose ids are known; written after them */
     uint32_t n_retentions; /* written after them */
-    uint32_t
-        row_of; /* plus one: whose table it reads, a fork that nobody has written to; 0: its own
-                        table, which is written before */
-    uint32_t has_own_ids; /* of such a fork: its ids are its own all the same; written after them */
+    uint32_t row_of; /* of a fork not yet written to, plus one: whose table it reads; 0: its own
+                        table, which is written first */
+    uint32_t has_own_ids; /* of such a fork: it has its own ids; written after them */
     struct kv_retention retention[KV_MAX_RETENTIONS];
     /* derived */
     uint32_t n_looked_at; /* leading blocks that are published, by this sequence or another */
-    uint32_t parent; /* plus one: the published block that is like the last of them */
-    uint64_t parent_serial; /* the parent's: else it was evicted since */
+    uint32_t parent; /* plus one: the published block equal to the last of them */
+    uint64_t parent_serial; /* the parent's; if it differs now, the parent was evicted since */
 };
 
 /* A published block: full in every layer, never written to, found by its key. */
 struct kv_published_rec {
     uint32_t state;
     uint32_t tenant;
-    uint32_t index; /* its place in every table that has it */
-    uint32_t seal; /* all but state and used; its token ids, too */
+    uint32_t index; /* its entry in every table that has it */
+    uint32_t seal; /* over all but state and used, and over its token ids */
     uint64_t adapter;
     uint64_t key[2]; /* chained hash: finds it, proves nothing */
     uint64_t serial; /* no two publications have the same */
@@ -165,28 +166,28 @@ static_assert(sizeof(struct kv_published_rec) == 64, "a publication is a cache l
 /* How long a published block stays. */
 struct kv_retained_rec {
     uint32_t used_s; /* when it was last released, in seconds */
-    uint8_t priority; /* above the lowest */
-    uint8_t life; /* 0: for ever; else it has 2^(life - 1) seconds */
+    uint8_t priority; /* counted from the lowest */
+    uint8_t life; /* 0: no limit; else 2^(life - 1) seconds */
     uint8_t is_pinned;
     uint8_t was_found; /* 1: sequences were opened with it since it was published */
 };
 
 struct kv_owner_rec {
-    uint64_t id; /* 0: none has this number; written last */
+    uint64_t id; /* 0: the slot is free; written last */
     uint32_t tenant;
     char label[KV_LABEL_BYTES];
 };
 
-/* The requests of an owner that a late duplicate could do harm with and that no epoch fences: open,
- * fork, adopt, and those that hold pools. The highest KV_MAX_SEEN are known by id; all ids up to
- * floor count as seen. */
+/* Requests of an owner whose late duplicates could do harm and are not recognized by an epoch:
+ * open, fork, adopt, and those that hold pools. The KV_MAX_SEEN highest are stored by id; all ids
+ * up to floor count as seen. */
 struct kv_seen_rec {
     uint64_t floor;
     uint64_t id[KV_MAX_SEEN]; /* 0: none */
 };
 
 /* The epoch of a new sequence is above that of every sequence closed before, so that no name ever
- * has the same epoch twice. Nor is there ever the same clock twice. */
+ * has the same epoch twice. The clock never has the same value twice. */
 struct kv_epochs {
     uint32_t ended; /* the highest of a closed sequence */
     uint64_t clock; /* counts publications and uses of published blocks */
@@ -200,34 +201,37 @@ struct kv_journal_rec {
     uint32_t next; /* derived, plus one: of the same sequence, or free */
 };
 
-/* A batch in flight whose appends are answered before they are committed (early_commit.c). */
+/* A batch in flight whose appends a device answers before they are committed (early_commit.c). */
 struct kv_early_slot {
-    uint32_t serial; /* of the batch; counts for ever */
-    uint32_t n; /* of its records; written last. 0: none */
+    uint32_t serial; /* of the batch; only ever rises */
+    uint32_t n; /* number of its records; written last. 0: no batch */
 };
 
 struct kv_early_rec {
     uint32_t seq, epoch, layer, pos, end; /* tokens [pos, end) */
 };
 
-/* A page of its own, written by a device: the serial of the latest batch of each slot that it has
- * told of. */
+/* A page of its own, written by a device: for each slot, the serial of the latest batch that it has
+ * answered. */
 struct kv_early_words {
     uint32_t word[KV_EARLY_WORDS_BYTES / sizeof(uint32_t)];
 };
 
 struct kv_block_rec {
-    uint32_t n_refs; /* table entries and journal entries' old_block */
-    uint32_t next; /* plus one: free, or used later; while recovering, a sequence that has it */
-    uint32_t prev; /* plus one: used earlier */
-    uint32_t chain; /* plus one, counted over all pools: published, of the same slot of PREFIXES */
+    uint32_t n_refs; /* from table entries and from the old_block of journal entries */
+    uint32_t next; /* plus one: the next free one, or the one used after it; during recovery, a
+                      sequence that has it */
+    uint32_t prev; /* plus one: the block used before it */
+    uint32_t chain; /* plus one, counted over all pools: the next published block in the same slot
+                       of PREFIXES */
 };
 
 struct kv_seq_links {
-    uint32_t prev, next; /* plus one: of the same owner; next alone: free */
-    uint32_t fork; /* plus one: the first of those that read its table */
-    uint32_t fork_prev, fork_next; /* plus one: of those that read the same */
-    uint32_t n_fork_tokens; /* none of those that read its table has more */
+    uint32_t prev, next; /* plus one: of the same owner; of a free record next is the next free
+                            one */
+    uint32_t fork; /* plus one: the first fork that reads its table */
+    uint32_t fork_prev, fork_next; /* plus one: other forks that read the same table */
+    uint32_t n_fork_tokens; /* no fork that reads its table has more tokens */
     uint32_t n_paged_out; /* entries of its table whose blocks are in idle memory */
 };
 
@@ -243,13 +247,13 @@ struct kv_heads {
     struct kv_stats stats;
 };
 
-/* Copies in flight: one for every sequence, and one whole row on top. */
+/* Most copies in flight: one for every sequence, plus one whole row. */
 static inline uint32_t kv_journal_capacity(const struct kv_config *c)
 {
     return c->max_sequences + c->max_seq_blocks;
 }
 
-/* Of a batch; where there are more, the host answers. */
+/* Early-commit records of a batch; a batch with more appends is answered by the host. */
 static inline uint32_t kv_early_capacity(const struct kv_config *c)
 {
     return c->max_sequences < 1024 ? c->max_sequences : 1024;

@@ -1,8 +1,8 @@
-/* blocks.c: a pool's blocks: taken, referred to, release, and evicted when there is none left.
+/* blocks.c: allocates, references, releases and evicts a pool's blocks.
  *
- * A block without references is on its pool's free list or was never used; one that is published
- * stays as it is until blocks run out (lru.c chooses which one goes). References and free lists are
- * derived.
+ * A block without references is on its pool's free list or was never used; a published one keeps
+ * its content until blocks run out (lru.c chooses which one is evicted). References and free lists
+ * are derived.
  */
 #include "cache/kv_internal.h"
 
@@ -22,7 +22,7 @@ void kv_block_drop_published(struct kv *kv, struct kv_pool_rec *p, uint32_t bloc
     free_put(kv, p, block);
 }
 
-/* Tells that a published block is about to be evicted: its bytes are still there. */
+/* Calls back before a published block is evicted, while its bytes are still there. */
 static void tell_evicted(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
 {
     struct kv_content c;
@@ -60,7 +60,7 @@ uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p)
 void kv_block_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
     struct kv_block_rec *b = kv_block(kv, p, block);
-    if (b->n_refs == 0) { /* published: else nobody could name it */
+    if (b->n_refs == 0) { /* published: nothing can name a free block */
         kv_lru_take(kv, p, block);
         kv_count(&kv->heads->stats.blocks_used, 1);
     }
@@ -68,7 +68,7 @@ void kv_block_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
         kv_count(&kv->heads->stats.blocks_shared, 1);
 }
 
-/* Nobody refers to the block any more. */
+/* Drops one reference; true if it was the last. */
 static bool is_last_ref(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
 {
     struct kv_block_rec *b = kv_block(kv, p, block);
@@ -80,7 +80,7 @@ static bool is_last_ref(struct kv *kv, const struct kv_pool_rec *p, uint32_t blo
     return true;
 }
 
-/* The last sequence that had the block releases it: if it is held, that is a use. */
+/* The last sequence to use a held block releases it: notes the use in the hold. */
 static void note_use(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
 {
     struct kv_seq_import *a;

@@ -1,13 +1,12 @@
-/* check.c: recomputes derived state from truth into memory of its own and compares.
- *
- * Changes nothing in the arena. The scratch arrays have an entry for every block record.
+/* check.c: recomputes derived state from truth, in memory of its own, and compares. Changes nothing
+ * in the arena.
  */
 #include "cache/kv_internal.h"
 
 #include <stdlib.h>
 
 struct scratch {
-    uint32_t *n_refs; /* [max_blocks] by table entries and journal entries */
+    uint32_t *n_refs; /* [max_blocks] from table and journal entries */
     uint32_t *user; /* [max_blocks] a sequence whose table has it, plus one */
     uint32_t *n_seqs; /* [max_pools] */
     uint32_t *n_paged_out; /* [max_pools] */
@@ -18,7 +17,7 @@ struct scratch {
 
 #define DIFFER(...) kv_fail(kv, ATTN_EINTERNAL, __VA_ARGS__)
 
-/* Blocks in idle memory: pages that nobody else has. */
+/* A block in idle memory: its pages must belong to no other entry. */
 static attn_status check_place(struct kv *kv, uint32_t seq, uint32_t index, struct scratch *x)
 {
     const struct kv_pool_rec *p = &kv->pools[kv->seqs[seq].pool];
@@ -146,7 +145,7 @@ static attn_status check_sequence(struct kv *kv, uint32_t seq, struct scratch *x
     return st != ATTN_OK ? st : check_journal_list(kv, seq, x, n_entries);
 }
 
-/* Every fork without a table of its own is listed with the one that it reads. */
+/* Every fork without a table is in the list of the sequence whose table it reads. */
 static attn_status check_forks(struct kv *kv, const struct scratch *x)
 {
     uint64_t n = 0;
@@ -168,7 +167,7 @@ static attn_status check_forks(struct kv *kv, const struct scratch *x)
     return ATTN_OK;
 }
 
-/* Once all references are counted. */
+/* Entries that count as private have the only reference. Runs once all references are counted. */
 static attn_status check_private(struct kv *kv, const struct scratch *x)
 {
     for (uint32_t seq = 0; seq < kv->config.max_sequences; seq++) {
@@ -276,7 +275,8 @@ static attn_status check_list(struct kv *kv, const struct kv_pool_rec *p, uint32
     return ATTN_OK;
 }
 
-/* What is published of a pool is whole, can be found, and is listed in the order it goes. */
+/* Published blocks of a pool are undamaged, can be found, and are listed in the order of
+ * eviction. */
 static attn_status check_published(struct kv *kv, const struct kv_pool_rec *p, struct scratch *x)
 {
     uint32_t n_cached = 0, n_pinned = 0, n_listed = 0;

@@ -1,7 +1,7 @@
-/* damage.c: what truth alone can tell of a record: whether it can be what it says.
+/* damage.c: judges a record by truth alone: can it be what it says?
  *
- * Recovery asks before it trusts a record, kv_check asks of every one. Only truth is read, since
- * derived state may not exist yet. NULL: nothing is wrong; else the name of the field that is.
+ * Recovery asks before it trusts a record; kv_check asks about every one. Only truth is read, since
+ * derived state may not exist yet. Returns the name of the damaged field, or NULL.
  */
 #include "cache/kv_internal.h"
 

@@ -1,16 +1,15 @@
-/* dedup.c: owners, and what a late duplicate of a request meets, so that it changes nothing.
+/* dedup.c: owners, and how late duplicates of requests are recognized, so that they change nothing.
  *
- * Requests that name an epoch are fenced by it: truncation and adoption raise the epoch of a
- * sequence, a new sequence begins above every epoch that has ended. Of several caches that move
- * sequences to each other each makes epochs of its own kind (kv_set_epochs), so that none can make
- * one that another has made. Requests that name none (open,
- * adopt) or make a sequence of another name (fork) are remembered by the owner that sent them, as
- * are those that make or find pools, a bounded number of them; older ids are refused. All of this
- * is truth: it holds across a successor.
+ * A request that names an epoch is checked by it: truncation and adoption raise the epoch of a
+ * sequence, and a new sequence begins above every epoch that has ended. Caches that move sequences
+ * to each other make different epochs (kv_set_epochs), so no two can make the same. Requests that
+ * name no epoch (open, adopt), make a sequence of another name (fork), or create or find pools are
+ * remembered by their owner, a bounded number of them; older ids are refused. All of this is truth
+ * and holds across a successor.
  *
- * A process that dies after the sequence is published and before the request is noted leaves the
- * request in the sequence's record, from which recovery notes it (a truncation's, too, which does
- * no harm).
+ * A process that dies after it published a sequence and before it noted the request leaves the
+ * request in the sequence's record, from where recovery notes it (also that of a truncation, which
+ * does no harm).
  */
 #include "cache/kv_internal.h"
 
@@ -36,7 +35,7 @@ void kv_request_see(struct kv *kv, uint32_t owner, uint64_t request)
     uint64_t *least = &s->id[0];
     for (uint32_t i = 1; i < KV_MAX_SEEN; i++)
         least = s->id[i] < *least ? &s->id[i] : least;
-    if (request < *least) { /* all known are higher */
+    if (request < *least) { /* lower than all stored ones */
         kv_publish64(&s->floor, request);
         return;
     }
@@ -104,7 +103,7 @@ void kv_set_epochs(struct kv *kv, uint32_t n_bits, uint32_t maker)
     kv->epoch_maker = maker;
 }
 
-/* The lowest epoch of this cache's own that is above `than`; 0: there is none. */
+/* The lowest epoch above `than` that this cache can make; 0: there is none. */
 static uint32_t epoch_above(const struct kv *kv, uint32_t than)
 {
     uint32_t n = (than >> kv->epoch_bits) + 1;
@@ -117,8 +116,8 @@ uint32_t kv_epoch_first(const struct kv *kv)
     return epoch_above(kv, kv->epochs->ended);
 }
 
-/* The name may have been here before with epochs that its present one says nothing of, if that was
- * made by another cache. */
+/* If another cache made the present epoch, the name may have had higher epochs here before: then
+ * the result is also above every epoch that has ended here. */
 uint32_t kv_epoch_next(const struct kv *kv, uint32_t epoch)
 {
     bool is_own = (epoch & ((1u << kv->epoch_bits) - 1)) == kv->epoch_maker;

@@ -1,19 +1,19 @@
-/* early_commit.c: early commits, appends whose answer does not wait for their commit.
+/* early_commit.c: early commits: appends whose output a worker gets before the host commits them.
  *
- * A device can tell a worker by itself that its step is done (a lane's bell), and the worker goes
- * on with the output before this process has looked. If the process dies then, what was answered
- * must be there. So such appends are put down before their batch is launched, and the device writes
- * a word of the arena before it tells anybody: where the word says so, recovery commits what is put
- * down, as the process would have.
+ * A device can tell a worker that its step is done (a lane's bell), and the worker continues with
+ * the output before this process has looked. If the process dies then, the append must not be lost.
+ * So it is recorded before its batch is launched, and the device writes a word of the arena before
+ * it answers the worker. Where the word was written, recovery commits what was recorded, as the
+ * process would have.
  *
- * A slot is a batch in flight. What is put down counts from the store of n on, for this serial; no
- * serial of a slot comes twice, so an old word says nothing. A truncation or another life of the
- * sequence shows in its epoch.
+ * A slot is a batch in flight. Its records count once n is stored, for the slot's present serial; a
+ * slot never has the same serial twice, so an old word means nothing. If the sequence was truncated
+ * or reopened since, its epoch differs.
  *
- * It costs the host some stores per item before a launch, and the device one store in front of
- * those to the workers; nobody waits for it. Rejected: a commit before the answer, which puts the
- * host's way back into each layer; and the worker's own page as the proof, since the next bell says
- * that the last one was heard, but a token's last layer has no next one.
+ * The cost is a few stores per item before a launch and one store by the device; nothing waits for
+ * it. Rejected: a commit before the answer, which adds the host's way back to each layer; and the
+ * worker's page as the proof, since a bell confirms only the answer before it, and after a token's
+ * last layer none follows.
  */
 #include "cache/kv_internal.h"
 
@@ -73,7 +73,8 @@ bool kv_early_is_answered(const struct kv *kv, uint32_t slot)
 
 /* --- recovery --------------------------------------------------------------------------------- */
 
-/* Would its commit move a length? Of this life of its sequence, whose table has the blocks. */
+/* True if committing the record would move a length. The sequence must still have the same epoch,
+ * and its table all the blocks. */
 static bool is_to_commit(const struct kv *kv, const struct kv_early_rec *r)
 {
     const struct kv_seq_rec *s = r->seq < kv->config.max_sequences ? kv_seq_live(kv, r->seq) : NULL;
@@ -91,7 +92,7 @@ static bool is_to_commit(const struct kv *kv, const struct kv_early_rec *r)
     return true;
 }
 
-/* Is an append of this sequence to be committed? */
+/* True if some append of this sequence is to be committed. */
 static bool has_any(const struct kv *kv, uint32_t seq)
 {
     for (uint32_t slot = 0; slot < KV_EARLY_SLOTS; slot++)
@@ -103,7 +104,7 @@ static bool has_any(const struct kv *kv, uint32_t seq)
     return false;
 }
 
-/* As a commit does it: the copies stand, then the length moves. */
+/* In the order of a commit: first the copies become final, then the lengths move. */
 void kv_early_recover(struct kv *kv)
 {
     for (uint32_t i = 0; i < kv->journal_capacity; i++) {

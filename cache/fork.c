@@ -1,17 +1,17 @@
-/* fork.c: forks that nobody has written to.
+/* fork.c: lazy forks, which nothing was written to yet.
  *
- * Such a fork has neither a table nor ids of its own: it reads its source's, up to its own length,
- * so that it costs the same for a prefix of any length. It has no references either: the source's
- * hold the blocks. It gets all three (is materialized) when it is written to or computed with, and
- * the caller gets the table's effects then. A fork of a fork reads the same table: nobody reads
+ * A lazy fork has neither a table nor ids of its own: it reads its source's, up to its own length,
+ * so that its cost does not depend on the prefix. It has no references either: the source's keep
+ * the blocks. It gets all three (is materialized) when it is written to or computed with; the
+ * caller gets the table's effects then. A fork of a lazy fork reads the same table: reads never go
  * through two.
  *
- * Before a source changes or drops what others read, the longest of them is materialized, and the
- * others read that one's table from then on. So that is the one moment when a long table is copied,
- * once for all of them. One of no tokens has its own table, so there is always one that has more
- * than none.
+ * Before a source changes or drops what forks read, the longest of these is materialized, and the
+ * others read that one's table from then on. So a long table is copied once for all of them. A fork
+ * of no tokens has its own table, so the longest one always has tokens.
  *
- * Truth is row_of, one word: the table and the ids are there before it becomes 0 or names another.
+ * Truth is row_of, one word: the fork's table and ids are written before it becomes 0 or names
+ * another sequence.
  *
  * Where windows free blocks, forks have tables from the start. A fork that reads a damaged table is
  * dropped with its source.
@@ -97,7 +97,7 @@ void kv_forks_part(struct kv *kv, uint32_t seq, uint32_t len)
     for (uint32_t i = kv->links[seq].fork; i != 0; i = kv->links[i - 1].fork_next)
         if (heir == UINT32_MAX || kv->seqs[i - 1].longest > kv->seqs[heir].longest)
             heir = i - 1;
-    if (kv->seqs[heir].longest <= len) { /* those that had more are gone */
+    if (kv->seqs[heir].longest <= len) { /* n_fork_tokens was too high: longer forks are gone */
         kv->links[seq].n_fork_tokens = kv->seqs[heir].longest;
         return;
     }

@@ -1,9 +1,9 @@
 /* idle.c: moves blocks of idle sequences out to host memory and back, and keeps the map of its
- * pages (kv_idle.h has the contract).
+ * pages.
  *
- * Pages are taken in runs, from a map with a bit for each. The search goes on where the last one
- * ended, 64 pages at a step, and is left out when no run of the length was found since pages were
- * last released.
+ * Pages are taken in runs, from a map with one bit per page. A search starts where the last one
+ * ended, skips 64 taken pages at a time, and is not tried again for a length that was not found
+ * until pages are released.
  */
 #include "cache/kv_internal.h"
 
@@ -26,7 +26,7 @@ static void mark(struct kv_pages *g, uint32_t page, uint32_t n, bool is_used)
     g->n_used = is_used ? g->n_used + n : g->n_used - n;
 }
 
-/* The first run of n free pages in [from, to); to: there is none. */
+/* The start of the first run of n free pages in [from, to); to: there is none. */
 static uint32_t find_run(const struct kv_pages *g, uint32_t from, uint32_t to, uint32_t n)
 {
     uint32_t run = 0;
@@ -175,7 +175,7 @@ void kv_idle_drop(struct kv *kv, uint32_t seq, uint32_t index)
     count_paged_out(kv, seq, -1);
     for (uint32_t i = 0; m != NULL && i < m->n; i++)
         if (m->is_in && m->entries[i].index == index && !m->entries[i].is_gone) {
-            m->entries[i].is_gone = true; /* its pages are read: they go with it */
+            m->entries[i].is_gone = true; /* its pages are being read: freed when the move ends */
             return;
         }
     release_pages(&kv->pages, page, p->idle_pages);
@@ -197,13 +197,13 @@ static bool may_go(const struct kv *kv, uint32_t seq)
            !s->is_dirty && move_of(kv, seq) == NULL;
 }
 
-/* Entries that forks without a table of their own read. */
+/* The number of leading entries that lazy forks read. */
 static uint32_t n_read(const struct kv *kv, uint32_t seq)
 {
     return kv_blocks_of(&kv->pools[kv->seqs[seq].pool], kv->links[seq].n_fork_tokens);
 }
 
-/* Whether the entry names a block that this sequence alone refers to. */
+/* True if the entry names a block that only this sequence refers to. */
 static bool is_alone(const struct kv *kv, uint32_t seq, uint32_t index)
 {
     const struct kv_pool_rec *p = &kv->pools[kv->seqs[seq].pool];
@@ -250,7 +250,7 @@ static struct kv_idle_move *move_new(uint32_t pool, uint32_t seq, bool is_in, ui
     return m;
 }
 
-/* m has what it is of, or is nothing. */
+/* Lists the move; frees one without entries and returns NULL. */
 static struct kv_idle_move *move_begin(struct kv *kv, struct kv_idle_move *m)
 {
     if (m->n > 0) {
@@ -288,7 +288,7 @@ struct kv_idle_move *kv_idle_out_begin(struct kv *kv, kv_seq_id seq, uint32_t n_
     return move_begin(kv, m);
 }
 
-/* The block is as it was when its bytes began to go. */
+/* True if nothing has changed or shared the block since the copy began. */
 static bool is_as_it_was(const struct kv *kv, const struct kv_idle_move *m,
                          const struct kv_idle_entry *x)
 {
@@ -311,7 +311,7 @@ uint32_t kv_idle_out_end(struct kv *kv, struct kv_idle_move *m)
             if (kv_is_published(kv, p, x->block))
                 kv_unpublish(kv, p, x->block);
             kv_publish32(&kv_own_row(kv, m->seq)[x->index], KV_PLACE | x->page);
-            kv_block_unref(kv, p, x->block); /* the table's */
+            kv_block_unref(kv, p, x->block); /* the table's reference */
             count_paged_out(kv, m->seq, 1);
             n++;
         } else {

@@ -1,15 +1,15 @@
-/* import.c: a sequence moves from one cache to another: what is recorded of it where it leaves,
- * and how it is made where it comes.
+/* import.c: moves a sequence from one cache to another: describes it where it leaves, makes it
+ * where it enters.
  *
- * There it keeps name, owner, epoch and the request that made the epoch, so that whoever repeats a
- * request is answered as before. Its blocks are set aside while their bytes come, and are its own:
- * what was shared where it comes from is not shared here, and what was published is published
- * anew. What its windows release there has no block here either. The record is published last, as
- * that of any other sequence; then both caches have it, until it is closed where it came from. A
- * process that dies in between leaves two that are equal.
+ * It keeps name, owner, epoch and the request that made the epoch, so that repeated requests get
+ * the same answer. Its blocks are reserved while their bytes are copied, and are its own: blocks
+ * that were shared are not shared here, and full ones are published anew. Blocks that its windows
+ * released have no block here either. The record is published last, like that of any other
+ * sequence; then both caches have the sequence until it is closed in the one it left. A process
+ * that dies in between leaves two equal ones.
  *
- * Blocks whose bytes somebody reads beside the launches are held by a record of the same kind: it
- * has references to them and no sequence.
+ * Blocks that the caller reads beside the launches are held by the same kind of record, which has
+ * references to them and no sequence.
  */
 #include "cache/kv_internal.h"
 
@@ -171,11 +171,11 @@ void kv_cached_release(struct kv *kv, struct kv_seq_import *a)
 {
     struct kv_pool_rec *p = &kv->pools[a->pool];
     bool *is_used = a->is_used;
-    a->is_used = NULL; /* what is released here is no use */
+    a->is_used = NULL; /* releasing the hold itself is no use */
     for (uint32_t i = 0; is_used != NULL && i < a->n_blocks; i++)
         if (is_used[i])
             kv_block_unref(kv, p, a->blocks[i]);
-    while (a->n_blocks-- > 0) /* the one that goes first last: it is put before the others */
+    while (a->n_blocks-- > 0) /* backwards: each is put before the others */
         if (is_used == NULL || !is_used[a->n_blocks])
             kv_block_unref_unused(kv, p, a->blocks[a->n_blocks]);
     free(is_used);
@@ -192,7 +192,7 @@ struct kv_seq_import *kv_seq_export_hold(struct kv *kv, kv_seq_id seq, uint32_t 
     return a;
 }
 
-/* Does the sequence have no block there? */
+/* True if the sequence has no block at entry i. */
 static bool in_hole(const struct kv_pool_rec *p, const struct kv_seq_export *d, uint32_t i)
 {
     return i < d->hole && i >= kv_blocks_of(p, p->kept_tokens);
@@ -248,7 +248,7 @@ attn_status kv_seq_import_end(struct kv *kv, struct kv_seq_import *a, const stru
                          .hole = d->hole};
     uint32_t *row = kv_own_row(kv, kv_record_next(kv));
     for (uint32_t i = 0; i < d->n_blocks; i++)
-        row[i] = in_hole(p, d, i) ? 0 : a->blocks[i]; /* of a hole: any */
+        row[i] = in_hole(p, d, i) ? 0 : a->blocks[i]; /* in a hole any value will do */
     uint32_t seq = kv_record_take(kv, &b);
     struct kv_seq_rec *s = &kv->seqs[seq];
     s->made = d->made;

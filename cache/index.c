@@ -1,7 +1,8 @@
 /* index.c: (tenant, name) -> sequence: open addressing with linear probing, at most half full.
  *
- * A slot's home is its tag under the mask, so removal can shift later slots back and no tombstones
- * pile up. The hash is keyed with the arena's random key: clients choose names, not slots. Derived.
+ * A slot's home, where a search for it starts, follows from its tag alone, so removal can shift
+ * later slots back and leaves no tombstones. The hash is keyed with the arena's random key: clients
+ * choose names, not slots. Derived.
  */
 #include "cache/kv_internal.h"
 
@@ -54,7 +55,7 @@ void kv_index_remove(struct kv *kv, uint32_t seq)
     kv->slots[hole] = (struct kv_index_slot){0};
 }
 
-/* Each loop asks for the lines that the next one reads. */
+/* Each loop prefetches the cache lines that the next one reads. */
 void kv_warm(const struct kv *kv, uint32_t tenant, const uint64_t *names, const uint32_t *pos,
              uint32_t n, kv_seq_id *out_seq)
 {

@@ -1,19 +1,19 @@
-/* kv_internal.h: what the files of cache/ share and nobody else sees.
+/* kv_internal.h: what the files of cache/ share; no other folder includes it.
  *
- * Who calls whom: a file calls files of lines below its own only, so there is no circle.
+ * Who calls whom: a file calls only files of lines below its own, so there is no circle.
  *
- *   open      makes or maps the arena      check    proves that derived state is what truth says
- *   pools     made, found, dropped         resize   pools grow and shrink
- *   recover   derived state from truth     import  sequences that move between caches; holds
- *   seq       open, fork, truncate, close  ahead    early commits
- *   append    reserve, commit, journal     damage   what truth alone can tell of a record
- *   idle      blocks in host memory
- *   prefix    what is published; promotions   fork     forks without a table    window  freed
- *             blocks
- *   blocks    taken, referred to, freed    retention  how long published blocks stay
- *   lru       which block is evicted       published  records and index      fence  repeats, epochs
- *   records   in use, seals, failures      index    (tenant, name) -> sequence
- *   siphash   the keyed hash               tier_store  (by itself) a store for evicted blocks
+ *   open        makes or maps the arena       check      proves that derived state matches truth
+ *   pools       create, find, drop            resize     pools grow and shrink
+ *   recover     derived state from truth      import     sequences that move between caches; holds
+ *   seq         open, fork, truncate, close   early_commit  appends that a device answers early
+ *   append      reserve, commit, journal      damage     tells damaged records by truth alone
+ *   idle        blocks in host memory
+ *   prefix      publishing, promotions        fork       forks without a table
+ *   window      blocks that windows free      blocks     references and free lists
+ *   retention   how long blocks stay          lru        which block is evicted
+ *   published   records and their index       dedup      repeated requests, epochs
+ *   records     in use, seals, failures       index      (tenant, name) -> sequence
+ *   siphash     the keyed hash                tier_store (by itself) a store for evicted blocks
  *
  * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned
  * store with a compiler barrier on both sides. A process dies between two instructions and its
@@ -31,13 +31,13 @@
 #include "cache/kv_tier.h"
 #include "cache/siphash.h"
 
-/* Of idle memory: which are taken. Derived, of this process. */
+/* Which pages of idle memory are taken. Derived; lives in this process, not in the arena. */
 struct kv_pages {
-    uint64_t *map; /* a bit for each; NULL: there are none */
+    uint64_t *map; /* one bit per page; NULL: no idle memory */
     uint32_t n, n_used;
-    uint32_t next; /* where the search goes on */
-    uint32_t too_long; /* no run of so many is free */
-    bool are_new; /* until what is in the arena is recovered */
+    uint32_t next; /* where the next search starts */
+    uint32_t too_long; /* no run of this many pages is free */
+    bool are_new; /* until the arena has been recovered */
 };
 
 struct kv {
@@ -52,7 +52,7 @@ struct kv {
     uint8_t *specs; /* [max_pools][KV_SPEC_BYTES] */
     struct kv_seq_rec *seqs;
     uint32_t *lens; /* [max_sequences][max_layers] */
-    uint32_t *holes; /* [max_sequences] entries below, past the kept ones, name no block */
+    uint32_t *holes; /* [max_sequences] past the kept entries, those below this one name no block */
     uint32_t *latest; /* [max_sequences][max_layers] position of the latest append, for windows */
     struct kv_given_rec *given; /* [max_sequences] */
     uint32_t *given_ids; /* [max_sequences][max_seq_tokens] */
@@ -73,11 +73,11 @@ struct kv {
     uint32_t *prefixes; /* [prefix_mask + 1] first block of a slot, plus one */
     uint32_t *owned; /* [max_owners] first sequence, plus one */
     struct kv_heads *heads;
-    uint32_t n_early[KV_EARLY_SLOTS]; /* put down of each slot */
+    uint32_t n_early[KV_EARLY_SLOTS]; /* records of each slot so far */
     uint32_t now_s;
     uint32_t epoch_bits, epoch_maker; /* kv_set_epochs */
-    struct kv_tier_ops tier; /* all NULL: nowhere */
-    LIST_HEAD(, kv_promote) promotions; /* of this process, as the next */
+    struct kv_tier_ops tier; /* all NULL: no tier */
+    LIST_HEAD(, kv_promote) promotions; /* of this process, as are the next two lists */
     LIST_HEAD(, kv_seq_import) imports;
     LIST_HEAD(, kv_idle_move) idle_moves;
     struct kv_pages pages;
@@ -98,13 +98,14 @@ static inline void kv_publish64(uint64_t *word, uint64_t value)
     atomic_signal_fence(memory_order_seq_cst);
 }
 
-/* One writer, so a load and a store do. n may be negative. */
+/* Adds n, which may be negative, to a counter. There is one writer, so no atomic addition is
+ * needed. */
 static inline void kv_count(uint64_t *counter, int64_t n)
 {
     __atomic_store_n(counter, *counter + (uint64_t)n, __ATOMIC_RELAXED);
 }
 
-/* The sequence's own table, for whoever writes it; and the one it reads. */
+/* The sequence's own table, to be written; kv_row is the one that it reads, maybe its source's. */
 static inline uint32_t *kv_own_row(const struct kv *kv, uint32_t seq)
 {
     return kv->tables + (size_t)seq * kv->config.max_seq_blocks;
@@ -139,20 +140,20 @@ static inline uint64_t kv_epoch_owner(uint32_t epoch, uint32_t owner)
     return (uint64_t)epoch << 32 | owner;
 }
 
-/* Blocks that n_tokens take. */
+/* The number of blocks that n_tokens take. */
 static inline uint32_t kv_blocks_of(const struct kv_pool_rec *p, uint32_t n_tokens)
 {
     return (uint32_t)(((uint64_t)n_tokens + p->block_tokens - 1) >> p->block_shift);
 }
 
-/* Whether an entry of the sequence's table names no block of its any more. */
+/* True if an entry of the sequence's table lies in its hole and names no block. */
 static inline bool kv_in_hole(const struct kv *kv, const struct kv_pool_rec *p, uint32_t seq,
                               uint32_t index)
 {
     return index < kv->holes[seq] && index >= kv_blocks_of(p, p->kept_tokens);
 }
 
-/* Most tokens a sequence of the pool can have: positions are 32-bit. */
+/* The most tokens that a sequence of the pool can have: positions are 32-bit. */
 static inline uint64_t kv_max_tokens(const struct kv *kv, const struct kv_pool_rec *p)
 {
     uint64_t n = (uint64_t)kv->config.max_seq_blocks << p->block_shift;
@@ -168,23 +169,23 @@ struct kv_seq_rec *kv_seq_live(const struct kv *kv, uint32_t seq);
 struct kv_pool_rec *kv_pool_live(const struct kv *kv, uint32_t pool);
 uint32_t kv_seq_seal(const struct kv *kv, uint32_t seq);
 uint64_t kv_pool_seal(const struct kv *kv, uint32_t pool);
-/* The word that says how many blocks a sealed pool has; what it says. */
+/* Makes the word that records the size of a sealed pool; kv_pool_size reads the size from it. */
 uint64_t kv_pool_sized(const struct kv *kv, uint32_t pool, uint32_t n_blocks);
 static inline uint32_t kv_pool_size(const struct kv_pool_rec *p)
 {
     return (uint32_t)p->sized;
 }
 
-/* blocks.c. Ids are pool-local. alloc's caller has seen kv_n_available > 0; the block has one
- * reference. */
+/* blocks.c. Ids are pool-local. The caller of kv_block_alloc has checked that kv_n_available > 0;
+ * the new block has one reference. */
 uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p);
-/* The block that goes first, of at least one that can, is free then. */
+/* Evicts the block that is first in the order of eviction; there must be one. */
 void kv_block_evict_first(struct kv *kv, struct kv_pool_rec *p);
 void kv_block_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 /* Drops a hold: the block keeps its place in the order of eviction. */
 void kv_block_unref_unused(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
-/* A cached block is free from now on, and what was published of it is forgotten. */
+/* Frees a cached block and forgets what was published of it. */
 void kv_block_drop_published(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 static inline struct kv_block_rec *kv_block(const struct kv *kv, const struct kv_pool_rec *p,
                                             uint32_t block)
@@ -192,26 +193,27 @@ static inline struct kv_block_rec *kv_block(const struct kv *kv, const struct kv
     return &kv->blocks[(size_t)p->first_block + block];
 }
 
-/* Blocks that can be had: free, or to be evicted. */
+/* The number of blocks that can be allocated: free ones, and cached ones that can be evicted. */
 static inline uint32_t kv_n_available(const struct kv_pool_rec *p)
 {
     return p->n_free + p->n_cached - p->n_pinned;
 }
 
-/* lru.c. Puts a published block that nobody refers to among the cached ones, as the one used last,
- * or where its last use was; takes it out. */
+/* lru.c. kv_lru_put makes an unreferenced published block a cached one, as the one used last;
+ * kv_lru_put_back at the place of its last use. kv_lru_take takes it out. */
 void kv_lru_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 void kv_lru_put_back(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 void kv_lru_take(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
-/* The block that goes first, of at least one that is not pinned. */
+/* The first block in the order of eviction; at least one cached block must not be pinned. */
 uint32_t kv_lru_first(const struct kv *kv, const struct kv_pool_rec *p);
 void kv_lru_count_eviction(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
-/* Which of its priority's lists a block is in. */
+/* The list, among those of its priority, that the block belongs in. */
 static inline uint32_t kv_list_of(const struct kv_retained_rec *t)
 {
     return t->life + (t->was_found ? KV_N_LIVES : 0);
 }
-/* The pool's lists, from those of its cached blocks (plus one) that are linked by next. */
+/* Builds the pool's lists from its cached blocks, which are linked by next; blocks is the first,
+ * plus one. */
 void kv_lru_build(struct kv *kv, struct kv_pool_rec *p, uint32_t blocks);
 
 /* retention.c. */
@@ -222,17 +224,18 @@ static inline struct kv_retained_rec *kv_retained(const struct kv *kv, const str
 }
 attn_status kv_retention_check(struct kv *kv, uint64_t name, const struct kv_retention *r,
                                uint32_t n);
-/* A new publication; then, if the sequence says something of this place of its table, that. */
+/* kv_retain_default: the retention of a new publication. kv_retain: what the sequence says of this
+ * entry of its table, if anything. */
 void kv_retain_default(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 void kv_retain(struct kv *kv, uint32_t seq, uint32_t index, uint32_t block);
-/* Damaged retention counts as none said. */
+/* Resets damaged retention to none. */
 void kv_retention_recover(struct kv *kv, uint32_t seq);
 void kv_retained_recover(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 
 /* prefix.c. */
-struct kv_prefix { /* where a chain of published blocks has come to */
+struct kv_prefix { /* the end of a chain of published blocks */
     uint32_t n_blocks;
-    uint32_t block; /* plus one: the last of them, 0: there is none */
+    uint32_t block; /* the last one, plus one; 0: none */
     uint64_t serial; /* the last one's */
 };
 static inline struct kv_published_rec *kv_published(const struct kv *kv,
@@ -240,7 +243,7 @@ static inline struct kv_published_rec *kv_published(const struct kv *kv,
 {
     return &kv->published[(size_t)p->first_block + block];
 }
-/* By the clock: of two blocks of one priority that live on, the lower one goes first. */
+/* Orders the unexpired blocks of one priority, by the clock: the lower value is evicted first. */
 static inline uint64_t kv_goes_at(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
 {
     uint64_t later = kv_retained(kv, p, block)->was_found ? 2 * (uint64_t)p->n_blocks : 0;
@@ -265,113 +268,114 @@ static inline uint32_t *kv_given_ids(const struct kv *kv, uint32_t seq)
     bool are_own = !kv->seqs[seq].is_lazy || kv->given[seq].has_own_ids;
     return kv_own_ids(kv, are_own ? seq : kv->given[seq].row_of - 1);
 }
-/* Of the index of published blocks: where the list of those whose key is like this begins. */
+/* The slot of the index where the list of published blocks with such a key begins. */
 static inline uint32_t *kv_published_slot(const struct kv *kv, const uint64_t key[2])
 {
     return &kv->prefixes[key[0] & kv->prefix_mask];
 }
 uint32_t kv_published_seal(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
-/* Writes the leading published blocks of these tokens to row. */
+/* Finds the leading published blocks of these tokens and writes them to row. */
 struct kv_prefix kv_prefix_match(struct kv *kv, const struct kv_pool_rec *p, uint32_t tenant,
                                  const struct kv_tokens *t, uint32_t *row);
-/* Frees all promotions; their blocks stay as a kill would leave them. */
+/* Frees all promotions and leaves their blocks to recovery, as a kill would. */
 void kv_promotions_forget(struct kv *kv);
-/* Adds the references that promotions have. */
+/* Adds the references that promotions hold to n_refs. */
 void kv_promote_count_refs(const struct kv *kv, uint32_t *n_refs);
-/* Is there a promotion into the pool? */
+/* True if there is a promotion into the pool. */
 bool kv_promote_is_of(const struct kv *kv, uint32_t pool);
-/* Publishes the blocks that are full in every layer, whose ids are known and to which no append is
+/* Publishes the blocks that are full in every layer and whose ids are known. No append may be
  * outstanding. */
 void kv_prefix_publish(struct kv *kv, uint32_t seq);
 void kv_unpublish(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
-/* A published block is another, lower and free one from now on, which has its bytes already. */
+/* Moves a publication to a lower, free block, which holds the same bytes already. */
 void kv_published_move(struct kv *kv, const struct kv_pool_rec *p, uint32_t from, uint32_t to);
 /* Puts a published block into the index. */
 void kv_published_link(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 void kv_prefix_rewind(struct kv *kv, uint32_t seq, uint32_t n_blocks);
 
-/* index.c. put's caller knows that the name is absent. */
-uint32_t kv_index_find(const struct kv *kv, uint32_t tenant, uint64_t name); /* plus one, 0: none */
+/* index.c. kv_index_put: the name must be absent. */
+uint32_t kv_index_find(const struct kv *kv, uint32_t tenant, uint64_t name); /* plus one; 0: none */
 void kv_index_put(struct kv *kv, uint32_t seq);
 void kv_index_remove(struct kv *kv, uint32_t seq);
 
-/* import.c. Blocks of a sequence that comes, or that are held. */
+/* import.c. The blocks of a sequence being imported, or blocks that are held. */
 #define KV_NO_BLOCK UINT32_MAX
 struct kv_seq_import {
     LIST_ENTRY(kv_seq_import) link;
     uint32_t pool;
     uint32_t n_blocks, capacity;
     uint32_t *blocks; /* [capacity]; KV_NO_BLOCK: not taken */
-    bool *is_used; /* of cached blocks that are held: was one used meanwhile? Else NULL */
+    bool *is_used; /* for cached blocks that are held: was it used meanwhile? Else NULL */
 };
-/* As a kill would leave them; adds the references that they have. */
+/* kv_seq_imports_forget frees all imports and leaves their blocks to recovery;
+ * kv_seq_import_count_refs adds the references that they hold. */
 void kv_seq_imports_forget(struct kv *kv);
 void kv_seq_import_count_refs(const struct kv *kv, uint32_t *n_refs);
-/* Has one of them blocks of the pool? */
+/* True if an import or a hold has blocks of the pool. */
 bool kv_seq_import_is_of(const struct kv *kv, uint32_t pool);
 
-/* idle.c. Pages, none of which is taken after a reset. false: no memory. */
+/* idle.c. The map of pages; no page is taken after init or reset. false: no memory. */
 bool kv_pages_init(struct kv *kv);
 void kv_pages_reset(struct kv *kv);
-/* What truth alone can tell of an entry with KV_PLACE; takes its pages, false: somebody has
- * them. */
+/* kv_place_is_possible: whether truth alone allows an entry with KV_PLACE. kv_place_claim takes its
+ * pages; false: they are taken already. */
 bool kv_place_is_possible(const struct kv *kv, const struct kv_pool_rec *p, uint32_t entry);
 bool kv_place_claim(struct kv *kv, const struct kv_pool_rec *p, uint32_t entry);
-/* Recovery has come upon such an entry of the sequence. */
+/* Counts such an entry that recovery found in the sequence. */
 void kv_idle_found_paged_out(struct kv *kv, uint32_t seq);
-/* The sequence releases such an entry; it is closed. */
+/* kv_idle_drop: the sequence releases such an entry. kv_idle_closed: the sequence is closed. */
 void kv_idle_drop(struct kv *kv, uint32_t seq, uint32_t index);
 void kv_idle_closed(struct kv *kv, uint32_t seq);
-/* As a kill would leave them; adds the references that moves have; adds the pages that moves have:
- * are they those that are taken? */
+/* kv_idle_moves_forget frees all moves, as a kill would. kv_idle_count_refs adds the references
+ * that moves hold. kv_idle_count_pages adds their pages to scratch; true: it now equals the map. */
 void kv_idle_moves_forget(struct kv *kv);
 void kv_idle_count_refs(const struct kv *kv, uint32_t *n_refs);
 bool kv_idle_count_pages(const struct kv *kv, struct kv_pages *scratch);
-/* Blocks of the sequence are in idle memory and must be back first: ATTN_EOVERLOAD, with the
- * sentence. */
+/* The failure of a call that needs all blocks in the pool: ATTN_EOVERLOAD, with the sentence. */
 attn_status kv_paged_out(struct kv *kv, uint32_t seq);
-bool kv_idle_is_of(const struct kv *kv, uint32_t pool); /* there is one of the pool */
+bool kv_idle_is_of(const struct kv *kv, uint32_t pool); /* is there a move of the pool? */
 
-/* seq.c. A record, all but its state: it is not found until it is published. record_next says
- * which it will be, so that its row can be filled. */
+/* seq.c. What a new record is made of. kv_record_next: the record that will be taken next, so that
+ * its row can be filled before. kv_record_take writes all but the row, the blocks and the state;
+ * kv_record_publish makes the sequence visible. */
 struct kv_birth {
     uint32_t tenant, pool, owner, len; /* len: the tokens it begins with */
     uint64_t name, request;
-    struct kv_tokens tokens; /* whose ids are known */
-    uint32_t n_cached; /* of len, what others had */
-    uint32_t hole; /* as its source has it */
-    uint32_t row_of; /* plus one: whose table it reads */
+    struct kv_tokens tokens; /* the tokens with known ids */
+    uint32_t n_cached; /* how many of len came from published blocks */
+    uint32_t hole; /* as in its source */
+    uint32_t row_of; /* the sequence whose table it reads, plus one; 0: its own */
 };
 uint32_t kv_record_next(const struct kv *kv);
 uint32_t kv_record_take(struct kv *kv, const struct kv_birth *b);
 void kv_record_publish(struct kv *kv, uint32_t seq);
 void kv_owner_link(struct kv *kv, uint32_t seq);
 
-/* fork.c. The sequence reads the table of row_of from now on: derived. */
+/* fork.c. Links the sequence, derived state, to that of row_of, whose table it reads. */
 void kv_fork_link(struct kv *kv, uint32_t seq);
-/* It reads it no more: it is closed. */
+/* Undoes kv_fork_link: the sequence reads its own table, or is closed. */
 void kv_fork_unlink(struct kv *kv, uint32_t seq);
 /* Gives the fork a table, ids and references of its own. */
 void kv_fork_materialize(struct kv *kv, uint32_t seq);
 void kv_fork_own_ids(struct kv *kv, uint32_t seq);
-/* The sequence's tokens from len on are about to change or to go: nobody reads its table any more
- * who has more. */
+/* Called before the sequence's tokens from len on change or go: afterwards no fork longer than len
+ * reads its table. */
 void kv_forks_part(struct kv *kv, uint32_t seq, uint32_t len);
-/* References to a table's blocks begin. */
+/* Adds a reference to each of the first n_blocks of the row. */
 void kv_row_ref(struct kv *kv, uint32_t seq, uint32_t n_blocks);
 
-/* window.c. A sequence of len tokens: does it end before its hole, so that it has none? */
+/* window.c. True if a sequence of len tokens ends before the place of a hole, and so has none. */
 bool kv_hole_is_past(const struct kv_pool_rec *p, uint32_t len);
-/* What truth alone can tell, but for a truncation that is under way. */
+/* True if the hole cannot be right. Not to be called while a truncation is under way. */
 bool kv_hole_is_damaged(const struct kv *kv, uint32_t seq);
-/* Of a sequence with a hole: ends or undoes a kv_seq_free_to, or a truncation, that was under
+/* For a sequence with a hole: finishes or undoes a kv_seq_free_to or a truncation that was under
  * way. */
 void kv_hole_recover(struct kv *kv, uint32_t seq, uint32_t longest);
 
 /* dedup.c. */
 void kv_request_see(struct kv *kv, uint32_t owner, uint64_t request);
-/* The epoch of a sequence that is made now, and the one that follows a sequence's; 0: there are no
- * more. */
+/* kv_epoch_first: the epoch for a new sequence. kv_epoch_next: the one after `epoch` for an open
+ * one. 0: no epoch is left. */
 uint32_t kv_epoch_first(const struct kv *kv);
 uint32_t kv_epoch_next(const struct kv *kv, uint32_t epoch);
 /* A sequence of this epoch is about to be closed. */
@@ -379,20 +383,21 @@ void kv_epoch_end(struct kv *kv, uint32_t epoch);
 /* The next epoch of a sequence is about to be published, made by this request. */
 void kv_epoch_announce(struct kv_seq_rec *s, uint32_t epoch, uint64_t request);
 
-/* append.c. Takes a live entry out of truth and frees its record; the head of a sequence's list. */
+/* append.c. Takes the first entry of the sequence's journal list out of truth and frees its
+ * record. */
 void kv_journal_drop(struct kv *kv, struct kv_seq_rec *s);
-/* Lets go of the blocks past the first n_blocks. */
+/* Releases the blocks past the first n_blocks. */
 void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks);
 
-/* early_commit.c. Commits what was answered; owners, pools and published blocks are recovered. */
+/* early_commit.c. Commits what was answered. Needs recovered owners, pools and published blocks. */
 void kv_early_recover(struct kv *kv);
 
-/* damage.c. What truth alone can tell of a record. NULL: nothing wrong. */
+/* damage.c. Judge a record by truth alone: the name of the damaged field, or NULL. */
 const char *kv_pool_damage(const struct kv *kv, uint32_t pool);
 const char *kv_seq_damage(const struct kv *kv, uint32_t seq);
 const char *kv_published_damage(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 uint32_t kv_longest_layer(const struct kv *kv, uint32_t seq); /* tokens */
-/* Whether src's table and ids can be those of a fork of so many tokens. */
+/* True if a fork of this many tokens can read src's table and ids. */
 bool kv_may_read(const struct kv *kv, uint32_t seq, uint32_t src, uint32_t longest);
 
 #endif

@@ -1,15 +1,15 @@
-/* lru.c: which published block goes when blocks run out: of those that no sequence refers to and
- * that are not pinned, one of the lowest priority; among these one that was released longer ago
- * than it was to live, else the one that was released longest ago.
+/* lru.c: which cached block is evicted when blocks run out: of those that are not pinned, one of
+ * the lowest priority; among these one whose time to live is over, else the one released longest
+ * ago.
  *
- * A block that sequences have been opened with counts as used later than it was, by as many uses as
- * twice the pool's blocks: of what is found once more is found again than of what never was.
+ * A block that sequences have been opened with counts as used later than it was, by twice as many
+ * uses as the pool has blocks: what was found once is more likely to be found again.
  *
- * There are two lists for each priority and time to live, of blocks that were found and of others.
- * Times to live are powers of two, so there are few; within a list the order of use is the order of
- * expiry, too, so only the lists' heads need be looked at. A closed sequence releases its last
- * block first, so the end of a prefix goes before its start. The lists are derived from the blocks'
- * times of last use, which are truth.
+ * Each priority has two lists per time to live, one of blocks that were found and one of others.
+ * Times to live are powers of two, so there are few; within a list the order of use is also the
+ * order of expiry, so only the heads of lists are compared. A closed sequence releases its last
+ * block first, so the end of a prefix is evicted before its start. The lists are derived from the
+ * blocks' times of last use, which are truth.
  */
 #include "cache/kv_internal.h"
 
@@ -53,7 +53,7 @@ static void unlink_block(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
         p->listed[t->priority] &= ~(UINT64_C(1) << kv_list_of(t));
 }
 
-/* Among the pool's cached blocks, in the place that its record says. */
+/* Lists the block among the pool's cached ones, or counts it as pinned. */
 static void list(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
     if (kv_retained(kv, p, block)->is_pinned) {
@@ -132,7 +132,7 @@ static bool goes_before(const struct kv *kv, const struct kv_pool_rec *p, uint32
     return kv_goes_at(kv, p, a) < kv_goes_at(kv, p, b);
 }
 
-/* The block that goes first of lists that begin there, plus one; 0: they are empty. */
+/* The first block to evict, plus one, of the lists that begin at begin; 0: they are empty. */
 static uint32_t first_of(const struct kv *kv, const struct kv_pool_rec *p,
                          const uint32_t (*begin)[KV_N_LISTS])
 {
@@ -189,7 +189,7 @@ uint32_t kv_pool_next_evicted(const struct kv *kv, kv_pool_id pool, uint32_t n,
     return i;
 }
 
-/* Two lists, linked by next and ordered, into one. Indices are plus one. */
+/* Merges two ordered lists that are linked by next. Indices are plus one. */
 static uint32_t merge(struct kv *kv, const struct kv_pool_rec *p, uint32_t a, uint32_t b)
 {
     uint32_t head = 0, *end = &head;
@@ -206,7 +206,7 @@ static uint32_t merge(struct kv *kv, const struct kv_pool_rec *p, uint32_t a, ui
 
 void kv_lru_build(struct kv *kv, struct kv_pool_rec *p, uint32_t blocks)
 {
-    uint32_t sorted[32] = {0}; /* [i]: nothing, or a list of 2^i blocks */
+    uint32_t sorted[32] = {0}; /* [i]: empty, or a list of 2^i blocks */
     uint32_t all = 0;
     for (uint32_t at = blocks; at != 0;) {
         uint32_t one = at, i = 0;

@@ -1,5 +1,5 @@
-/* open.c: makes the arena or maps an existing one, recovers it, closes it, and answers what
- * concerns it as a whole: its id, its clock, its statistics.
+/* open.c: makes the arena or maps an existing one, recovers it, closes it, and answers for it as a
+ * whole: its id, its clock, its statistics.
  *
  * The memfd is sealed against shrinking and growing, so that no other holder of the descriptor can
  * pull pages from under the mapping. The tables are sparse: a page that no sequence has used takes
@@ -143,7 +143,7 @@ static attn_status arena_take(struct kv *kv, int fd)
     struct stat sb;
     if (fstat(kv->fd, &sb) != 0)
         return kv_fail(kv, ATTN_EINVAL, "arena: fd %d: %s", fd, strerror(errno));
-    /* The header first: it can say why the size differs. */
+    /* The header is read first: it can tell why the size differs. */
     struct kv_header h;
     if (pread(kv->fd, &h, sizeof h, 0) != sizeof h)
         return kv_fail(kv, ATTN_EINVAL, "arena: fd %d has %lld bytes, too few for a header", fd,
@@ -247,7 +247,7 @@ attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char 
         if (st != ATTN_OK)
             goto fail;
     }
-    uint32_t n_dropped; /* the stats count them, too */
+    uint32_t n_dropped; /* not needed: the stats count them, too */
     st = kv_recover(kv, &n_dropped);
     if (st != ATTN_OK)
         goto fail;

@@ -1,8 +1,8 @@
-/* pools.c: pools are made, found, described, emptied and dropped.
+/* pools.c: creates, finds, describes, empties and drops pools.
  *
  * A pool is a contiguous range of block records; block ids count from its start. A new pool takes
  * the first gap that fits; its end may move later (resize.c). A pool is truth: its record is
- * written whole while its state is free, and the state publishes it.
+ * written whole while its state is free, and storing the state publishes it.
  */
 #include "cache/kv_internal.h"
 
@@ -32,7 +32,7 @@ static attn_status spec_check(struct kv *kv, const struct kv_pool_spec *s)
     return ATTN_OK;
 }
 
-/* The same name was made before: the same pool, or what differs. */
+/* For a name that exists: ATTN_OK if the pool is the same, else the sentence names what differs. */
 static attn_status spec_compare(struct kv *kv, uint32_t pool, const struct kv_pool_spec *s)
 {
     const struct kv_pool_rec *p = &kv->pools[pool];
@@ -68,12 +68,13 @@ attn_status kv_pool_find(struct kv *kv, uint32_t tenant, const char *name, kv_po
     return kv_fail(kv, ATTN_ENOTFOUND, "pool %.*s: not found", KV_NAME_BYTES, name);
 }
 
-/* The first range of n records that no pool has. */
+/* Finds the first gap of n records; false: there is none, and *out_largest is the size of the
+ * largest. */
 static bool find_gap(const struct kv *kv, uint32_t n, uint32_t *out_first, uint32_t *out_largest)
 {
     uint32_t at = 0, largest = 0;
     for (;;) {
-        uint32_t next = kv->config.max_blocks, end = next; /* of the pool that begins next */
+        uint32_t next = kv->config.max_blocks, end = next; /* start and end of the next pool */
         for (uint32_t i = 0; i < kv->config.max_pools; i++) {
             const struct kv_pool_rec *p = kv_pool_live(kv, i);
             if (p != NULL && p->first_block >= at && p->first_block < next) {
@@ -220,6 +221,6 @@ void kv_pool_clear(struct kv *kv, kv_pool_id pool)
             kv_seq_close(kv, id);
     }
     for (uint32_t block = 0; block < p->n_fresh; block++)
-        if (kv_is_published(kv, p, block)) /* its references went with the sequences */
+        if (kv_is_published(kv, p, block)) /* unreferenced now: its sequences are closed */
             kv_block_drop_published(kv, p, block);
 }

@@ -1,21 +1,22 @@
-/* prefix.c: published blocks: what a sequence has computed, others of its tenant need not.
+/* prefix.c: prefix sharing: publishes what a sequence has computed, so that others of its tenant
+ * need not compute it, and brings published blocks back from tiers.
  *
  * A full block whose token ids are known is published once every layer has it. Its key is a keyed
- * hash of the key before it and of its ids; the first one's, of pool, tenant and adapter. The key
- * only finds candidates: a block is taken if its own ids are the ones asked for, and if the block
- * before it is the very publication that was taken before, which its serial tells. So equal keys of
- * unequal tokens serve nothing wrong.
+ * hash of its ids and the key before it; the first block's is chained to a hash of pool, tenant and
+ * adapter. The key only finds candidates: a block is taken if its own ids are the ones asked for
+ * and the block before it is the very publication that was taken before, as its serial tells. So
+ * equal keys of different tokens do no harm.
  *
- * Nobody writes to a published block. Who has the only reference takes the publication back first,
- * others copy the block (append.c). Two sequences may compute the same block side by side; the
- * second one's stays its own, and goes when it is closed.
+ * A published block is never written to. A sequence that has its only reference unpublishes it
+ * first; others copy it (append.c). Two sequences may compute the same block side by side; the
+ * second one's stays private and is freed when that sequence is closed.
  */
 #include "cache/kv_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef KV_PREFIX_KEY_BITS /* of a key, so that unlike blocks have the same: for tests */
+#ifdef KV_PREFIX_KEY_BITS /* for tests: so few that unlike blocks collide */
 enum { KEY_BITS = KV_PREFIX_KEY_BITS };
 #else
 enum { KEY_BITS = 64 };
@@ -25,7 +26,7 @@ struct prefix_key {
     uint64_t word[2];
 };
 
-/* before and what follows it, under a secret. */
+/* Hashes the words of before and then the bytes, under a secret. */
 static struct prefix_key hash(const uint64_t secret[2], const uint64_t before[2], const void *bytes,
                               size_t n_bytes)
 {
@@ -38,7 +39,7 @@ static struct prefix_key hash(const uint64_t secret[2], const uint64_t before[2]
     return k;
 }
 
-/* What a block's key is chained to where no block is before it. */
+/* The key that the first block of a prefix is chained to. */
 static struct prefix_key root_key(const struct kv *kv, const struct kv_pool_rec *p, uint32_t tenant,
                                   uint64_t adapter)
 {
@@ -49,17 +50,17 @@ static struct prefix_key root_key(const struct kv *kv, const struct kv_pool_rec 
 enum { AHEAD = 16 };
 
 /* A walk along the blocks of some tokens. Keys follow from ids alone, so they are computed some
- * blocks ahead, and what they find is on its way from memory meanwhile. */
+ * blocks ahead, and what they find is prefetched meanwhile. */
 struct walk {
     const struct kv_pool_rec *p;
     uint32_t tenant;
     uint64_t adapter;
     const uint32_t *ids; /* of the whole sequence */
     uint32_t index; /* of the next block */
-    uint32_t past; /* blocks whose ids are there */
+    uint32_t past; /* blocks with known ids */
     uint32_t first_ahead, n_ahead; /* blocks whose keys are computed */
     struct prefix_key ahead[AHEAD];
-    uint64_t serial; /* of the publication before it; 0: it is the first */
+    uint64_t serial; /* of the publication before the next block; 0: it is the first */
     struct prefix_key key; /* the next block's, once computed */
     const uint64_t *secret;
 };
@@ -82,7 +83,7 @@ static const uint32_t *walk_ids(const struct walk *w)
     return w->ids + ((size_t)w->index << w->p->block_shift);
 }
 
-/* Twice as many keys as the last time: most walks end at once or go far. */
+/* Computes twice as many keys as the last time: most walks end at once or go far. */
 static void look_ahead(const struct kv *kv, struct walk *w)
 {
     uint32_t n = w->n_ahead == 0 ? 2 : 2 * w->n_ahead;
@@ -108,7 +109,7 @@ static void look_ahead(const struct kv *kv, struct walk *w)
     w->n_ahead = n;
 }
 
-/* From the key before the next block to the block's own. */
+/* Sets w->key to the key of the next block. */
 static void walk_hash(const struct kv *kv, struct walk *w)
 {
     if (w->index >= w->first_ahead + w->n_ahead)
@@ -116,14 +117,14 @@ static void walk_hash(const struct kv *kv, struct walk *w)
     w->key = w->ahead[w->index - w->first_ahead];
 }
 
-/* The published block that is the walk's next one, plus one; 0: there is none. */
+/* The published block, plus one, that is the next one of the walk; 0: there is none. */
 static uint32_t walk_find(const struct kv *kv, const struct walk *w)
 {
     size_t ids_bytes = w->p->block_tokens * sizeof w->ids[0];
     for (uint32_t at = *kv_published_slot(kv, w->key.word); at != 0;
          at = kv->blocks[at - 1].chain) {
         const struct kv_published_rec *r = &kv->published[at - 1];
-        uint32_t block = at - 1 - w->p->first_block; /* wraps for another pool's */
+        uint32_t block = at - 1 - w->p->first_block; /* wraps for a block of another pool */
         if (r->key[0] == w->key.word[0] && r->key[1] == w->key.word[1] && block < w->p->n_blocks &&
             r->parent == w->serial && r->index == w->index && r->tenant == w->tenant &&
             r->adapter == w->adapter &&
@@ -172,8 +173,8 @@ static struct kv_content walk_content(const struct kv *kv, const struct walk *w)
     };
 }
 
-/* Of the walk's next block if it is in a tier: what is chained to it there is then chained to the
- * one that was computed anew, too. 0: it is not. */
+/* The serial of the walk's next block in a tier; 0: it is not there. A block published under that
+ * serial is the parent of those that follow it in the tier. */
 static uint64_t serial_in_tier(const struct kv *kv, const struct walk *w)
 {
     if (kv->tier.serial == NULL)
@@ -182,7 +183,7 @@ static uint64_t serial_in_tier(const struct kv *kv, const struct walk *w)
     return kv->tier.serial(kv->tier.arg, &c);
 }
 
-/* Publishes a block as the walk's next one; serial 0: as a new publication. */
+/* Publishes a block as the next one of the walk. serial 0: as a new publication. */
 static void publish(struct kv *kv, struct kv_pool_rec *p, const struct walk *w, uint32_t block,
                     uint64_t serial)
 {
@@ -219,13 +220,14 @@ void kv_prefix_rewind(struct kv *kv, uint32_t seq, uint32_t n_blocks)
     g->n_looked_at = g->parent = 0;
     g->parent_serial = 0;
     if (n_blocks == 0 || kv_in_hole(kv, p, seq, n_blocks - 1) || !kv_is_published(kv, p, last))
-        return; /* from the start: what is like the last one is not known */
+        return; /* from the start: the publication equal to the last block is not known */
     g->n_looked_at = n_blocks;
     g->parent = last + 1;
     g->parent_serial = kv_published(kv, p, last)->serial;
 }
 
-/* Tokens that every layer has, rounded down to full blocks of known ids. */
+/* The number of leading full blocks that every layer has and whose ids are all known; up to
+ * n_looked_at: nothing new. */
 static uint32_t n_publishable(const struct kv *kv, uint32_t seq)
 {
     const struct kv_seq_rec *s = &kv->seqs[seq];
@@ -234,7 +236,7 @@ static uint32_t n_publishable(const struct kv *kv, uint32_t seq)
     uint32_t n = g->n_ids < s->longest ? g->n_ids : s->longest;
     if (n >> p->block_shift <= g->n_looked_at || kv_in_hole(kv, p, seq, g->n_looked_at))
         return 0;
-    for (uint32_t i = p->n_layers; i-- > 0 && n > 0;) /* the last layer comes last */
+    for (uint32_t i = p->n_layers; i-- > 0 && n > 0;) /* the last layer is appended last */
         if (kv_lens(kv, seq)[i] < n)
             n = kv_lens(kv, seq)[i];
     return n >> p->block_shift;
@@ -263,10 +265,10 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
         walk_hash(kv, &w);
         uint32_t block = walk_find(kv, &w);
         if (block == 0 && kv_in_hole(kv, p, seq, w.index))
-            break; /* its ids came too late */
+            break; /* its ids came after a window had freed it */
         if (block == 0) {
             block = row[w.index] + 1;
-            if (kv_is_published(kv, p, block - 1)) /* behind one that was evicted since */
+            if (kv_is_published(kv, p, block - 1)) /* the block before it was evicted since */
                 kv_unpublish(kv, p, block - 1);
             publish(kv, p, &w, block - 1, serial_in_tier(kv, &w));
         }
@@ -283,13 +285,14 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
 /* --- promotions ------------------------------------------------------------------------------- */
 
 struct kv_promote {
-    LIST_ENTRY(kv_promote) link; /* of all */
+    LIST_ENTRY(kv_promote) link; /* in kv->promotions */
     uint32_t pool, tenant;
     uint64_t adapter;
-    uint32_t n_blocks, n_held; /* whose ids are known; of these it has a reference to the first */
-    uint32_t n_before; /* of these were published */
-    uint64_t parent; /* serial of the last of them */
-    uint64_t *serials; /* [n_blocks] of those that come */
+    uint32_t n_blocks, n_held; /* blocks with known ids; it has references to the first n_held of
+                                  them */
+    uint32_t n_before; /* the first n_before of them were published */
+    uint64_t parent; /* serial of the last published one */
+    uint64_t *serials; /* [n_blocks] of the blocks that come from a tier */
     uint32_t *blocks; /* [n_blocks] */
     uint32_t *ids; /* of n_blocks */
 };
@@ -341,7 +344,7 @@ static struct walk promote_walk(const struct kv *kv, const struct kv_promote *f)
                          .past = f->n_blocks};
 }
 
-/* Holds what is there, then takes a block for each that is in a tier. */
+/* Holds the published blocks, then takes a block for each that is in a tier. */
 static void promote_take(struct kv *kv, struct kv_promote *f, uint32_t n_most)
 {
     struct walk w = promote_walk(kv, f);
@@ -427,7 +430,7 @@ uint32_t kv_promote_block(const struct kv_promote *f, uint32_t i)
     return f->blocks[f->n_before + i];
 }
 
-/* Somebody may have computed the same meanwhile, or taken back a publication that is before. */
+/* Meanwhile the same blocks may have been computed, or one before them unpublished. */
 void kv_promote_end(struct kv *kv, struct kv_promote *f, uint32_t n_there)
 {
     struct walk w = promote_walk(kv, f);

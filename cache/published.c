@@ -1,7 +1,7 @@
 /* published.c: the records of published blocks, and the hash index that finds them by key.
  *
- * A record and its ids are written whole while the state is free; the state publishes them. The
- * index is derived. Which blocks are published, and who looks for them, is prefix.c's.
+ * A record and its ids are written whole while the state is free; storing the state publishes them.
+ * The index is derived. prefix.c decides which blocks are published and looks them up.
  */
 #include "cache/kv_internal.h"
 

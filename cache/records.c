@@ -1,5 +1,5 @@
-/* records.c: what every file of the cache asks of a record: whether it is in use, the seal over its
- * fields, and how a failed call leaves its sentence.
+/* records.c: helpers for all files of the cache: whether a record is in use, the seals over
+ * records, and the sentence of a failed call.
  *
  * The lowest file of the cache: it reads truth, writes none, and calls only the hash.
  */

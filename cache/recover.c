@@ -1,12 +1,12 @@
-/* recover.c: derived state from truth, after a kill or from a predecessor's arena.
+/* recover.c: rebuilds derived state from truth, after a kill or from a predecessor's arena.
  *
  * Passes, each trusting only what the ones before have checked:
  *   1. owners, pools: seal, ranges                  5. lengths and table entries in range
- *   2. published blocks: seal                       6. journal entries: put back, freed
- *   3. appends that were answered: committed        7. blocks: who shares what with whom
+ *   2. published blocks: seal                       6. journal entries: rolled back, freed
+ *   3. appends that were answered: committed        7. blocks: which sequences share them
  *   4. sequences: seal, owner, pool                 8. references, lists, indexes
  * A sequence, pool or published block that fails is dropped and counted. A kill during recovery is
- * harmless: truth changes only as in any other operation, and derived state is made anew.
+ * harmless: truth changes only as in any other operation, and derived state is rebuilt.
  */
 #define _GNU_SOURCE /* MADV_REMOVE */
 #include "cache/kv_internal.h"
@@ -45,7 +45,7 @@ static void seq_drop(struct kv *kv, uint32_t seq, uint32_t *n_dropped)
 {
     if (kv->seqs[seq].state == 0)
         return;
-    if (kv_epoch_of(&kv->seqs[seq]) < MAX_SANE_EPOCH) /* else it may be what is damaged */
+    if (kv_epoch_of(&kv->seqs[seq]) < MAX_SANE_EPOCH) /* a higher one may be the damage */
         kv_epoch_end(kv, kv_epoch_of(&kv->seqs[seq]));
     kv_publish32(&kv->seqs[seq].state, 0);
     ++*n_dropped;
@@ -127,7 +127,7 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
                     lens[i] = s->redo_len - 1;
             if (kv->given[seq].n_ids > s->redo_len - 1)
                 kv->given[seq].n_ids = s->redo_len - 1;
-            if (s->made > kv_epoch_of(s)) /* announced with it */
+            if (s->made > kv_epoch_of(s)) /* the truncation announced it */
                 kv_publish64(&s->epoch_owner, kv_epoch_owner(s->made, kv_owner_of(s)));
             if (kv_hole_is_past(p, kv_longest_layer(kv, seq)))
                 kv_publish32(&kv->holes[seq], 0);
@@ -154,8 +154,8 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
     }
 }
 
-/* An entry of a closed sequence is left over and just freed. An entry that does not fit its
- * sequence tells that one of them is damaged, and then the sequence cannot be trusted. */
+/* Rolls the journal back. An entry of a closed sequence is left over and just freed. An entry that
+ * does not fit its sequence shows that one of them is damaged: then the sequence is dropped. */
 static void recover_journal(struct kv *kv, uint32_t *n_dropped)
 {
     for (uint32_t i = 0; i < kv->journal_capacity; i++) {
@@ -177,7 +177,7 @@ static void recover_journal(struct kv *kv, uint32_t *n_dropped)
     }
 }
 
-/* A published block stands at its own place in tables of its own tenant. */
+/* False if the block is published for another index or another tenant. */
 static bool may_hold(const struct kv *kv, const struct kv_pool_rec *p, const struct kv_seq_rec *s,
                      uint32_t index, uint32_t block)
 {
@@ -185,8 +185,9 @@ static bool may_hold(const struct kv *kv, const struct kv_pool_rec *p, const str
     return !kv_is_published(kv, p, block) || (r->index == index && r->tenant == s->tenant);
 }
 
-/* Sequences share a block only at the same place of their tables and within a tenant: that is all
- * that fork can make. A block's next holds the first sequence seen with it. */
+/* Drops sequences that share a block in a way that no fork can make: at different indices of their
+ * tables, or across tenants. During this pass, a block's next holds the first sequence seen with
+ * it. */
 static void recover_sharing(struct kv *kv, uint32_t *n_dropped)
 {
     for (uint32_t seq = 0; seq < kv->config.max_sequences; seq++) {
@@ -198,7 +199,8 @@ static void recover_sharing(struct kv *kv, uint32_t *n_dropped)
         for (uint32_t i = 0; i < s->n_blocks; i++) {
             if (kv_in_hole(kv, p, seq, i))
                 continue;
-            if (kv_is_place(row[i])) { /* which of two it is of its bytes say when they come */
+            if (kv_is_place(row[i])) { /* claimed twice: the first keeps the pages; a wrong claim
+                                          fails its checksum later */
                 if (kv_place_claim(kv, p, row[i]))
                     continue;
                 seq_drop(kv, seq, n_dropped);
@@ -227,7 +229,7 @@ static void recover_sharing(struct kv *kv, uint32_t *n_dropped)
     }
 }
 
-/* Of sequences with a table of their own, then of those that read another's. */
+/* Counts references and links sequences: first those with a table of their own, then lazy forks. */
 static void recover_references(struct kv *kv, bool of_lazy, uint32_t *n_dropped)
 {
     struct kv_heads *h = kv->heads;
@@ -236,7 +238,7 @@ static void recover_references(struct kv *kv, bool of_lazy, uint32_t *n_dropped)
         if (s == NULL || s->is_lazy != of_lazy)
             continue;
         if (of_lazy && !kv_may_read(kv, seq, kv->given[seq].row_of - 1, s->longest)) {
-            seq_drop(kv, seq, n_dropped); /* what it reads was dropped */
+            seq_drop(kv, seq, n_dropped); /* its source was dropped */
             continue;
         }
         if (kv_index_find(kv, s->tenant, s->name) != 0) {
@@ -262,7 +264,7 @@ static void recover_references(struct kv *kv, bool of_lazy, uint32_t *n_dropped)
         kv_owner_link(kv, seq);
         if (of_lazy)
             kv_fork_link(kv, seq);
-        if (of_lazy && s->longest == 0) /* by a truncation that was under way */
+        if (of_lazy && s->longest == 0) /* an interrupted truncation to 0 */
             kv_fork_materialize(kv, seq);
         p->n_seqs++;
         kv_count(&h->stats.sequences, 1);
@@ -271,7 +273,7 @@ static void recover_references(struct kv *kv, bool of_lazy, uint32_t *n_dropped)
     }
 }
 
-/* Lowest ids first out; published blocks by last use. */
+/* Rebuilds free lists, lowest ids first, and the lists of cached blocks, by last use. */
 static void recover_free_lists(struct kv *kv)
 {
     struct kv_heads *h = kv->heads;
@@ -327,7 +329,7 @@ attn_status kv_recover(struct kv *kv, uint32_t *out_dropped)
     recover_records(kv, &n_dropped);
     recover_journal(kv, &n_dropped);
     recover_sharing(kv, &n_dropped);
-    kv_pages_reset(kv); /* what dropped ones had */
+    kv_pages_reset(kv); /* claimed again below, by the sequences that are left */
     recover_references(kv, false, &n_dropped);
     recover_references(kv, true, &n_dropped);
     recover_free_lists(kv);

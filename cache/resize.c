@@ -1,17 +1,17 @@
-/* resize.c: a pool is given more blocks, or fewer, while it is used. It stays where it is: its
- * range of block records ends further on, or earlier.
+/* resize.c: grows or shrinks a pool while it is in use. Its range of block records stays where it
+ * is and only its end moves.
  *
- * One word of truth says how many blocks a pool has (kv_pool_rec.sized). Before that becomes less,
- * nothing is above: each block that must stay is another one below, which has its bytes. First its
- * publication is the other's, then the entries of tables become the other one by one. Between any
- * two of these stores both blocks hold the same, so that a kill leaves tables that are right: what
- * two sequences share may then be two blocks, each of them whole.
+ * One word of truth says how many blocks a pool has (kv_pool_rec.sized). Before it is lowered, the
+ * blocks above the new end are emptied: each that must stay has been copied to one below. First its
+ * publication moves to the copy, then the table entries one by one. Between any two of these stores
+ * both blocks hold the same, so that a kill leaves valid tables; two sequences that shared a block
+ * may then have one each, both whole.
  *
- * The word carries a hash, so that one store changes both: the pool's seal covers what the pool was
- * made with, on which the keys of published blocks depend. A pool does not go elsewhere for room:
- * it would need its own size again, free and in one piece. Other requests wait while a pool
- * shrinks: a resize is an operator's act, and slices of it would have to keep new blocks out of
- * what is going.
+ * The word carries a hash, so that one store changes both; the pool's seal covers only what it was
+ * created with, on which the keys of published blocks depend. A pool does not move elsewhere for
+ * room: it would need its whole size again, free and in one piece. Other requests wait while a pool
+ * shrinks: a resize is an operator's act, and doing it in slices would mean keeping new blocks out
+ * of the part that goes.
  */
 #include "cache/kv_internal.h"
 
@@ -36,7 +36,7 @@ uint32_t kv_pool_room(const struct kv *kv, kv_pool_id pool)
     return end - p->first_block;
 }
 
-/* The pool has so many more, or fewer, all of them free. */
+/* Adds n free blocks to the counts of the pool; n may be negative. */
 static void count_free(struct kv *kv, struct kv_pool_rec *p, int64_t n)
 {
     p->n_blocks = (uint32_t)(p->n_blocks + n);
@@ -81,7 +81,8 @@ static attn_status shrink_check(struct kv *kv, kv_pool_id pool, uint32_t n_block
     return ATTN_OK;
 }
 
-/* Entries of tables that name blocks from n_blocks on; to list, unless that is NULL. */
+/* Counts the table entries that name blocks from n_blocks on, and lists them unless list is
+ * NULL. */
 static uint32_t list_entries(const struct kv *kv, kv_pool_id pool, uint32_t n_blocks,
                              struct kv_patch *list)
 {
@@ -116,7 +117,7 @@ static bool is_free(const struct kv *kv, const struct kv_pool_rec *p, uint32_t b
            (kv_block(kv, p, block)->n_refs == 0 && !kv_is_published(kv, p, block));
 }
 
-/* Blocks above that stay, and where to: free ones below, of which there are enough. */
+/* Lists the blocks above that stay, each with a free block below; there are enough. */
 static void choose_copies(const struct kv *kv, const struct kv_pool_rec *p, struct kv_shrink *s)
 {
     uint32_t dst = 0;
@@ -129,7 +130,8 @@ static void choose_copies(const struct kv *kv, const struct kv_pool_rec *p, stru
     }
 }
 
-/* Where a block above is now; NOT_MOVED: it was evicted. The copies are in order. */
+/* Where a block above was moved to; NOT_MOVED: it was evicted. The copies are in ascending
+ * order. */
 static uint32_t moved_to(const struct kv_shrink *s, uint32_t block)
 {
     uint32_t first = 0, past = s->n_copies;
@@ -170,7 +172,7 @@ attn_status kv_pool_shrink_begin(struct kv *kv, kv_pool_id pool, uint32_t n_bloc
     for (uint32_t i = 0; i < s.n_patches; i++) {
         uint32_t block = moved_to(&s, s.patches[i].block);
         bool is_hole = kv_in_hole(kv, p, s.patches[i].row, s.patches[i].index);
-        s.patches[i].block = is_hole || block == NOT_MOVED ? 0 : block; /* of a hole: any */
+        s.patches[i].block = is_hole || block == NOT_MOVED ? 0 : block; /* hole: any value */
     }
     *out = s;
     return ATTN_OK;
@@ -183,7 +185,7 @@ void kv_shrink_fini(struct kv_shrink *s)
     *s = (struct kv_shrink){0};
 }
 
-/* What sequences remember of published blocks. */
+/* Updates the published blocks that sequences remember as parents. */
 static void move_parents(struct kv *kv, const struct kv_shrink *s)
 {
     for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
@@ -191,11 +193,11 @@ static void move_parents(struct kv *kv, const struct kv_shrink *s)
         if (kv->seqs[id.index].pool != s->pool.index || g->parent <= s->n_blocks)
             continue;
         uint32_t block = moved_to(s, g->parent - 1);
-        g->parent = block == NOT_MOVED ? 1 : block + 1; /* evicted: no block has its serial */
+        g->parent = block == NOT_MOVED ? 1 : block + 1; /* evicted: its serial will not match */
     }
 }
 
-/* Of the blocks below: those that are free, those that are cached. The lists named others. */
+/* Rebuilds the lists of free and of cached blocks, which still name moved blocks. */
 static void build_lists(struct kv *kv, struct kv_pool_rec *p)
 {
     uint32_t cached = 0;

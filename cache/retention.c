@@ -1,10 +1,9 @@
-/* retention.c: how long what is published of a sequence stays when nobody uses it: what clients say
- * of ranges of tokens, and what is noted with each published block.
+/* retention.c: how long published blocks stay when no sequence uses them: what clients ask for
+ * ranges of tokens, and what is stored with each published block.
  *
- * A range begins at a token and ends where the next one begins. A block has what its first token
- * has. Whoever last said something of a block's tokens, when the block was published or found by
- * them, is who counts. It orders evictions only: a record that is half written by a kill is as good
- * as any.
+ * A range begins at a token and ends where the next one begins. A block follows the range of its
+ * first token. The last sequence that published or found a block and asked for a retention decides.
+ * Retention only orders evictions, so a record half written by a kill does no harm.
  */
 #include "cache/kv_internal.h"
 
@@ -34,7 +33,7 @@ attn_status kv_retention_check(struct kv *kv, uint64_t name, const struct kv_ret
     return ATTN_OK;
 }
 
-/* 0: for ever; else log2 of the time to live, rounded up, plus one. */
+/* 0: no limit; else log2 of the time to live, rounded up, plus one. */
 static uint8_t life_of(uint32_t s)
 {
     uint8_t life = 1;

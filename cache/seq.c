@@ -1,9 +1,9 @@
-/* seq.c: sequence records: open, fork, truncate, close, and who owns them.
+/* seq.c: sequence records: open, fork, truncate, adopt, close.
  *
- * A record is written whole while its state is free and published by the state; closing takes the
- * state back first. Truncation writes its goal into the record before it lowers the first layer, so
- * that recovery finishes what was begun. Opening with tokens fills the row of a new record with
- * published blocks, the same way as fork fills it with the source's.
+ * A record is written whole while its state is free, and storing the state publishes it; closing
+ * clears the state first. Truncation writes its goal into the record before it shortens the first
+ * layer, so that recovery finishes what was begun. Opening with tokens fills the row of a new
+ * record with published blocks, as fork fills it with the source's.
  */
 #include "cache/kv_internal.h"
 
@@ -52,8 +52,8 @@ static attn_status seen_before(struct kv *kv, uint64_t name, uint64_t request)
         (unsigned long long)name, (unsigned long long)request, KV_MAX_SEEN);
 }
 
-/* May the sequence be made? Where an earlier copy of the same request made it, it is out_repeat and
- * out_is_repeat says so. */
+/* Checks whether the sequence may be made. If an earlier copy of the same request has made it, sets
+ * out_is_repeat and out_repeat. */
 static attn_status birth_check(struct kv *kv, const struct kv_birth *b, kv_seq_id *out_repeat,
                                bool *out_is_repeat)
 {
@@ -81,14 +81,12 @@ static attn_status birth_check(struct kv *kv, const struct kv_birth *b, kv_seq_i
     return ATTN_OK;
 }
 
-/* The record that is taken next. */
 uint32_t kv_record_next(const struct kv *kv)
 {
     const struct kv_heads *h = kv->heads;
     return h->seq_free != 0 ? h->seq_free - 1 : h->seq_n_fresh;
 }
 
-/* Takes a free record and writes it, all but its table row, its blocks and its state. */
 uint32_t kv_record_take(struct kv *kv, const struct kv_birth *b)
 {
     struct kv_heads *h = kv->heads;
@@ -192,7 +190,7 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
     for (uint32_t i = 0; i < m.n_blocks; i++) {
         fx->patches[fx->n_patches++] =
             (struct kv_patch){.row = seq, .index = i, .block = kv_row(kv, seq)[i]};
-        kv_retained(kv, p, kv_row(kv, seq)[i])->was_found = 1; /* it is in no list now */
+        kv_retained(kv, p, kv_row(kv, seq)[i])->was_found = 1; /* in no list while referenced */
         if (t->n_retentions > 0)
             kv_retain(kv, seq, i, kv_row(kv, seq)[i]);
     }
@@ -308,7 +306,7 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     if (kv->links[src.index].n_paged_out > 0)
         return kv_paged_out(kv, src.index);
     uint32_t n_blocks = kv_blocks_of(p, len);
-    bool has_table = p->window_tokens != 0 || n_blocks == 0; /* windows release what it reads */
+    bool has_table = p->window_tokens != 0 || n_blocks == 0; /* windows free what it reads */
     bool has_own_ids = s->is_lazy && kv->given[src.index].has_own_ids;
     const struct kv_given_rec *g = &kv->given[src.index];
     b.tokens = (struct kv_tokens){kv_given_ids(kv, src.index), g->n_ids < len ? g->n_ids : len,
@@ -341,8 +339,7 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     return ATTN_OK;
 }
 
-/* The epoch that an operation raises the sequence to; 0, with the sentence of a failure: it has the
- * last. */
+/* The next epoch of the sequence; 0, with the sentence: it has the last one. */
 static uint32_t epoch_next(struct kv *kv, const struct kv_seq_rec *s)
 {
     uint32_t epoch = kv_epoch_next(kv, kv_epoch_of(s));
@@ -430,7 +427,7 @@ void kv_seq_close(struct kv *kv, kv_seq_id seq)
     kv_forks_part(kv, seq.index, 0);
     kv_epoch_end(kv, kv_epoch_of(s));
     kv_publish32(&s->state, 0);
-    while (s->journal_head != 0) { /* the table entry has the new block, trimmed below */
+    while (s->journal_head != 0) { /* the new block is in the table, which is trimmed below */
         uint32_t old_block = kv->journal[s->journal_head - 1].old_block;
         kv_journal_drop(kv, s);
         kv_block_unref(kv, &kv->pools[s->pool], old_block);

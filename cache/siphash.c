@@ -1,5 +1,4 @@
-/* siphash.c: SipHash-2-4 of 64 and of 128 bits over bytes in memory.
- * It keeps no state and calls nothing. */
+/* siphash.c: SipHash-2-4 with 64 and with 128 bits. It keeps no state and calls nothing. */
 #include "cache/siphash.h"
 
 struct sip {
@@ -52,7 +51,7 @@ static struct sip sip_begin(const uint64_t key[2])
     };
 }
 
-/* The last bytes of a message of n_all. */
+/* Hashes the last bytes of a message of n_all bytes. */
 static inline void sip_bytes(struct sip *s, const uint8_t *p, size_t n, size_t n_all)
 {
     for (; n >= 8; n -= 8, p += 8)

@@ -1,9 +1,8 @@
-/* tier_store.c: finds evicted blocks by content and hands out places for their bytes, oldest use
- * out first when there is no room (tier_store.h has the contract).
+/* tier_store.c: finds evicted blocks by content and hands out places for their bytes; the block
+ * used longest ago makes room.
  *
- * A shelf is what a pool has: pieces of memory, each cut into places, and the places that are free.
- * Blocks that are there are in a tree by content (tsearch(3)) and in a list by last use, which
- * those that somebody holds leave.
+ * A shelf belongs to a pool: pieces of memory, each cut into places, and the free places. Stored
+ * blocks are in a tree by content (tsearch(3)) and, unless they are held, in a list by last use.
  */
 #define _GNU_SOURCE
 #include "cache/tier_store.h"
@@ -17,15 +16,15 @@ enum { PIECE_BYTES = 8 << 20 };
 enum place_state { PLACE_FREE, PLACE_TAKEN, PLACE_THERE };
 
 struct tier_block {
-    struct kv_content content; /* first: what the tree compares; ids are the piece's */
-    TAILQ_ENTRY(tier_block) link; /* of the free ones of its shelf, or by last use */
-    TAILQ_ENTRY(tier_block) own_link; /* by last use, of its shelf */
+    struct kv_content content; /* first member: the tree compares it; ids are the piece's */
+    TAILQ_ENTRY(tier_block) link; /* in the free list of its shelf, or by last use */
+    TAILQ_ENTRY(tier_block) own_link; /* by last use, within its shelf */
     struct piece *piece;
     uint64_t place, sum[2];
     enum place_state state;
     uint32_t used_s;
     uint32_t n_holds;
-    bool is_forgotten; /* held, but not in the tree any more */
+    bool is_forgotten; /* held, but no longer in the tree */
 };
 TAILQ_HEAD(block_list, tier_block);
 
@@ -34,7 +33,7 @@ struct piece {
     struct shelf *shelf;
     uint64_t memory;
     uint32_t *ids;
-    uint32_t n_places, n_used; /* used: not free */
+    uint32_t n_places, n_used; /* n_used: not free */
     struct tier_block places[];
 };
 
@@ -62,7 +61,7 @@ static int compare_words(uint64_t a, uint64_t b)
     return a < b ? -1 : a > b;
 }
 
-/* By key first: it differs nearly always. */
+/* The key comes first: it differs nearly always. */
 static int compare(const void *x, const void *y)
 {
     const struct kv_content *a = x, *b = y;
@@ -138,7 +137,7 @@ static struct shelf *shelf_of(struct tier_store *t, uint32_t pool, uint32_t n_id
     return s;
 }
 
-/* false: the limit is reached, or there is no memory. */
+/* Adds a piece to the shelf; false: the limit is reached, or there is no memory. */
 static bool piece_add(struct tier_store *t, struct shelf *s)
 {
     uint64_t most = (t->limit_bytes - t->stats.bytes) / s->block_bytes;
@@ -199,7 +198,7 @@ static void place_free(struct tier_store *t, struct tier_block *b)
     TAILQ_INSERT_HEAD(&b->piece->shelf->free, b, link);
 }
 
-/* There is one more of its content to be found, or one fewer. */
+/* Counts n more blocks of this size that can be found; n may be negative. */
 static void count(struct tier_store *t, const struct tier_block *b, int n)
 {
     t->stats.blocks += (uint64_t)n;
@@ -218,7 +217,7 @@ static void unlist_by_use(struct tier_store *t, struct tier_block *b)
     TAILQ_REMOVE(&b->piece->shelf->by_use, b, own_link);
 }
 
-/* Nobody finds it any more; who holds it may go on. */
+/* The block cannot be found any more; holds of it stay valid. */
 static void forget(struct tier_store *t, struct tier_block *b)
 {
     tdelete(&b->content, &t->tree, compare);
@@ -238,7 +237,7 @@ static void evict(struct tier_store *t, struct tier_block *b)
     forget(t, b);
 }
 
-/* Makes one place of the shelf free at least; false: it can't. */
+/* Frees at least one place for the shelf, of its own or as memory for a piece; false: it cannot. */
 static bool make_room(struct tier_store *t, struct shelf *s)
 {
     if (piece_add(t, s))
@@ -268,7 +267,7 @@ static void touch(struct tier_store *t, struct tier_block *b)
 {
     b->used_s = t->now_s;
     if (b->n_holds > 0)
-        return; /* when it is released */
+        return; /* listed again when it is released */
     unlist_by_use(t, b);
     list_by_use(t, b);
 }
@@ -279,7 +278,8 @@ static struct tier_block *look_up(const struct tier_store *t, const struct kv_co
     return at == NULL ? NULL : *at;
 }
 
-/* For one block more of this shelf. At the tenant's bound those that were used longest ago go. */
+/* Charges the tenant for one more block of the shelf. At its bound, the blocks used longest ago are
+ * evicted. */
 static bool charge(struct tier_store *t, struct shelf *s, uint32_t tenant)
 {
     while (t->memory.charge != NULL && !t->memory.charge(t->memory.arg, tenant, s->block_bytes)) {

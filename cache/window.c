@@ -1,22 +1,22 @@
-/* window.c: blocks that no layer's window reaches any more.
+/* window.c: frees the blocks that no layer's window reaches any more.
  *
  * The table's entries [kept, hole) then name no block: kept are the blocks of the tokens that stay
- * visible whatever the window, hole is one word of truth per sequence. It is stored before the
- * references go, so a kill leaves all of them or none; the row itself is not written. The word only
- * rises, until a truncation to the kept blocks alone makes it 0 again.
+ * visible outside the window, hole is one word of truth per sequence. The word is stored before the
+ * references are released, so a kill leaves all of them or none; the row itself is not written. The
+ * word only rises, until a truncation to the kept blocks makes it 0 again.
  *
  * A sequence that is copied from another cache begins with its hole: the word is stored, then the
- * layers become as long. No other way leaves a layer that ends where its hole begins, so a recovery
+ * layers are lengthened. Only this leaves a layer that ends where the hole begins, so a recovery
  * that finds one knows what was under way.
  *
- * What a layer may be asked again, its latest append, stays. So the layer that is furthest back
+ * What a retry of a layer's latest append would see stays, so the layer that is furthest back
  * decides, and after a recovery nothing is freed until each layer has been appended to. A block
- * holds all layers, so one layer without a window keeps everything. Published blocks that go this
- * way are cached as others are.
+ * holds all layers, so one layer without a window keeps everything. Published blocks that are freed
+ * this way are cached like others.
  */
 #include "cache/kv_internal.h"
 
-/* Entries below this one are seen by no query at pos or behind it. */
+/* The first entry that a query at pos or later sees. */
 static uint32_t first_seen(const struct kv_pool_rec *p, uint32_t pos)
 {
     uint64_t past = (uint64_t)pos + 1;
@@ -28,7 +28,7 @@ bool kv_hole_is_past(const struct kv_pool_rec *p, uint32_t len)
     return len <= (uint64_t)kv_blocks_of(p, p->kept_tokens) << p->block_shift;
 }
 
-/* Whether a layer ends neither where the hole begins nor behind it. */
+/* True if a layer ends before entry past and not where entry first begins. */
 static bool ends_inside(const struct kv *kv, uint32_t seq, uint32_t first, uint32_t past)
 {
     const struct kv_pool_rec *p = &kv->pools[kv->seqs[seq].pool];
@@ -48,7 +48,7 @@ bool kv_hole_is_damaged(const struct kv *kv, uint32_t seq)
                          ends_inside(kv, seq, kept, hole));
 }
 
-/* Layers that end where the hole begins end where it ends. */
+/* Lengthens the layers that end where the hole begins to its end. */
 static void layers_skip(struct kv *kv, uint32_t seq)
 {
     const struct kv_pool_rec *p = &kv->pools[kv->seqs[seq].pool];
@@ -111,7 +111,7 @@ attn_status kv_seq_free_to(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_
         return st;
     struct kv_pool_rec *p = &kv->pools[s->pool];
     uint32_t *row = kv_own_row(kv, seq.index), hole = kv->holes[seq.index], n = s->n_blocks;
-    for (uint32_t i = n; i < past; i++) { /* no truth: no length covers it */
+    for (uint32_t i = n; i < past; i++) { /* not truth: no length covers it */
         row[i] = 0;
         fx->patches[fx->n_patches++] = (struct kv_patch){.row = seq.index, .index = i, .block = 0};
     }
@@ -154,7 +154,7 @@ void kv_seq_free_unseen(struct kv *kv, kv_seq_id seq)
         return;
     uint32_t kept = kv_blocks_of(p, p->kept_tokens), hole = kv->holes[seq.index];
     uint32_t first = hole > kept ? hole : kept, past = UINT32_MAX;
-    for (uint32_t i = p->n_layers; i-- > 0 && past > first;) { /* the last layer comes last */
+    for (uint32_t i = p->n_layers; i-- > 0 && past > first;) { /* the last layer is appended last */
         uint32_t seen = first_seen(p, kv_latest(kv, seq.index)[i]);
         past = seen < past ? seen : past;
     }
@@ -162,6 +162,6 @@ void kv_seq_free_unseen(struct kv *kv, kv_seq_id seq)
         return;
     kv_publish32(&kv->holes[seq.index], past);
     const uint32_t *row = kv_row(kv, seq.index);
-    for (uint32_t i = past; i-- > first;) /* of a prefix the end goes before the start */
+    for (uint32_t i = past; i-- > first;) /* backwards: a prefix is evicted from its end */
         kv_block_unref(kv, p, row[i]);
 }
