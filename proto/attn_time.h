@@ -1,5 +1,5 @@
-/* attn_time.h: the monotonic clock and the pause of a spinning processor, for all folders. The
- * daemon asks its own clock (daemon/base/clock.h), which tests can replace.
+/* attn_time.h: the monotonic clock and the pause instruction for spinning, for all folders. The
+ * daemon uses its own clock (daemon/base/clock.h), which tests can replace.
  */
 #ifndef ATTN_TIME_H
 #define ATTN_TIME_H
@@ -15,7 +15,7 @@ static inline uint64_t attn_now_ns(void)
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-/* Tells the processor that this thread spins: the other thread of the core gets its turn. */
+/* For spin loops: lets the other hardware thread of the core run. */
 static inline void attn_cpu_pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

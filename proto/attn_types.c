@@ -1,4 +1,4 @@
-/* attn_types.c: names and sizes of the shared words. No state. */
+/* attn_types.c: names, messages and sizes of statuses, element types and splits. No state. */
 #include "proto/attn_types.h"
 
 #include <string.h>

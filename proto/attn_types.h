@@ -1,4 +1,4 @@
-/* attn_types.h: the words every part of attnd shares: statuses and element types.
+/* attn_types.h: statuses and element types, shared by every part of attnd.
  *
  * The only header that cache/, kernels/, proto/, clients/ and daemon/ all include. It is installed
  * with libattn. Values are stable: they travel on the wire and are stored in the arena.
@@ -36,7 +36,7 @@ extern "C" {
     X(ATTN_ETIMEDOUT, -16, "timed out waiting for the daemon", true)                               \
     X(ATTN_ECONN, -17, "connection lost or refused", true)                                         \
     X(ATTN_EIO, -18, "a file could not be read or written", false)
-/* -19 has been a status; the next is -20 */
+/* -19 is taken by a former status; the next new one is -20 */
 
 typedef enum attn_status {
 #define X(name, value, message, is_retryable) name = value,
@@ -68,10 +68,10 @@ typedef enum attn_dtype {
 size_t attn_dtype_bytes(attn_dtype d);
 /* "f32", "f16", ...; "?" if d is not a dtype. */
 const char *attn_dtype_name(attn_dtype d);
-/* ATTN_DTYPE_NONE if the text names none. */
+/* The dtype of that name; ATTN_DTYPE_NONE if there is none. */
 attn_dtype attn_dtype_parse(const char *text);
 
-/* How a pool lies on the cards of a daemon that has several. X(name, value, text) */
+/* How a pool is placed on the cards of a daemon that has several. X(name, value, text) */
 #define ATTN_SPLIT_MAP(X)                                                                          \
     X(ATTN_SPLIT_AUTO, 0, "auto")                                                                  \
     X(ATTN_SPLIT_WHOLE, 1, "whole")                                                                \
@@ -84,14 +84,14 @@ typedef enum attn_split {
 #undef X
 } attn_split;
 
-/* "auto", "whole", ...; "?" if s is none. */
+/* "auto", "whole", ...; "?" if s is not a split. */
 const char *attn_split_name(attn_split s);
-/* false: the text names none. */
+/* false: the text names no split. */
 bool attn_split_parse(const char *text, attn_split *out_split);
 
 #define ATTN_MAX_BRANCHES 8
 
-/* A branch of a layer of dilated attention: of each segment of so many tokens, every rate-th. */
+/* A branch of a dilated attention layer: it attends to every rate-th token of each segment. */
 struct attn_branch {
     uint32_t segment_tokens; /* a multiple of rate, at most INT32_MAX */
     uint32_t rate;

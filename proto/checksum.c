@@ -1,4 +1,4 @@
-/* checksum.c: see checksum.h. libxxhash's code comes with its header. */
+/* checksum.c: XXH3 from libxxhash, compiled in from its header. */
 #include "proto/checksum.h"
 
 #define XXH_INLINE_ALL

@@ -1,5 +1,5 @@
-/* checksum.h: the checksum of a block's bytes, of a file's head: XXH3 of 128 bits (libxxhash). It
- * finds damage; it is none against who would forge one.
+/* checksum.h: the checksum of blocks and of file heads: 128-bit XXH3 (libxxhash). It finds damage;
+ * it does not protect against forgery.
  */
 #ifndef ATTND_PROTO_CHECKSUM_H
 #define ATTND_PROTO_CHECKSUM_H

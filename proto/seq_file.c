@@ -26,7 +26,7 @@ static uint32_t n_stored(const struct fixed *x)
     return x->n_blocks - (x->freed_past - x->freed_first);
 }
 
-/* 0: past 64 bits, which no fields below their limits are. */
+/* The size of the head; 0: it passes 64 bits, which fields within their limits never do. */
 static uint64_t head_bytes_of(const struct fixed *x)
 {
     uint64_t n = SEQ_FILE_FIXED_BYTES + (uint64_t)n_stored(x) * SEQ_FILE_SUM_BYTES +
@@ -97,7 +97,7 @@ void seq_file_encode(const struct seq_file *f, uint8_t *dst)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* A field outside of its limits; false: all are inside. */
+/* True if a field is outside its limits; why names it. */
 static bool is_out_of_range(const struct fixed *x, char *why, size_t why_bytes)
 {
     const struct {
@@ -181,8 +181,8 @@ attn_status seq_file_head_find(const uint8_t *bytes, size_t n_bytes, uint64_t fi
     return ATTN_OK;
 }
 
-/* The lengths must be covered by the blocks, and the last block by a length. Every layer is at
- * least as long as what is freed. */
+/* The blocks must cover all lengths, and some length must reach into the last block. Every layer
+ * must be at least as long as what is freed. */
 static attn_status lengths_check(const struct seq_file *f, char *why, size_t why_bytes)
 {
     uint64_t longest = 0, freed = (uint64_t)f->freed_past * f->geometry.block_tokens;

@@ -1,9 +1,9 @@
-/* shm_ring.h: what a worker and the daemon share in memory: the layout of a client's region, and
- * the two packets that hand it over. docs/protocol.md, "Shared memory", says how it is used.
+/* shm_ring.h: the memory that a worker and the daemon share: the layout of a client's region, and
+ * the two packets that hand it over. The protocol is in docs/protocol.md, "Shared memory".
  *
  * The region is a sealed memfd: control words, the submit ring, the complete ring, and the data
- * area, which the client divides as it likes. Either side can write to all of it at any time: what
- * comes out of it is read once, into private memory, and checked there.
+ * area, which the client divides as it likes. Either side can write to all of it at any time, so
+ * whatever is taken from it is read once, into private memory, and checked there.
  */
 #ifndef ATTND_PROTO_SHM_RING_H
 #define ATTND_PROTO_SHM_RING_H
@@ -13,17 +13,17 @@
 
 #define SHM_MAGIC 0x4d485341u /* "ASHM" as bytes */
 #define SHM_VERSION 1u
-#define SHM_ALIGN 64u /* of messages and rooms in the data area */
+#define SHM_ALIGN 64u /* alignment of messages and rooms in the data area */
 #define SHM_MAX_SLOTS 1024u
-#define SHM_MIN_ROOM_BYTES 1024u /* of a reply: any error fits */
-#define SHM_HEAD_ROOM_BYTES 512u /* of a step's reply, beside its tensors and a byte an item */
+#define SHM_MIN_ROOM_BYTES 1024u /* least room for a reply: any error fits */
+#define SHM_HEAD_ROOM_BYTES 512u /* for a step's reply, besides tensors and a byte per item */
 
 /* client -> daemon, the first packet */
 struct shm_hello {
     uint32_t magic, version;
-    uint32_t n_slots; /* wanted at most, 0: the daemon's setting */
+    uint32_t n_slots; /* the most that is wanted; 0: the daemon's setting */
     uint32_t reserved; /* 0 */
-    uint64_t region_bytes; /* the same */
+    uint64_t region_bytes; /* likewise */
 };
 
 /* daemon -> client, the answer; with status 0 it carries two descriptors: the region's memfd and
@@ -37,7 +37,7 @@ struct shm_welcome {
     char message[208]; /* why the status is not 0; ends with a 0 */
 };
 
-/* What client_sleeps says. */
+/* Values of client_sleeps. */
 enum {
     SHM_AWAKE = 0,
     SHM_WAITS_ON_FUTEX = 1, /* on client_sleeps itself */
@@ -65,7 +65,7 @@ struct shm_submit {
 
 /* Entry (count % n_slots) of the complete ring. */
 struct shm_complete {
-    uint64_t reply_offset; /* inside of the request's room, a multiple of SHM_ALIGN */
+    uint64_t reply_offset; /* inside the request's room, a multiple of SHM_ALIGN */
     uint32_t reply_bytes;
     uint32_t slot;
 };

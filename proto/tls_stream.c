@@ -1,4 +1,4 @@
-/* tls_stream.c: see tls_stream.h. OpenSSL reads and writes through a BIO of our own: it reads from
+/* tls_stream.c: TLS between buffers. OpenSSL reads and writes through a BIO of our own, which reads
  * the caller's bytes in place and writes into one growing buffer. */
 #include "proto/tls_stream.h"
 
@@ -88,7 +88,7 @@ static void make_method(void)
 
 /* ---- life ---- */
 
-/* Whose certificate a client wants to see. */
+/* Sets the name or address that the server's certificate must be for. */
 static bool expect_host(SSL *ssl, const char *host)
 {
     unsigned char address[16];
@@ -135,7 +135,7 @@ void tls_stream_free(struct tls_stream *s)
 
 /* ---- what went wrong ---- */
 
-/* What OpenSSL's reasons mean to whoever runs the two sides; others are told in its words. */
+/* Plain messages for some of OpenSSL's reasons; for others its own words are used. */
 static const struct {
     int reason;
     const char *text;
@@ -157,7 +157,7 @@ static void explain(struct tls_stream *s)
     long verified = SSL_get_verify_result(s->ssl);
     const char *text = ERR_reason_error_string(error);
     if (s->why[0] != '\0')
-        return; /* the first reason is the one */
+        return; /* the first reason counts */
     if (ERR_GET_REASON(error) == SSL_R_CERTIFICATE_VERIFY_FAILED && verified != X509_V_OK) {
         bool is_unknown = verified == X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY ||
                           verified == X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE ||
@@ -174,8 +174,8 @@ static void explain(struct tls_stream *s)
     snprintf(s->why, sizeof s->why, "%s", text != NULL ? text : "the TLS stream is broken");
 }
 
-/* Of calls before: SSL_get_error looks at the thread's whole queue. Clearing an empty one takes
- * longer than looking. */
+/* Clears errors of earlier calls, since SSL_get_error looks at the whole queue of the thread. Looks
+ * first, as clearing an empty queue takes longer. */
 static void forget_errors(void)
 {
     if (ERR_peek_error() != 0)
@@ -241,7 +241,7 @@ bool tls_stream_peer_name(struct tls_stream *s, char out[TLS_STREAM_NAME_BYTES])
     int n = at < 0 ? -1
                    : ASN1_STRING_to_UTF8(
                          &name, X509_NAME_ENTRY_get_data(X509_NAME_get_entry(subject, at)));
-    /* as it is or not at all: cut short it might be another's */
+    /* never cut short: it might be another's name then */
     bool is_plain = n > 0 && n < TLS_STREAM_NAME_BYTES && memchr(name, '\0', (size_t)n) == NULL;
     if (is_plain)
         snprintf(out, TLS_STREAM_NAME_BYTES, "%.*s", n, (const char *)name);
@@ -264,7 +264,7 @@ static bool put(struct tls_stream *s, const void *bytes, size_t n)
 ssize_t tls_stream_write(struct tls_stream *s, const struct iovec *pieces, size_t n_pieces,
                          size_t max)
 {
-    uint8_t record[TLS_STREAM_RECORD_BYTES]; /* what is less than one gathers here */
+    uint8_t record[TLS_STREAM_RECORD_BYTES]; /* pieces smaller than a record are gathered here */
     size_t n = 0, done = 0;
     for (size_t i = 0; i < n_pieces && done < max; i++) {
         const uint8_t *p = pieces[i].iov_base;

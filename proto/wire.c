@@ -1,6 +1,5 @@
-/* wire.c: whole messages: preamble, header and where the payload is; decode and encode.
- *
- * A header goes through wire_scan before protobuf-c unpacks it into the caller's arena.
+/* wire.c: decodes and encodes whole messages: preamble, header and the place of the payload.
+ * wire_scan checks a header before protobuf-c unpacks it into the caller's arena.
  */
 #include "proto/wire.h"
 
@@ -16,7 +15,7 @@ enum {
     STEP_PLAN_FIELD = 9, /* of Step: a plan in place of items, which is reserved now */
 };
 
-/* What a message is besides its header's kind. */
+/* The parts of a message that do not depend on the kind of its header. */
 struct message {
     struct wire_preamble preamble;
     const ProtobufCMessage *header;
@@ -124,8 +123,8 @@ attn_status wire_unpack(const ProtobufCMessageDescriptor *desc, const uint8_t *b
     return ATTN_EPROTO;
 }
 
-/* All that requests and replies share. msg is readable up to the payload, which may be elsewhere.
- * out->preamble is filled as soon as the magic is right. */
+/* Decodes what requests and replies share. msg is readable up to the payload, which may be
+ * elsewhere. out->preamble is filled as soon as the magic is right. */
 static attn_status message_decode(uint8_t *msg, size_t msg_bytes, bool is_reply,
                                   struct wire_arena *a, struct message *out, char *why,
                                   size_t why_bytes)
@@ -166,7 +165,7 @@ static attn_status message_decode(uint8_t *msg, size_t msg_bytes, bool is_reply,
                        msg + WIRE_PREAMBLE_BYTES, p->header_bytes, a, &out->header, why, why_bytes);
 }
 
-/* prefix: "" or "plan." */
+/* prefix: of field names in why, "" or "plan." */
 static attn_status step_check(const Attnd__Step *s, const char *prefix, char *why, size_t why_bytes)
 {
     const struct {
@@ -189,7 +188,7 @@ static attn_status step_check(const Attnd__Step *s, const char *prefix, char *wh
     return ATTN_OK;
 }
 
-/* Tensors travel with the bodies that have a place for them, nothing is accepted and ignored. */
+/* Refuses a payload where the body has no tensors. */
 static attn_status payload_check(bool has_tensors, const struct message *m, char *why,
                                  size_t why_bytes)
 {
@@ -200,7 +199,7 @@ static attn_status payload_check(bool has_tensors, const struct message *m, char
     return ATTN_EPROTO;
 }
 
-/* A request without a body we know: newer than this side, or broken? */
+/* The error for a request without a known body: a newer one, or malformed. */
 static attn_status body_missing(const Attnd__Request *h, char *why, size_t why_bytes)
 {
     for (unsigned i = 0; i < h->base.n_unknown_fields; i++) {

@@ -1,4 +1,4 @@
-/* wire.h: the codec of attnd's messages: preamble, protobuf header, payload.
+/* wire.h: encodes and decodes attnd's messages: preamble, protobuf header, payload.
  *
  * A message is a 24-byte little-endian preamble, a protobuf header (attnd.proto), zero bytes up to
  * a multiple of 64 from the start of the message, then tensors, each starting at a multiple of 64:
@@ -6,9 +6,9 @@
  *   offset 0  u32 magic "ATND"      4  u16 version (1)    6  u16 flags (bit 0: this is a reply)
  *          8  u32 header bytes     12  u32 payload bytes  16  u64 request id
  *
- * The transports' framing (SP, shared memory) is outside of this. Nothing here blocks, logs or
- * keeps state; bytes are untrusted until decoded. A decoded message points into the caller's bytes
- * for its payload and into the caller's arena for its header: drop both at once.
+ * The transports' framing (SP, shared memory) is not part of it. Nothing here blocks, logs or keeps
+ * state; bytes are untrusted until decoded. A decoded message points into the caller's bytes for
+ * its payload and into the caller's arena for its header: drop both at once.
  */
 #ifndef ATTND_PROTO_WIRE_H
 #define ATTND_PROTO_WIRE_H
@@ -27,8 +27,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "attnd's messages are 
 /* limits of a header, checked before anything is unpacked */
 #define WIRE_MAX_HEADER_BYTES (1u << 20)
 #define WIRE_MAX_DEPTH 4u /* the header itself is 1 */
-#define WIRE_MAX_SUBMESSAGES 1100u /* of one header: layer specs are the many */
-#define WIRE_MAX_FIELDS 32768u /* of one header, unknown ones and unpacked elements included */
+#define WIRE_MAX_SUBMESSAGES 1100u /* in one header; most are layer specs */
+#define WIRE_MAX_FIELDS 32768u /* in one header, including unknown ones and unpacked elements */
 #define WIRE_MAX_STEP_ITEMS 4096u
 #define WIRE_MAX_TOKENS 131072u /* ids of one message */
 #define WIRE_MAX_RETENTIONS 8 /* ranges of tokens in one message */
@@ -38,7 +38,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "attnd's messages are 
 #define WIRE_MAX_LAYERS 512u
 #define WIRE_MAX_HEADS 1024u
 #define WIRE_MAX_FEATURES 64u /* required_features */
-/* an arena of this limit unpacks every header that is inside the limits above */
+/* an arena with this limit can unpack every header within the limits above */
 #define WIRE_ARENA_LIMIT_BYTES ((size_t)8 << 20)
 
 enum { WIRE_STEP_APPEND = 1, WIRE_STEP_ATTEND = 2, WIRE_STEP_LSE = 4 };
@@ -56,17 +56,17 @@ struct wire_arena {
     size_t limit_bytes; /* base and chunks together */
     size_t chunk_bytes; /* taken from malloc */
     struct wire_arena_chunk *chunks; /* newest first */
-    bool is_over_limit; /* an allocation failed at limit_bytes ... */
-    bool is_out_of_memory; /* ... or in malloc; both until reset */
+    bool is_over_limit; /* an allocation failed at limit_bytes, */
+    bool is_out_of_memory; /* or in malloc; both stay set until reset */
 };
 /* base may be NULL with base_bytes 0. */
 void wire_arena_init(struct wire_arena *a, void *base, size_t base_bytes, size_t limit_bytes);
-/* bytes aligned to 16, not cleared; NULL: over the limit or out of memory. */
+/* Returns memory aligned to 16, not cleared; NULL: over the limit or out of memory. */
 void *wire_arena_alloc(struct wire_arena *a, size_t bytes);
 /* Frees everything at once; the arena can be used again. */
 void wire_arena_reset(struct wire_arena *a);
 
-/* Unpacks one protobuf message into the arena, checked as headers are.
+/* Unpacks one protobuf message into the arena, with the checks of a header.
  * Errors   ATTN_EPROTO malformed or over the arena's limit; ATTN_ENOMEM. why gets a sentence. */
 attn_status wire_unpack(const ProtobufCMessageDescriptor *desc, const uint8_t *bytes,
                         size_t n_bytes, struct wire_arena *a, const ProtobufCMessage **out,
@@ -98,24 +98,24 @@ uint64_t wire_message_bytes(const struct wire_preamble *p);
 /* The same without the payload. */
 uint64_t wire_head_bytes(const struct wire_preamble *p);
 
-/* The session of a request of which only the first bytes are there; 0: none, or it does not stand
- * first in the header, where encoders that write fields in order put it. */
+/* The session id of a request of which only the first bytes have come; 0: it has none, or the
+ * session is not the first field of the header, where encoders that write in order put it. */
 enum { WIRE_PEEK_BYTES = WIRE_PREAMBLE_BYTES + 9 };
 uint64_t wire_session_peek(const uint8_t bytes[WIRE_PEEK_BYTES]);
 
-/* Decodes a whole message. The request id is set as soon as the magic was right, so that an error
- * can be answered; it is 0 only if it could not be read, a request of id 0 is refused.
- * Errors   ATTN_EPROTO anything malformed (a body is missing, parallel arrays of a step disagree in
- *          length, a payload the body has no place for, a limit above or the arena's is passed);
- *          ATTN_ENOTSUP version, flags, or a body this version does not know; ATTN_ENOMEM.
- *          why gets a sentence naming field and value. */
+/* Decodes a whole message. The request id is set once the magic is right, so that an error can be
+ * answered; it is 0 only if it could not be read, as a request of id 0 is refused.
+ * Errors   ATTN_EPROTO anything malformed (a missing body, parallel arrays of a step that differ in
+ *          length, a payload where the body has none, a limit above or of the arena is passed);
+ *          ATTN_ENOTSUP version, flags, or a body this version does not know; ATTN_ENOMEM. why gets
+ *          a sentence naming field and value. */
 attn_status wire_request_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,
                                 struct wire_request *out, char *why, size_t why_bytes);
 attn_status wire_reply_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,
                               struct wire_reply *out, char *why, size_t why_bytes);
-/* A request whose head (all before the payload, wire_head_bytes of it) was copied away from its
- * payload: for memory that others write to while it is read. Nothing of payload is looked at; it is
- * as long as the head's preamble says. */
+/* Decodes a request whose head (the wire_head_bytes before the payload) was copied away from its
+ * payload, for memory that others write to while it is read. Does not look at the payload; its
+ * length is taken from the preamble in head. */
 attn_status wire_request_decode_apart(uint8_t *head, uint8_t *payload, struct wire_arena *a,
                                       struct wire_request *out, char *why, size_t why_bytes);
 
@@ -129,19 +129,20 @@ void wire_request_head_encode(const Attnd__Request *h, uint64_t request_id, size
 void wire_reply_head_encode(const Attnd__Reply *h, uint64_t request_id, size_t payload_bytes,
                             uint8_t *dst);
 
-/* Where the tensors of a step are in its payload, from the header and the pool's geometry. */
+/* Where the tensors of a step are in its payload, computed from the header and the pool's
+ * geometry. */
 struct wire_step_layout {
     uint64_t n_tokens; /* of all items */
     uint64_t q_offset, k_offset, v_offset; /* valid where the flag is set */
-    uint64_t request_bytes; /* payload the request must have, exactly */
+    uint64_t request_bytes; /* the exact payload of the request */
     uint64_t out_offset, lse_offset;
     uint64_t reply_bytes;
 };
-/* dtype is the pool's q_dtype. The step is decoded or filled by the caller (arrays of equal
- * length).
+/* Computes the layout of a step. dtype is the pool's q_dtype. The step was decoded or filled in by
+ * the caller, with arrays of equal length.
  * Errors   ATTN_EINVAL flags are 0 or unknown, lse without attend, s->dtype is another, no items,
  *          an item of 0 tokens, positions or sizes that overflow 32 bits. *out is then
- *          untouched. */
+ * untouched. */
 attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint32_t num_kv_heads,
                                 uint32_t head_dim_k, uint32_t head_dim_v, attn_dtype dtype,
                                 struct wire_step_layout *out, char *why, size_t why_bytes);

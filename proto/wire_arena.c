@@ -1,7 +1,8 @@
-/* wire_arena.c: the bump allocator a message's header is unpacked into.
+/* wire_arena.c: the bump allocator into which a message's header is unpacked.
  *
- * First the caller's base, then chunks from malloc, each at least CHUNK_BYTES unless the limit
- * leaves less. Nothing is freed one by one: the header of a request lives as long as the request.
+ * It takes memory from the caller's base first, then from malloc in chunks of at least CHUNK_BYTES
+ * unless the limit leaves less. Nothing is freed one by one: the header of a request lives as long
+ * as the request.
  */
 #include "proto/wire.h"
 
@@ -15,7 +16,7 @@ struct wire_arena_chunk {
     _Alignas(ARENA_ALIGN) uint8_t bytes[];
 };
 
-/* bytes from [base, base + capacity), past *used; NULL if they do not fit */
+/* Takes bytes from [base, base + capacity), from *used on; NULL if they do not fit. */
 static void *bump(uint8_t *base, size_t capacity_bytes, size_t *used_bytes, size_t bytes)
 {
     size_t misaligned = ((uintptr_t)base + *used_bytes) % ARENA_ALIGN;

@@ -1,8 +1,9 @@
-/* wire_scan.c: the walk over a header's wire format that comes before protobuf-c sees it.
+/* wire_scan.c: walks a header's wire format before protobuf-c sees it.
  *
  * protobuf-c 1.4.1 recurses as deep as the bytes ask for, spends dozens of bytes of memory for each
  * byte of empty submessages, cuts wide varints to the field's width and merges repeated singular
- * messages. All of that is refused here, by name. Reads the bytes once, allocates nothing.
+ * messages. All of that is refused here, with the field's name. Reads the bytes once, allocates
+ * nothing.
  */
 #include "proto/wire_scan.h"
 
@@ -14,7 +15,7 @@
 enum wire_type { WIRE_VARINT = 0, WIRE_64BIT = 1, WIRE_BYTES = 2, WIRE_32BIT = 5 };
 
 enum {
-    MAX_MESSAGE_FIELDS = 64, /* fields of one message kind; a test holds the schema to it */
+    MAX_MESSAGE_FIELDS = 64, /* most fields of one message kind; a test holds the schema to it */
     MAX_VARINT_BYTES = 10,
     MAX_VARINT32_BYTES = 5,
 };
@@ -23,7 +24,7 @@ struct reader {
     const uint8_t *at, *end;
 };
 
-/* One message that is being walked. */
+/* A message that is being walked. */
 struct frame {
     const ProtobufCMessageDescriptor *desc;
     const struct frame *parent; /* NULL at the top */
@@ -39,10 +40,10 @@ struct scan {
     size_t why_bytes;
 };
 
-/* Most elements of the repeated fields of a message kind, and of one field of it. */
+/* The most elements that repeated fields of a message kind may have. */
 static const struct {
     const ProtobufCMessageDescriptor *desc;
-    const char *field; /* NULL: all */
+    const char *field; /* NULL: all of the kind's together */
     uint32_t max_elements;
 } element_limits[] = {
     {&attnd__step__descriptor, NULL, WIRE_MAX_STEP_ITEMS},
@@ -84,7 +85,7 @@ static void say(struct scan *s, const char *format, ...)
     s->why_bytes -= used;
 }
 
-/* "pool_create.spec.layers[3].": the way into f; nothing at the top */
+/* Appends the path to f, like "pool_create.spec.layers[3]."; nothing at the top. */
 static void say_path(struct scan *s, const struct frame *f)
 {
     if (f->parent == NULL)
@@ -103,7 +104,7 @@ static void say_field(struct scan *s, const struct frame *f, const ProtobufCFiel
     say(s, "%s", field->name);
 }
 
-/* ATTN_EPROTO with "header field PATH.NAME" and what is wrong with it. */
+/* Returns ATTN_EPROTO; why gets "header field PATH.NAME" and what is wrong with it. */
 #define refuse(s, f, field, ...) (say_field(s, f, field), say(s, __VA_ARGS__), ATTN_EPROTO)
 
 static bool read_varint(struct reader *r, uint32_t max_bytes, uint64_t *out)
@@ -131,8 +132,8 @@ static bool read_bytes(struct reader *r, uint64_t n, struct reader *out)
     return true;
 }
 
-/* UTF-8 without control characters (json may hold line ends and tabs); the offset of the first byte
- * that is not, or -1. */
+/* Checks for UTF-8 without control characters (json may hold line ends and tabs). Returns the
+ * offset of the first bad byte, or -1. */
 static int64_t text_check(struct reader r, bool is_json)
 {
     const uint8_t *start = r.at;
@@ -276,7 +277,7 @@ static attn_status count_element(struct scan *s, struct frame *f,
     return ATTN_OK;
 }
 
-/* The value of a known field. */
+/* Scans the value of a known field. */
 static attn_status scan_value(struct scan *s, struct frame *f,
                               const ProtobufCFieldDescriptor *field, enum wire_type type,
                               struct reader *r, struct reader body)

@@ -1,4 +1,4 @@
-/* wire_scan.h: bounds what protobuf-c will do with a header before it does it. Internal to
+/* wire_scan.h: checks a header against all limits before protobuf-c unpacks it. Internal to
  * proto/. */
 #ifndef ATTND_PROTO_WIRE_SCAN_H
 #define ATTND_PROTO_WIRE_SCAN_H

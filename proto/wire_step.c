@@ -1,10 +1,10 @@
-/* wire_step.c: where a step's tensors are in its request and reply. Arithmetic only. */
+/* wire_step.c: computes where a step's tensors are in its request and reply. */
 #include "proto/wire.h"
 
 #include <stdio.h>
 
-/* Places a tensor of rows x heads x dim elements at the next multiple of WIRE_ALIGN past *end
- * (below 2^32). false: the payload would pass 32 bits. */
+/* Places a tensor of rows x heads x dim elements at the next multiple of WIRE_ALIGN past *end,
+ * which is below 2^32. false: the payload would pass 32 bits. */
 static bool place(uint64_t rows, uint64_t heads, uint64_t dim, uint64_t element_bytes,
                   uint64_t *end, uint64_t *out_offset)
 {
