@@ -1,11 +1,10 @@
-/* bench_cache.c: what a fork of a long prefix costs, and how fast blocks go to host memory and
- * back.
+/* bench_cache.c: measures what a fork of a long prefix costs, and how fast blocks go to host memory
+ * and back.
  *
  *   forks   1,000 forks of one prefix: time each, arena memory each (resident pages of its memfd),
  *           and blocks: none until a fork writes
- *   swaps   blocks of 2 MiB (Llama-3-8B's, 16 tokens) through the host tier's own way on a CPU: a
- *           place, then copy and checksum in one pass; found, copied back so, verified; beside
- *           memcpy
+ *   swaps   blocks of 2 MiB (Llama-3-8B's, 16 tokens) along the path of the host tier on a CPU: a
+ *           place, copy and checksum in one pass; find, copy back likewise, verify; next to memcpy
  * Medians of 5 runs.
  */
 #include <stdio.h>

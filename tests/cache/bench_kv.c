@@ -1,10 +1,11 @@
-/* bench_kv.c: what the bookkeeping of a step costs on the host, by the number of open sequences.
+/* bench_kv.c: measures what the bookkeeping of a step costs on the host, by the number of open
+ * sequences.
  *
- * A decode item is: find by name, reserve one token, commit. Items come in batches of 64: all found
- * and reserved, then all committed, as the engine does it. Timed are these calls alone; names and
- * positions are computed, not loaded.
- *   layer by layer   each batch holds other sequences than the one before: at 100,000 sequences
- *                    every record is out of the near caches (the worst order)
+ * A decode item is: find by name, reserve one token, commit. Items come in batches of 64: all are
+ * found and reserved, then all committed, as the engine does it. Only these calls are timed; names
+ * and positions are computed, not loaded.
+ *   layer by layer   each batch has other sequences than the one before: at 100,000 sequences every
+ *                    record is out of the near caches (the worst order)
  *   batch by batch   the same 64 sequences for all 32 layers, then the next 64 (as workers do it)
  * Open, fork and close are timed with that many other sequences open. Medians of 5 runs.
  */

@@ -1,12 +1,13 @@
-/* bench_prefix.c: what prefix sharing costs, and what it finds of a trace. Not a test.
+/* bench_prefix.c: measures what prefix sharing costs, and how much of a trace it finds. Not a test.
  *   bench_prefix            nanoseconds per block of append, publish, open with a hit, evict, close
  *                           and free; the median of five runs for each size of the cache
  *   bench_prefix TRACE      the share of a trace's blocks that are found, by the size of the cache
  *
- * A trace is Mooncake's: JSON lines whose hash_ids name the blocks of a prompt in order. A request
- * is opened with them, appended and closed before the next one comes: metadata alone, no K and V.
- * Beside the cache stand a list of blocks by last use (lru) and one that knows the future: what is
- * needed last, or never again, goes first (optimum). A block is found if those before it are, too.
+ * A trace is Mooncake's: JSON lines whose hash_ids name the blocks of a prompt in order. Each
+ * request is opened with them, appended and closed before the next one: only metadata, no K and V.
+ * The cache is compared with a list of blocks by last use (lru) and with one that knows the future
+ * and evicts what is needed last or never again (optimum). A block counts as found only if those
+ * before it are found, too.
  */
 #include <jansson.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* fixture.h: a cache with one small pool, for the tests of one operation each. */
+/* fixture.h: a cache with one small pool, for tests of a single operation. */
 #ifndef TESTS_KV_FIXTURE_H
 #define TESTS_KV_FIXTURE_H
 

@@ -1,4 +1,4 @@
-/* kv_test.h: small helpers of the cache's tests. */
+/* kv_test.h: short helpers for the cache's tests. */
 #ifndef TESTS_KV_TEST_H
 #define TESTS_KV_TEST_H
 

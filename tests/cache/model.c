@@ -1,7 +1,7 @@
-/* model.c: what the model holds: tables, references to their blocks, and what is published.
+/* model.c: the state of the model: tables, references to their blocks, and what is published.
  *
- * Nothing is counted along: who refers to a block, how many are used and which one goes when blocks
- * run out are found by searching all of it each time.
+ * The model keeps no counters: who refers to a block, how many are used and which one is evicted
+ * next are found by searching everything each time.
  */
 #include "tests/cache/model_internal.h"
 

@@ -1,7 +1,7 @@
-/* model_apply.c: what an operation does to the model, and the status that it gets.
+/* model_apply.c: applies an operation to the model and predicts its status.
  *
- * A refused operation leaves the model as it was. Which blocks a move takes only the cache knows:
- * model_learn (model_check.c) says it afterwards.
+ * A refused operation leaves the model as it was. Only the cache knows which blocks a move takes:
+ * model_learn (model_check.c) adds that afterwards.
  */
 #include "tests/cache/model_internal.h"
 

@@ -1,7 +1,8 @@
-/* model_check.c: operations on the cache and the pretended device, and what differs from the model.
+/* model_check.c: applies an operation to the cache and the simulated device, and compares both with
+ * the model.
  *
- * Of blocks that move the model cannot know which ones: model_learn asks the cache, and judges
- * whether they may.
+ * The model cannot know which blocks a move takes: model_learn asks the cache, and checks that
+ * these blocks may move.
  */
 #include "tests/cache/model_internal.h"
 

@@ -1,8 +1,8 @@
-/* model_draw.c: random operations, and an operation in words.
+/* model_draw.c: draws random operations, and prints an operation in words.
  *
- * Operations are drawn until one makes sense for the model's state; some that the cache has to
- * refuse do. A seed gives the same operations with every compiler: no two draws stand where their
- * order is the compiler's.
+ * Operations are drawn until one makes sense for the model's state, including some that the cache
+ * has to refuse. A seed gives the same operations with every compiler: no two draws are in an
+ * expression whose order of evaluation the compiler chooses.
  */
 #include "tests/cache/model_internal.h"
 #include "tests/random.h"

@@ -1,6 +1,6 @@
-/* model_internal.h: what the files of model.h share: model.c (what the model holds), model_apply.c
- * (what an operation does to it), model_draw.c (operations at random) and model_check.c (the same
- * on the cache, and what differs).
+/* model_internal.h: shared by the files that implement model.h: model.c (the state), model_apply.c
+ * (operations on the model), model_draw.c (random operations) and model_check.c (operations on the
+ * cache, and the comparison).
  */
 #ifndef TESTS_CACHE_MODEL_INTERNAL_H
 #define TESTS_CACHE_MODEL_INTERNAL_H

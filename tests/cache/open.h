@@ -1,4 +1,4 @@
-/* open.h: sequences that begin with nothing known of their tokens. */
+/* open.h: opens sequences without any known tokens. */
 #ifndef TESTS_CACHE_OPEN_H
 #define TESTS_CACHE_OPEN_H
 

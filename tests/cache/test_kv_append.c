@@ -1,4 +1,4 @@
-/* test_kv_append.c: appends, copies on write, forks and truncations: a sentence a test. */
+/* test_kv_append.c: tests appends, copies on write, forks and truncations. */
 #include "tests/cache/fixture.h"
 
 static void appends_take_blocks_at_the_first_layer_that_needs_them(void **state)

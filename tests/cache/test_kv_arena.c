@@ -1,4 +1,4 @@
-/* test_kv_arena.c: the arena: its limits, its successors, and its sizes. */
+/* test_kv_arena.c: tests the arena: its limits, its sizes, and opening it in a successor. */
 #define _GNU_SOURCE
 #include "tests/cache/fixture.h"
 

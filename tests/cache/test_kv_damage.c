@@ -1,5 +1,6 @@
-/* test_kv_damage.c: an arena from a predecessor may hold anything; opening it never crashes, drops
- * and counts what is damaged, and leaves the rest as it was. One argument: a seed to run alone.
+/* test_kv_damage.c: an arena from a predecessor may hold anything: opening it must never crash,
+ * must drop and count what is damaged, and must leave the rest as it was. One argument: a seed to
+ * run alone.
  */
 #define _GNU_SOURCE
 #include "tests/cache/model.h"

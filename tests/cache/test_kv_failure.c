@@ -1,7 +1,8 @@
-/* test_kv_failure.c: every call that takes memory or a descriptor fails once, at each of its turns.
+/* test_kv_failure.c: makes every call that takes memory or a descriptor fail once, at each place
+ * where it is made.
  *
- * The linker sends those calls here (--wrap). A failed kv_open leaves no descriptor, no mapping and
- * no output; a failed kv_check changes nothing.
+ * The linker redirects those calls here (--wrap). A failed kv_open must leave no descriptor, no
+ * mapping and no output; a failed kv_check must change nothing.
  */
 #define _GNU_SOURCE
 #include "tests/cache/kv_test.h"

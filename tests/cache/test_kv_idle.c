@@ -1,5 +1,5 @@
-/* test_kv_idle.c: blocks of idle sequences in idle memory: which may go, whose pages are whose, and
- * what a successor makes of them with that memory and without. */
+/* test_kv_idle.c: tests idle memory: which blocks may move out, that no page has two owners, and
+ * what a successor makes of them with and without that memory. */
 #define _GNU_SOURCE
 #include "tests/cache/kv_test.h"
 

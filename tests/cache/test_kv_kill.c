@@ -1,11 +1,12 @@
 /* test_kv_kill.c: a kill between any two instructions of an operation leaves a recoverable truth.
  *
- * A child runs random operations on an arena that this process maps, too. While an operation runs,
- * the child is stepped instruction by instruction; whenever that changed a byte of the arena, a
- * copy is opened as a successor would: kv_check must pass, and all sequences, lengths, tables and
- * the cells that the tables point to must be those of the model before the operation, or all those
- * after it. So what was committed is there, what was not acknowledged happened whole or not at all,
- * and no table names a block whose copy was not committed. Skipped where tracing is not allowed.
+ * A child runs random operations on an arena that this process also maps. During an operation the
+ * child is stepped instruction by instruction; whenever a step has changed a byte of the arena, a
+ * copy is opened as a successor would open it: kv_check must pass, and all sequences, lengths,
+ * tables and the cells that the tables point to must be those of the model either before or after
+ * the operation. So what was committed is there, what was not acknowledged happened completely or
+ * not at all, and no table names a block whose copy was not committed. Skipped where tracing is not
+ * allowed.
  */
 #define _GNU_SOURCE
 #include "tests/cache/model.h"

@@ -1,10 +1,10 @@
-/* test_kv_kill_pools.c: a kill between any two instructions of what test_kv_kill.c has not: pools
- * that are made and dropped, owners, what is said of retention, blocks that come back.
+/* test_kv_kill_pools.c: kills like those of test_kv_kill.c, for what that test leaves out: creating
+ * and dropping pools, owners, retention, and blocks that come back from a tier.
  *
- * A child runs the steps below on an arena that this process maps, too, and is stepped instruction
- * by instruction. Whenever that changed a byte of the arena, a copy is opened as a successor would:
- * kv_check passes, nothing is damaged, and pools, owners and sequences are those from before the
- * step or those from after it. Skipped where tracing is not allowed.
+ * A child runs the steps below on an arena that this process also maps, and is stepped instruction
+ * by instruction. Whenever a step has changed a byte of the arena, a copy is opened as a successor
+ * would open it: kv_check must pass, nothing may be damaged, and pools, owners and sequences must
+ * be those from before or after the step. Skipped where tracing is not allowed.
  */
 #define _GNU_SOURCE
 #include "tests/cache/kv_test.h"

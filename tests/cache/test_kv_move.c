@@ -1,5 +1,5 @@
-/* test_kv_move.c: sequences move between two caches, as those of two cards do: what they are stays
- * the same, blocks are conserved in both, and no name ever has one epoch twice. */
+/* test_kv_move.c: moves sequences between two caches, as between two cards: their state must stay
+ * the same, no cache may lose blocks, and no name may ever have the same epoch twice. */
 #include <stdlib.h>
 #include <unistd.h>
 

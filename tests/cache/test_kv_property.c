@@ -1,7 +1,8 @@
-/* test_kv_property.c: thousands of random operations on cache and model, compared after each.
+/* test_kv_property.c: runs thousands of random operations on cache and model and compares them
+ * after each.
  *
- * The pool is small, so that running out of blocks, sharing and copies happen all the time. One
- * argument: a seed to run alone (a failure prints its seed).
+ * The pool is small, so that blocks run out, are shared and copied all the time. One argument: a
+ * seed to run alone (a failure prints its seed).
  */
 #include "tests/cache/model.h"
 

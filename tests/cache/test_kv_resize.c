@@ -1,6 +1,6 @@
-/* test_kv_resize.c: pools that grow and shrink while they are used: what is refused, what goes, and
- * where to what stays is moved. The random operations of the property tests resize, too, and those
- * of the kill tests. */
+/* test_kv_resize.c: tests pools that grow and shrink while in use: what is refused, what is
+ * evicted, and where the blocks that stay are moved. The property and kill tests resize at random,
+ * too. */
 #include "tests/cache/fixture.h"
 
 /* The fixture's pool has 12 blocks; another lies behind it, as far as the records go. */

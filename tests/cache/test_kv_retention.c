@@ -1,5 +1,6 @@
-/* test_kv_retention.c: which published block goes first: priorities, times to live and pins,
- * against a search over all that is published; what recovery keeps of them; what is refused.
+/* test_kv_retention.c: tests which published block is evicted first (priorities, times to live and
+ * pins) against a search over all that is published, what recovery keeps of retention, and what is
+ * refused.
  */
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* test_kv_seq.c: pools, and sequences opened, found, adopted and closed: a sentence a test. */
+/* test_kv_seq.c: tests pools, and opening, finding, adopting and closing sequences. */
 #include "tests/cache/fixture.h"
 
 static void a_pool_made_again_is_the_same_pool(void **state)

@@ -1,8 +1,8 @@
-/* test_kv_tiers.c: evicted blocks go to a host tier and come back, against a model: random
+/* test_kv_tiers.c: evicted blocks go to a host tier and come back, checked against a model: random
  * opens, appends, forks, truncations and closes in a pool that is too small for them. Each block's
  * bytes are a hash of all tokens up to its end, so that whatever a sequence begins with can be
- * compared with what it would have computed. Moves fail, bits flip, the tier is full: then the
- * tokens are computed anew.
+ * compared with what it would have computed. If a move fails, a bit flips or the tier is full, the
+ * tokens must be computed anew.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* test_tier_store.c: the store of evicted blocks against a model: what is found has the bytes that
- * were put there, the limit holds, what was used longest ago goes first; damage is found; memory
- * fails at each of its turns.
+/* test_tier_store.c: tests the store of evicted blocks against a model: found blocks have the bytes
+ * that were stored, the limit holds, the block used longest ago is evicted first, and damage is
+ * found. Memory fails at each place where it is taken.
  */
 #include "cache/tier_store.h"
 #include "tests/random.h"
