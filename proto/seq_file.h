@@ -59,7 +59,7 @@ void seq_file_encode(const struct seq_file *f, uint8_t *dst);
  *          version. why names field and value */
 attn_status seq_file_head_find(const uint8_t *bytes, size_t n_bytes, uint64_t file_bytes,
                                uint64_t *out_head_bytes, char *why, size_t why_bytes);
-/* Decodes a head of the length that seq_file_head_find told; head is 8-byte aligned. *out points
+/* Decodes a head of the length that seq_file_head_find gave; head is 8-byte aligned. *out points
  * into it. Errors as there. */
 attn_status seq_file_decode(const uint8_t *head, uint64_t head_bytes, struct seq_file *out,
                             char *why, size_t why_bytes);

@@ -47,9 +47,9 @@ enum {
 /* At offset 0 of the region; each word alone on its cache line. */
 struct shm_control {
     _Alignas(64) _Atomic uint32_t submitted; /* entries put into the submit ring, by the client */
-    _Alignas(64) _Atomic uint32_t daemon_sleeps; /* 1: whoever submits next writes the eventfd */
+    _Alignas(64) _Atomic uint32_t daemon_sleeps; /* 1: the next submit writes the eventfd */
     _Alignas(64) _Atomic uint32_t completed; /* entries put into the complete ring, by the daemon */
-    _Alignas(64) _Atomic uint32_t client_sleeps; /* whoever completes next wakes the client */
+    _Alignas(64) _Atomic uint32_t client_sleeps; /* how the next completion wakes the client */
 };
 
 /* Entry (count % n_slots) of the submit ring. Offsets are from the start of the region, multiples

@@ -1,5 +1,5 @@
-/* model.h: a naive model of the cache, a simulated device, and random operations on both and on the
- * cache.
+/* model.h: a naive model of the cache, a simulated device, and random operations on cache,
+ * model and device.
  *
  * The model keeps plain arrays and counts by searching; it predicts the status of every operation.
  * Its blocks have ids of its own that are never used twice. The device is an array of cells, one
