@@ -72,7 +72,7 @@ struct kv_header {
     uint64_t offset[KV_N_SECTIONS];
     struct kv_config config;
     uint64_t key[2]; /* key of every siphash in this arena; from the kernel's random source */
-    uint64_t root_secret[2], block_secret[2]; /* for the keys of published blocks; as random */
+    uint64_t root_secret[2], block_secret[2]; /* for the keys of published blocks, random too */
     uint64_t seal; /* hash of all fields above, under an all-zero key */
 };
 
@@ -93,7 +93,7 @@ struct kv_pool_rec {
     uint32_t generation; /* of the record: outlives the pool */
     uint32_t n_ever_published; /* blocks from here on were never published */
     /* derived */
-    uint32_t n_blocks; /* current number */
+    uint32_t n_blocks; /* its present number of blocks */
     uint32_t block_shift; /* log2(block_tokens) */
     uint32_t free_head; /* plus one; free blocks below n_fresh */
     uint32_t n_fresh; /* blocks from here on were never used */

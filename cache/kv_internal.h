@@ -1,19 +1,18 @@
-/* kv_internal.h: what the files of cache/ share; no other folder includes it.
+/* kv_internal.h: what the files of cache/ share; only they and their tests include it.
  *
  * Who calls whom: a file calls only files of lines below its own, so there is no circle.
  *
- *   open        makes or maps the arena       check      proves that derived state matches truth
- *   pools       create, find, drop            resize     pools grow and shrink
- *   recover     derived state from truth      import     sequences that move between caches; holds
- *   seq         open, fork, truncate, close   early_commit  appends that a device answers early
- *   append      reserve, commit, journal      damage     tells damaged records by truth alone
- *   idle        blocks in host memory
- *   prefix      publishing, promotions        fork       forks without a table
- *   window      blocks that windows free      blocks     references and free lists
- *   retention   how long blocks stay          lru        which block is evicted
- *   published   records and their index       dedup      repeated requests, epochs
- *   records     in use, seals, failures       index      (tenant, name) -> sequence
- *   siphash     the keyed hash                tier_store (by itself) a store for evicted blocks
+ *   open     makes or maps the arena      check        proves derived state against truth
+ *   pools    create, find, drop           resize       pools grow and shrink
+ *   recover  derived state from truth     import       moves between caches; holds
+ *   seq      open, fork, truncate, close  early_commit answered before the commit
+ *   append   reserve, commit, journal     damage       what truth alone tells of a record
+ *   idle     blocks in host memory
+ *   prefix   publishing, promotions       fork         lazy forks            window freed blocks
+ *   blocks   references, free lists       retention    how long blocks stay
+ *   lru      which block is evicted       published    records, their index  dedup repeats, epochs
+ *   records  in use, seals, failures      index        (tenant, name) -> sequence
+ *   siphash  the keyed hash               tier_store   (by itself) a store for evicted blocks
  *
  * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned
  * store with a compiler barrier on both sides. A process dies between two instructions and its
