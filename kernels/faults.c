@@ -1,5 +1,6 @@
-/* faults.c: see faults.h. One backend at a time is wrapped: what it was told and where it is, is
- * static. */
+/* faults.c: reads the text that names faults, and wraps a backend's submit and poll so that they
+ * happen. One backend at a time is wrapped: what it was told and where it is, is static.
+ */
 #include "kernels/faults.h"
 
 #include <inttypes.h>

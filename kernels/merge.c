@@ -1,4 +1,6 @@
-/* merge.c: see merge.h. */
+/* merge.c: merges outputs row by row: a row's parts are summed in f32, each weighted by exp of its
+ * lse less that of all.
+ */
 #include "kernels/merge.h"
 
 #include <math.h>

@@ -1,4 +1,6 @@
-/* moves.c: see moves.h. */
+/* moves.c: the copy that makes a checksum as it goes, and for each direction a queue with its
+ * threads, of which each calls the device for what it takes.
+ */
 #define _GNU_SOURCE
 #include "kernels/moves.h"
 

@@ -1,7 +1,7 @@
-/* selftest.c: see selftest.h. A case is one geometry with one set of options: prompts of three
- * lengths are appended and attended, then a step of a few tokens each after one block was copied,
- * then the step is computed again by every variant of the bench and by none, as a graph where the
- * device has them.
+/* selftest.c: runs the self test and prints its report. A case is one geometry with one set of
+ * options: prompts of three lengths are appended and attended, then a step of a few tokens each
+ * after one block was copied, then the step is computed again by every variant of the bench and by
+ * none, as a graph where the device has them.
  */
 #include "kernels/selftest.h"
 

@@ -1,4 +1,6 @@
-/* certs.c: see certs.h. */
+/* certs.c: makes all certificates at once with attnctl's code, in a folder of /tmp that the process
+ * which made them removes at exit.
+ */
 #define _GNU_SOURCE /* nftw */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,6 @@
-/* lane_link.c: see lane_link.h. */
+/* lane_link.c: hello and welcome with their descriptors over the socket, the mapped page and
+ * regions, and waiting for the word that says how far the daemon is.
+ */
 #define _GNU_SOURCE
 #include "lane_link.h"
 

@@ -1,4 +1,6 @@
-/* lane_steps.c: see lane_steps.h. */
+/* lane_steps.c: builds plan requests, fills a layer's tensors in the lane's regions, rings, and
+ * compares what comes out with the model.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>

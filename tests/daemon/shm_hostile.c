@@ -1,6 +1,6 @@
-/* shm_hostile.c: see shm_hostile.h. Each turn connects and does one of six things: scribbles over a
- * step in flight, submits random entries, writes random words, abuses the descriptors it got,
- * stalls or dies, or says a strange hello.
+/* shm_hostile.c: a hostile client in a loop. Each turn connects and does one of six
+ * things: scribbles over a step in flight, submits random entries, writes random words, abuses the
+ * descriptors it got, stalls or dies, or says a strange hello.
  */
 #define _GNU_SOURCE
 #include "shm_hostile.h"

@@ -1,4 +1,6 @@
-/* shm_link.c: see shm_link.h. */
+/* shm_link.c: hello and welcome over the socket, the mapped rings, and messages through their
+ * slots with the wakes that either side asks for.
+ */
 #define _GNU_SOURCE
 #include "shm_link.h"
 #include "proto/attn_time.h"

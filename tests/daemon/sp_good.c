@@ -1,4 +1,6 @@
-/* sp_good.c: see sp_good.h. */
+/* sp_good.c: a peer's whole round trip, messages of steps and errors as they must be, and a clock
+ * that only the test moves.
+ */
 #include "sp_good.h"
 
 #include <setjmp.h>

@@ -1,4 +1,6 @@
-/* sp_proxy.c: see sp_proxy.h. */
+/* sp_proxy.c: the proxy's thread: after the handshake it reads whole messages of either direction
+ * and draws for each what becomes of it.
+ */
 #include "sp_proxy.h"
 #include "tests/random.h"
 

@@ -1,4 +1,6 @@
-/* sp_server.c: see sp_server.h. */
+/* sp_server.c: the fake engine in place of the real one's functions, the transport's loop, waiting
+ * for its counters, and the raw client.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,6 @@
-/* tls_client.c: see tls_client.h. */
+/* tls_client.c: carries the bytes of one tls_stream over a socket. The daemon's certificate is
+ * verified against the good CA.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,6 @@
-/* rig.c: see rig.h. */
+/* rig.c: opens a backend, lays out batches and their table changes as the engine would, and
+ * compares what two rigs computed and what their blocks hold.
+ */
 #include "tests/gpu/rig.h"
 
 #include <math.h>

@@ -1,4 +1,6 @@
-/* check.c: see check.h. */
+/* check.c: makes a run's batches of random values, remembers what was appended, and holds outputs
+ * to the reference's bounds.
+ */
 #include "tests/kernels/check.h"
 
 #include "kernels/reference.h"

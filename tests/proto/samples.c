@@ -1,4 +1,4 @@
-/* samples.c: see samples.h. The bodies are static: filling only points to them. */
+/* samples.c: the list of samples. Their bodies are static: filling only points to them. */
 #include "samples.h"
 
 #include <stdlib.h>
