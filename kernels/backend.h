@@ -338,12 +338,6 @@ typedef const struct backend_ops *(*backend_module_fn)(void);
 /* The built-in CPU backend. */
 const struct backend_ops *backend_cpu(void);
 
-/* Finds a backend by name ("cpu", "cuda", "hip", another module's): built in, or attnd-NAME.so next
- * to the running binary, in ../lib/attnd beside it, or in $ATTND_MODULE_DIR. The module stays
- * loaded. ATTN_ENOTFOUND: the reason is in why. */
-attn_status backend_load(const char *name, const struct backend_ops **out_ops, char *why,
-                         size_t why_bytes);
-
 /* Checks what every backend needs of a geometry (ranges, multiples, sizes that overflow) and names
  * the field and value in why. Backends call it first in pool_check. */
 attn_status backend_pool_config_check(const struct backend_pool_config *c, char *why,

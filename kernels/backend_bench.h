@@ -76,13 +76,4 @@ static inline uint32_t backend_bench_shards(const char *variant)
 /* The built-in CPU backend's. */
 const struct backend_bench_ops *backend_cpu_bench(void);
 
-/* Finds attnd-NAME.so as backend_load does and looks up a symbol; the module stays loaded. */
-attn_status backend_module_symbol(const char *name, const char *symbol, void **out_symbol,
-                                  char *why, size_t why_bytes);
-
-/* Finds the table of a backend as backend_load finds the backend. ATTN_ENOTFOUND: the reason is
- * in why. */
-attn_status backend_bench_load(const char *name, const struct backend_bench_ops **out_ops,
-                               char *why, size_t why_bytes);
-
 #endif

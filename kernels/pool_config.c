@@ -1,5 +1,5 @@
-/* pool_config.c: checks what all backends need of a geometry, and of a batch's words. Apart from
- * backend.c so that a loadable backend carries this and not the built-in one.
+/* pool_config.c: checks what all backends need of a geometry, and of a batch's words. A loadable
+ * backend carries it, and not the built-in one.
  */
 #include "kernels/kv_layout.h"
 #include "kernels/layer_visible.h"

@@ -5,9 +5,9 @@
  */
 #include "kernels/selftest.h"
 
-#include "kernels/backend_bench.h"
 #include "kernels/cases.h"
 #include "kernels/kv_layout.h"
+#include "kernels/load.h"
 #include "kernels/reference.h"
 
 #include <inttypes.h>

@@ -8,6 +8,7 @@
 #include "daemon/base/log.h"
 #include "daemon/process/memory.h"
 #include "kernels/faults.h"
+#include "kernels/load.h"
 #include "kernels/selftest.h"
 
 enum { WHY_BYTES = 512 };

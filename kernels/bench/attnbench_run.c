@@ -7,6 +7,7 @@
 #include "kernels/bench/attnbench.h"
 
 #include "kernels/kv_layout.h"
+#include "kernels/load.h"
 #include "kernels/reference.h"
 
 #include <math.h>

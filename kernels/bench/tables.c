@@ -3,6 +3,7 @@
  */
 #include "kernels/bench/tables.h"
 
+#include "kernels/load.h"
 #include "kernels/reference.h"
 
 #include <math.h>

@@ -18,6 +18,7 @@
 
 #include "daemon/cards/split/tensors.h"
 #include "kernels/kv_layout.h"
+#include "kernels/load.h"
 #include "kernels/reference.h"
 #include "tests/kernels/cases.h"
 #include "tests/random.h"

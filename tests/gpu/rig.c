@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "kernels/kv_layout.h"
+#include "kernels/load.h"
 #include "kernels/reference.h"
 #include "tests/random.h"
 

@@ -2,6 +2,7 @@
  * descriptor over and is killed. Usage as test_gpu.
  */
 #include "kernels/kv_layout.h"
+#include "kernels/load.h"
 #include "tests/gpu/rig.h"
 
 #include <setjmp.h>

@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/backend.h"
 #include "kernels/kv_layout.h"
+#include "kernels/load.h"
 #include "proto/attn_time.h"
 
 enum {

@@ -3,6 +3,7 @@
  */
 #include "tests/kernels/check.h"
 
+#include "kernels/load.h"
 #include "kernels/reference.h"
 
 #include <inttypes.h>

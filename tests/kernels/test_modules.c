@@ -1,6 +1,6 @@
 /* test_modules.c: the backends that were built load side by side, and one without a device says so.
  */
-#include "kernels/backend_bench.h"
+#include "kernels/load.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

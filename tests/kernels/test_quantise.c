@@ -4,6 +4,7 @@
  *   test_quantise [BACKEND]
  */
 #include "kernels/kv_layout.h"
+#include "kernels/load.h"
 #include "kernels/reference.h"
 
 #include <math.h>

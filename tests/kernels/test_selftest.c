@@ -3,6 +3,7 @@
  *
  *     test_selftest [NAME [TESTS]]
  */
+#include "kernels/load.h"
 #include "kernels/selftest.h"
 
 #include <setjmp.h>

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/load.h"
+
 attn_status rungs_load(const char *backend, const struct rungs_ops **out_ops, char *why,
                        size_t why_bytes)
 {

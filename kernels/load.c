@@ -1,9 +1,9 @@
-/* backend.c: finds backends by name.
+/* load.c: finds backends by name.
  *
  * The cpu backend is linked in; the others are modules, so that this program needs no driver to
  * start. A module that was loaded stays loaded until the process ends.
  */
-#include "kernels/backend_bench.h"
+#include "kernels/load.h"
 
 #include <dlfcn.h>
 #include <inttypes.h>
