@@ -15,6 +15,7 @@
 
 #include "attnd.pb-c.h"
 #include "proto/attn_types.h"
+#include "proto/wire_limits.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "attnd's messages are little-endian");
 
@@ -24,21 +25,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "attnd's messages are 
 #define WIRE_ALIGN 64u
 #define WIRE_FLAG_REPLY 1u
 
-/* limits of a header, checked before anything is unpacked */
-#define WIRE_MAX_HEADER_BYTES (1u << 20)
-#define WIRE_MAX_DEPTH 4u /* the header itself is 1 */
-#define WIRE_MAX_SUBMESSAGES 1100u /* in one header; most are layer specs */
-#define WIRE_MAX_FIELDS 32768u /* in one header, including unknown ones and unpacked elements */
-#define WIRE_MAX_STEP_ITEMS 4096u
-#define WIRE_MAX_TOKENS 131072u /* ids of one message */
-#define WIRE_MAX_RETENTIONS 8 /* ranges of tokens in one message */
-#define WIRE_MAX_CHUNK_BLOCKS 1024u /* of export and import */
-#define WIRE_MAX_STRING_BYTES 4096u
-#define WIRE_MAX_JSON_BYTES (256u << 10) /* of StatsReply.json */
-#define WIRE_MAX_LAYERS 512u
-#define WIRE_MAX_HEADS 1024u
-#define WIRE_MAX_FEATURES 64u /* required_features */
-/* an arena with this limit can unpack every header within the limits above */
+/* an arena of this limit unpacks every header that is inside the limits (wire_limits.h) */
 #define WIRE_ARENA_LIMIT_BYTES ((size_t)8 << 20)
 
 enum { WIRE_STEP_APPEND = 1, WIRE_STEP_ATTEND = 2, WIRE_STEP_LSE = 4 };

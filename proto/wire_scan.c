@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/wire_limits.h"
+
 enum wire_type { WIRE_VARINT = 0, WIRE_64BIT = 1, WIRE_BYTES = 2, WIRE_32BIT = 5 };
 
 enum {
