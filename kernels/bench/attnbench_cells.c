@@ -8,7 +8,7 @@
  * kernel at page 16; above 0.2 ms many calls in one graph. It stands beside our time only to be
  * compared on that card.
  */
-#include "kernels/bench/attnbench.h"
+#include "kernels/bench/bench.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * cell of its own, on its own device. The slowest part counts. What brings the parts together is
  * not in it: the daemon's hand-over, and the merge of a split by tokens (scripts/bench-cards).
  */
-#include "kernels/bench/attnbench.h"
+#include "kernels/bench/bench.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -18,7 +18,7 @@
  * bursts. The last tokens of each sequence are compared with the float64 reference, all outputs
  * must be finite; of a layer, the last product is compared, given attention's output.
  */
-#include "kernels/bench/attnbench.h"
+#include "kernels/bench/bench.h"
 
 #include "kernels/layer_visible.h"
 #include "kernels/reference.h"

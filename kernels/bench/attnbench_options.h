@@ -2,7 +2,7 @@
 #ifndef ATTND_ATTNBENCH_OPTIONS_H
 #define ATTND_ATTNBENCH_OPTIONS_H
 
-#include "kernels/bench/attnbench.h"
+#include "kernels/bench/bench.h"
 
 enum { BENCH_MAX_GIVEN = 64 }; /* cells by --cell */
 

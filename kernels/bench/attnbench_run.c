@@ -4,7 +4,7 @@
  * Block i of a pool is a stretch of one buffer of random values, so filling costs one copy per
  * block and the reference can look the values up without reading them back.
  */
-#include "kernels/bench/attnbench.h"
+#include "kernels/bench/bench.h"
 
 #include "kernels/kv_layout.h"
 #include "kernels/load.h"

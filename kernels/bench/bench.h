@@ -1,13 +1,14 @@
-/* attnbench.h: the parts of attnbench among themselves.
+/* bench.h: the parts of attnbench among themselves.
  *
- * attnbench.c        arguments, tables, CSV
- * attnbench_cells.c  what is measured
- * attnbench_run.c    one cell: fills a pool, checks, times
+ * attnbench.c          tables, CSV
+ * attnbench_options.c  arguments
+ * attnbench_cells.c    what is measured
+ * attnbench_run.c      one cell: fills a pool, checks, times
  * attnbench_devices.c  cells on one card and split over several
  * attnbench_dilated.c  the grid of dilated attention, whose rows are other ones
  */
-#ifndef ATTND_KERNELS_ATTNBENCH_H
-#define ATTND_KERNELS_ATTNBENCH_H
+#ifndef ATTND_KERNELS_BENCH_H
+#define ATTND_KERNELS_BENCH_H
 
 #include "kernels/backend_bench.h"
 #include "kernels/cases.h"
