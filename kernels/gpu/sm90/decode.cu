@@ -6,7 +6,7 @@
 
 #include "kernels/gpu/sm90/decode_kernels.h"
 #include "kernels/gpu/sm90/tensor_map.h"
-#include "kernels/gpu/vendor/runtime_cuda.h"
+#include "kernels/gpu/vendor/launch_cuda.h"
 
 static decode::kernel_fn kernel_for(const struct decode_pool *p, enum decode_kernel kernel,
                                     uint32_t rows, decode::decode_start start)

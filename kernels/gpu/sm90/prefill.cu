@@ -5,7 +5,7 @@
 
 #include "kernels/gpu/sm90/prefill_kernels.h"
 #include "kernels/gpu/sm90/tensor_map.h"
-#include "kernels/gpu/vendor/runtime_cuda.h"
+#include "kernels/gpu/vendor/launch_cuda.h"
 
 using prefill::prefill_maps;
 

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <type_traits>
 
-#include "kernels/gpu/vendor/runtime_cuda.h"
+#include "kernels/gpu/vendor/launch_cuda.h"
 
 #define GPU_DEVICE __device__ __forceinline__
 #define GPU_PARAM(type, name) const __grid_constant__ type name

@@ -1,7 +1,8 @@
-/* runtime_cuda.c: runtime.h over the CUDA runtime. The driver's memory calls are looked up through
- * the runtime, so that the module loads, and fails in words, where there is no driver.
+/* runtime_cuda.c: runtime.h and launch_cuda.h over the CUDA runtime. The driver's memory calls are
+ * looked up through the runtime, so that the module loads, and fails in words, where there is no
+ * driver.
  */
-#include "kernels/gpu/vendor/runtime_cuda.h"
+#include "kernels/gpu/vendor/launch_cuda.h"
 
 #include <cuda.h>
 #include <stdio.h>

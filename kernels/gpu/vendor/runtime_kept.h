@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "kernels/gpu/vendor/runtime_cuda.h"
+#include "kernels/gpu/vendor/launch_cuda.h"
 
 struct kept_params {
     dim3 grid, block;

@@ -6,7 +6,7 @@
  */
 #include "kernels/gpu/sm90/decode_kernels.h"
 #include "kernels/gpu/sm90/prefill_kernels.h"
-#include "kernels/gpu/vendor/runtime_cuda.h"
+#include "kernels/gpu/vendor/launch_cuda.h"
 #include "tests/kernels/simt/gpu_simt.h"
 #include "tests/kernels/simt/sm90.h"
 

@@ -1,7 +1,7 @@
-/* runtime_cuda.h: the one way a kernel is launched; for CUDA sources only.
+/* launch_cuda.h: the one way a kernel is launched; for CUDA sources only.
  */
-#ifndef ATTND_GPU_RUNTIME_CUDA_H
-#define ATTND_GPU_RUNTIME_CUDA_H
+#ifndef ATTND_GPU_LAUNCH_CUDA_H
+#define ATTND_GPU_LAUNCH_CUDA_H
 
 #include <cuda_runtime.h>
 
