@@ -35,7 +35,7 @@ add_library(attnd-cuda MODULE
   gpu_moves.c gpu_peers.c ../bench/gpu_bench.c vendor/runtime_cuda.c
   sm90/decode_select.c sm90/decode_fill.c sm90/prefill_plan.c prep.cu blocks.cu sums.cu merge.cu ../bench/read.cu ../bench/project.cu
   attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu attend_codes.cu attend_f32.cu
-  sm90/decode.cu  sm90/prefill.cu ../bench/ladder.cu $<TARGET_OBJECTS:attnd-cuda-decode>)
+  sm90/decode_launch.cu sm90/prefill_launch.cu ../bench/ladder.cu $<TARGET_OBJECTS:attnd-cuda-decode>)
 set_target_properties(attnd-cuda PROPERTIES PREFIX "" CUDA_STANDARD 17
   CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${ATTND_CUDA_ARCHS}"
   C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON

@@ -83,7 +83,7 @@ enum decode_kernel {
 #define DECODE_SHORT_WORDS 1152
 #define DECODE_FEW_WORDS 192
 
-/* A prepared batch. Only decode.cu and the kernels look inside; the scalars are good for
+/* A prepared batch. Only decode_launch.cu and the kernels look inside; the scalars are good for
  * statistics. */
 struct decode_call {
     const struct decode_pool *pool;

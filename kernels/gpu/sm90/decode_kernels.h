@@ -1,5 +1,5 @@
-/* decode_kernels.h: where decode.cu finds the kernel for a geometry. One file a dtype instantiates
- * them (decode_bf16.cu, decode_f16.cu), so that they compile side by side.
+/* decode_kernels.h: where decode_launch.cu finds the kernel for a geometry. One file a dtype
+ * instantiates them (decode_bf16.cu, decode_f16.cu), so that they compile side by side.
  */
 #ifndef ATTND_GPU_DECODE_KERNELS_H
 #define ATTND_GPU_DECODE_KERNELS_H

@@ -1,4 +1,4 @@
-/* prefill_kernels.h: where prefill.cu finds the kernel for a geometry. One file a dtype
+/* prefill_kernels.h: where prefill_launch.cu finds the kernel for a geometry. One file a dtype
  * instantiates them, so that they compile side by side.
  */
 #ifndef ATTND_GPU_PREFILL_KERNELS_H

@@ -1,8 +1,8 @@
-/* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu and prefill.cu. It counts
- * launches by kernel; with ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide; of wide
- * rows32, of short direct, of direct early; prefill, dilated, codes; of prefill and codes cut) the
- * process ends with code 3 if one of them was never launched, so that a test cannot pass by the
- * generic kernels.
+/* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode_launch.cu and prefill_launch.cu.
+ * It counts launches by kernel; with ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide;
+ * of wide rows32, of short direct, of direct early; prefill, dilated, codes; of prefill and codes
+ * cut) the process ends with code 3 if one of them was never launched, so that a test cannot pass
+ * by the generic kernels.
  */
 #include "kernels/gpu/sm90/decode_kernels.h"
 #include "kernels/gpu/sm90/prefill_kernels.h"

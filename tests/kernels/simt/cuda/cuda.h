@@ -1,5 +1,6 @@
 /* cuda.h: stands for CUDA's header where the tuned kernels are built for the executor: the little
- * of the driver's and the runtime's interface that decode.cu uses. cuda_simt.cpp has the functions.
+ * of the driver's and the runtime's interface that decode_launch.cu uses. cuda_simt.cpp has the
+ * functions.
  */
 #ifndef ATTND_TESTS_SIMT_CUDA_H
 #define ATTND_TESTS_SIMT_CUDA_H

@@ -1,4 +1,5 @@
-/* prefill.cu: a pool's tensor maps for the prefill kernels, and the launch of a prepared call.
+/* prefill_launch.cu: a pool's tensor maps for the prefill kernels, and the launch of a prepared
+ * call.
  */
 #include <cuda_runtime.h>
 #include <string.h>

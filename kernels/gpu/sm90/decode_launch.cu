@@ -1,4 +1,4 @@
-/* decode.cu: a pool's tensor maps, and the launch of a prepared call.
+/* decode_launch.cu: a pool's tensor maps, and the launch of a prepared call.
  */
 #include <cuda_runtime.h>
 #include <stddef.h>
