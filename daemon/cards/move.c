@@ -50,7 +50,7 @@ static const uint64_t SETTLE_NS = UINT64_C(5000000000); /* longest wait for copi
 
 /* --- the source ------------------------------------------------------------------------------- */
 
-/* Ends this card's part in the move: a sequence that is still here goes on. */
+/* Ends this card's shard in the move: a sequence that is still here goes on. */
 static void go_on(struct engine *e)
 {
     struct card_leave *l = leave_of(e);

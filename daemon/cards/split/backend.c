@@ -249,22 +249,22 @@ static void copy_shard(struct engine *e, void *arg)
     if (pool == NULL || engine_health(e) != ATTN_OK)
         return;
     const struct backend_pool *p = pool->device;
-    uint8_t *part = malloc(kv_layout_of(&p->shard.config).block_bytes);
-    if (part == NULL) {
+    uint8_t *shard = malloc(kv_layout_of(&p->shard.config).block_bytes);
+    if (shard == NULL) {
         c->all.status = ATTN_ENOMEM;
         return;
     }
     if (c->is_write) {
-        pool_split_block_out(&p->shard, &p->config, c->bytes, part);
-        c->all.status = e->env.ops->block_write(p->device, c->block, part);
+        pool_split_block_out(&p->shard, &p->config, c->bytes, shard);
+        c->all.status = e->env.ops->block_write(p->device, c->block, shard);
     } else {
-        c->all.status = e->env.ops->block_read(p->device, c->block, part);
+        c->all.status = e->env.ops->block_read(p->device, c->block, shard);
         if (c->all.status == ATTN_OK)
-            pool_split_block_in(&p->shard, &p->config, part, c->bytes);
+            pool_split_block_in(&p->shard, &p->config, shard, c->bytes);
     }
     if (c->all.status != ATTN_OK)
         snprintf(c->all.why, c->all.why_bytes, "%s", e->env.ops->last_error(e->env.backend));
-    free(part);
+    free(shard);
 }
 
 static attn_status block_copy(struct backend_pool *p, uint32_t block, uint8_t *bytes, bool is_write)
