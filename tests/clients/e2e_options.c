@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "clients/libattn/attn.h"
-#include "tests/daemon/e2e.h"
+#include "tests/daemon/e2e/e2e.h"
 #include "tests/kernels/cases.h"
 #include "tests/random.h"
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/daemon/certs.h"
+#include "tests/daemon/transport/certs.h"
 #include "tests/random.h"
 
 struct e2e seq_daemons[2];

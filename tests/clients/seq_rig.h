@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "clients/libattn/attn.h"
-#include "tests/daemon/e2e.h"
+#include "tests/daemon/e2e/e2e.h"
 
 enum {
     LAYERS = 2,

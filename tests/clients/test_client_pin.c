@@ -12,7 +12,7 @@
 
 #include "clients/libattn/core/core.h"
 #include "clients/libattn/lane/lane.h"
-#include "tests/daemon/e2e.h"
+#include "tests/daemon/e2e/e2e.h"
 
 enum { LONG_US = 300000000, DEVICE = 3 };
 

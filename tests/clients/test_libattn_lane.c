@@ -14,8 +14,8 @@
 #include <cmocka.h>
 
 #include "clients/libattn/attn.h"
-#include "tests/daemon/certs.h"
-#include "tests/daemon/e2e.h"
+#include "tests/daemon/e2e/e2e.h"
+#include "tests/daemon/transport/certs.h"
 #include "tests/random.h"
 
 enum { LAYERS = 4, HEADS = 4, KV_HEADS = 2, DIM = 16, MAX_TOKENS = 40, SEQS = 3 };

@@ -12,7 +12,7 @@
 
 #include "clients/libattn/pool/pool.h"
 #include "proto/attn_time.h"
-#include "tests/daemon/e2e.h"
+#include "tests/daemon/e2e/e2e.h"
 
 enum { HEADS = 2, DIM = 32, ROW = HEADS * DIM, LONG_US = 20000000 };
 

@@ -15,7 +15,7 @@
 
 #include "clients/libattn/attn.h"
 #include "kernels/reference.h"
-#include "tests/daemon/e2e.h"
+#include "tests/daemon/e2e/e2e.h"
 #include "tests/random.h"
 
 enum { HEADS = 4, DIM = 32, ROW = HEADS * DIM, MAX_TOKENS = 64, LONG_US = 300000000 };

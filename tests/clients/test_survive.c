@@ -18,7 +18,7 @@
 
 #include "proto/attn_time.h"
 #include "tests/clients/survive.h"
-#include "tests/daemon/e2e.h"
+#include "tests/daemon/e2e/e2e.h"
 #include "tests/random.h"
 
 enum { N_WORKERS = 5, PATIENCE_S = 300 };

@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "e2e.h"
 #include "proto/attn_time.h"
+#include "tests/daemon/e2e/e2e.h"
 
 enum { SEQS = 64, CONTEXT = 1800, ITEMS = 8, DEADLINE_MS = 100, MAX_SENT = 1 << 18, WINDOW = 32 };
 

@@ -1,7 +1,7 @@
 /* config_rig.c: loads settings from an environment cleared of the machine's own ATTND_ variables
  * and a file in /tmp, and asserts what a load gives or refuses.
  */
-#include "config_rig.h"
+#include "tests/daemon/config_rig.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -11,10 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "config_rig.h"
 #include "daemon/base/address.h"
 #include "daemon/config/config.h"
 #include "daemon/config/option.h"
+#include "tests/daemon/config_rig.h"
 
 static void defaults_are_those_of_the_table(void **state)
 {

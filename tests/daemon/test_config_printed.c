@@ -13,10 +13,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "config_rig.h"
 #include "daemon/base/address.h"
 #include "daemon/config/config.h"
 #include "daemon/config/option.h"
+#include "tests/daemon/config_rig.h"
 
 static void captured(void (*write)(const struct config *, FILE *), const struct config *c,
                      char **out_text)

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/iobuf.h"
-#include "fake_host.h"
+#include "tests/daemon/engine/fake_host.h"
 #include "tests/random.h"
 
 static struct iobuf_pool *pool_of(size_t bytes)

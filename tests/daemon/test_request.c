@@ -21,7 +21,7 @@
 #include "daemon/base/slow.h"
 #include "daemon/request/request.h"
 #include "daemon/transport/transport.h"
-#include "fake_host.h"
+#include "tests/daemon/engine/fake_host.h"
 #include "tests/random.h"
 
 static struct request *replied;

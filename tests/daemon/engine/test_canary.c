@@ -1,0 +1,281 @@
+/* test_canary.c: the canary's arithmetic: right outputs of every kind of layer are within their
+ * bound whatever the size of the values, wrong ones are beyond it; and what changes before the
+ * engine is idle is not looked at. */
+#include <math.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/engine/step/canary_watch.h"
+#include "kernels/reference.h"
+#include "tests/daemon/engine/engine_rig.h"
+#include "tests/random.h"
+
+enum { Q_HEADS = 4, KV_HEADS = 2, DIM = 16, TOKENS = 8, LAYERS = 2, N_KV = 37, N_Q = 5 };
+
+static uint64_t random_state = 88172645463325252u;
+
+static double random_value(void)
+{
+    return (double)(random_mixed(&random_state) >> 11) * 0x1p-53 * 2 - 1;
+}
+
+/* A layer's whole history and what a right backend makes of it. */
+struct world {
+    struct backend_pool_config config;
+    struct attn_layer_spec layers[LAYERS];
+    struct kv_layout layout;
+    uint8_t *blocks; /* as the backend has them */
+    uint32_t n_blocks;
+    uint8_t q[N_Q * Q_HEADS * DIM * 4], out[N_Q * Q_HEADS * DIM * 4];
+    float lse[N_Q * Q_HEADS];
+};
+
+/* Writes one head's row of K or V where a pool has it; what it reads as goes to `read`. */
+static void put_row(struct world *w, uint32_t layer, bool is_v, uint32_t head, uint32_t token,
+                    const double *row, float *read)
+{
+    const struct kv_layout *l = &w->layout;
+    uint8_t *at = w->blocks + token / TOKENS * l->block_bytes + layer * l->layer_bytes;
+    uint32_t t = token % TOKENS;
+    uint8_t *part = at + (is_v ? l->v_offset : 0) + head * l->k_head_bytes;
+    if (!l->is_quantised) {
+        for (uint32_t d = 0; d < DIM; d++) {
+            reference_put(w->config.kv_dtype, part, (size_t)t * DIM + d, row[d]);
+            read[d] = (float)reference_get(w->config.kv_dtype, part, (size_t)t * DIM + d);
+        }
+        return;
+    }
+    float scale;
+    double back[DIM];
+    reference_quantise(w->config.kv_dtype, row, DIM, part + (size_t)t * DIM, &scale);
+    memcpy(at + (is_v ? l->v_scales : l->k_scales) + (head * TOKENS + t) * sizeof scale, &scale,
+           sizeof scale);
+    reference_dequantise(w->config.kv_dtype, part + (size_t)t * DIM, scale, DIM, back);
+    for (uint32_t d = 0; d < DIM; d++)
+        read[d] = (float)back[d];
+}
+
+static void world_make(struct world *w, struct attn_layer_spec spec, attn_dtype q, attn_dtype kv,
+                       double size)
+{
+    static float k[N_KV * KV_HEADS * DIM], v[N_KV * KV_HEADS * DIM], qf[N_Q * Q_HEADS * DIM];
+    static double out[N_Q * Q_HEADS * DIM], lse[N_Q * Q_HEADS];
+    *w = (struct world){.n_blocks = (N_KV - 1) / TOKENS + 1};
+    w->layers[0] = w->layers[1] = spec;
+    w->config = (struct backend_pool_config){.num_layers = LAYERS,
+                                             .num_q_heads = Q_HEADS,
+                                             .num_kv_heads = KV_HEADS,
+                                             .head_dim_k = DIM,
+                                             .head_dim_v = DIM,
+                                             .block_tokens = TOKENS,
+                                             .n_blocks = 8,
+                                             .q_dtype = q,
+                                             .kv_dtype = kv,
+                                             .layers = w->layers};
+    w->layout = kv_layout_of(&w->config);
+    w->blocks = malloc(w->n_blocks * w->layout.block_bytes);
+    memset(w->blocks, 0xff, w->n_blocks * w->layout.block_bytes); /* NaN where nothing is */
+    for (uint32_t t = 0; t < N_KV; t++)
+        for (uint32_t h = 0; h < KV_HEADS; h++)
+            for (int is_v = 0; is_v < 2; is_v++) {
+                double row[DIM];
+                for (uint32_t d = 0; d < DIM; d++)
+                    row[d] = size * random_value();
+                put_row(w, 1, is_v, h, t, row, (is_v ? v : k) + (t * KV_HEADS + h) * DIM);
+            }
+    for (uint32_t i = 0; i < N_Q * Q_HEADS * DIM; i++) {
+        reference_put(q, w->q, i, random_value());
+        qf[i] = (float)reference_get(q, w->q, i);
+    }
+    assert_int_equal(reference_attend(&spec, Q_HEADS, KV_HEADS, DIM, DIM, ATTN_F32, qf, N_Q,
+                                      N_KV - N_Q, k, v, N_KV, out, lse),
+                     ATTN_OK);
+    for (uint32_t i = 0; i < N_Q * Q_HEADS * DIM; i++)
+        reference_put(q, w->out, i, out[i]);
+    for (uint32_t i = 0; i < N_Q * Q_HEADS; i++)
+        w->lse[i] = (float)lse[i];
+}
+
+static struct canary_verdict look(struct world *w, uint64_t chance)
+{
+    struct canary c;
+    struct canary_verdict v;
+    struct canary_item item = {&w->config, 1, N_KV - N_Q, N_Q, w->q, w->out, w->lse};
+    assert_int_equal(canary_init(&c, &item, chance), ATTN_OK);
+    for (uint32_t i = 0; i < c.n_blocks; i++)
+        canary_take_block(&c, i, w->blocks + i * w->layout.block_bytes);
+    assert_int_equal(canary_judge(&c, &v), ATTN_OK);
+    canary_fini(&c);
+    return v;
+}
+
+static const float slopes[Q_HEADS] = {0.5f, 0.25f, 0.125f, 0.0625f};
+static const float sinks[Q_HEADS] = {1, -1, 3, 0.5f};
+static const struct attn_layer_spec kinds[] = {
+    {.scale = 0.25f},
+    {.scale = 0.25f, .window_tokens = 9},
+    {.scale = 0.25f, .window_tokens = 9, .sink_tokens = 3},
+    {.scale = 0.25f, .soft_cap = 2},
+    {.scale = 0.25f, .is_full = true},
+    {.scale = 0.25f, .is_full = true, .alibi_slopes = slopes},
+    {.scale = 0.25f, .alibi_slopes = slopes},
+    {.scale = 0.25f, .sink_logits = sinks},
+    {.scale = 0.25f, .n_branches = 2, .branches = {{8, 1}, {32, 2}}},
+};
+enum { N_KINDS = sizeof kinds / sizeof kinds[0], LOOKS = 24 };
+
+static void right_outputs_of_every_kind_of_layer_pass(void **state)
+{
+    static const attn_dtype types[][2] = {{ATTN_F32, ATTN_F32},
+                                          {ATTN_BF16, ATTN_BF16},
+                                          {ATTN_F16, ATTN_F16},
+                                          {ATTN_BF16, ATTN_INT8},
+                                          {ATTN_F32, ATTN_FP8_E4M3}};
+    (void)state;
+    struct world w;
+    for (size_t k = 0; k < N_KINDS; k++)
+        for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
+            for (double size = 0.01; size < 1000; size *= 100) {
+                world_make(&w, kinds[k], types[t][0], types[t][1], size);
+                for (int i = 0; i < LOOKS; i++) {
+                    struct canary_verdict v = look(&w, random_mixed(&random_state));
+                    if (!(v.ratio <= 1))
+                        fail_msg("kind %zu, types %zu, size %g: %g instead of %g, %g of the bound",
+                                 k, t, size, v.got, v.expected, v.ratio);
+                }
+                free(w.blocks);
+            }
+}
+
+static void wrong_ones_do_not(void **state)
+{
+    (void)state;
+    struct world w;
+    for (size_t k = 0; k < N_KINDS; k++) {
+        struct attn_layer_spec other = kinds[k];
+        world_make(&w, kinds[k], ATTN_BF16, ATTN_BF16, 1);
+        other.scale *= 1.5f; /* what a backend with a bug would compute by */
+        w.layers[1] = other;
+        double worst = 0;
+        for (int i = 0; i < LOOKS; i++)
+            worst = fmax(worst, look(&w, random_mixed(&random_state)).ratio);
+        assert_true(worst > 1);
+        free(w.blocks);
+    }
+    world_make(&w, kinds[0], ATTN_F32, ATTN_F32, 1);
+    for (uint32_t i = 0; i < N_Q * Q_HEADS; i++)
+        w.lse[i] += 0.01f;
+    struct canary_verdict v = look(&w, random_mixed(&random_state));
+    assert_true(v.ratio > 1 && v.element == DIM);
+    for (uint32_t i = 0; i < N_Q * Q_HEADS * DIM; i++)
+        reference_put(ATTN_F32, w.out, i, NAN);
+    assert_true(isinf(look(&w, random_mixed(&random_state)).ratio));
+    free(w.blocks);
+}
+
+static void of_a_workers_own_nan_nothing_is_said(void **state)
+{
+    (void)state;
+    struct world w;
+    float read[DIM];
+    double row[DIM];
+    world_make(&w, kinds[0], ATTN_F32, ATTN_F32, 1);
+    for (uint32_t d = 0; d < DIM; d++)
+        row[d] = NAN;
+    for (uint32_t h = 0; h < KV_HEADS; h++)
+        put_row(&w, 1, true, h, 3, row, read);
+    assert_true(isnan(look(&w, random_mixed(&random_state)).ratio));
+    free(w.blocks);
+}
+
+/* --- in the engine: the rig's backend computes nonsense, which must be found, or not looked at
+ * - */
+
+static struct rig r;
+
+static void every_item(struct rig *rig)
+{
+    rig->cfg.canary = 1;
+}
+
+/* Until the judge has said something of n items and would take another one. */
+static void wait_for(uint64_t n)
+{
+    while (stats_get(canary_items) + stats_get(canary_skipped) < n ||
+           atomic_load(&r.engine->canary->state) != CANARY_FREE)
+        sched_yield();
+    assert_int_equal(stats_get(canary_items) + stats_get(canary_skipped), n);
+}
+
+static void what_stays_is_looked_at(void **state)
+{
+    (void)state;
+    rig_open(&r, every_item);
+    rig_open_many(&r, 1, 1);
+    for (uint32_t pos = 0; pos < 20; pos += 10) {
+        assert_int_equal(rig_item(&r, 1, 0, pos, 10), ATTN_OK);
+        wait_for(1 + pos / 10);
+    }
+    assert_int_equal(stats_get(canary_wrong), 2);
+    rig_close(&r);
+}
+
+static void what_changes_before_the_engine_is_idle_is_not(void **state)
+{
+    (void)state;
+    rig_open(&r, every_item);
+    rig_open_many(&r, 1, 3);
+    for (uint64_t seq = 1; seq <= 3; seq++) {
+        uint64_t id = rig_send_item(&r, seq, 0, 0, 1), then;
+        if (seq == 1)
+            then = rig_send_truncate(&r, seq, 0);
+        else if (seq == 2)
+            then = rig_send_close(&r, seq);
+        else
+            then = rig_send_item(&r, seq, 0, 0, 1); /* the same again: it may be other bytes */
+        rig_run(&r);
+        assert_int_equal(rig_answer(&r, id)->status, ATTN_OK);
+        assert_int_equal(rig_answer(&r, then)->status, ATTN_OK);
+        wait_for(seq + (seq == 3)); /* the last is chosen twice, and looked at as it is then */
+        assert_int_equal(stats_get(canary_skipped), seq);
+    }
+    rig_close(&r);
+}
+
+static void one_in_so_many_is_chosen(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    rig_open_many(&r, 1, 1);
+    assert_int_equal(rig_item(&r, 1, 0, 0, 1), ATTN_OK);
+    r.cfg.canary = 4;
+    engine_reload(r.engine, &r.cfg);
+    for (uint32_t i = 0; i < 12; i++) {
+        assert_int_equal(rig_item(&r, 1, 0, i + 1, 1), ATTN_OK);
+        wait_for((i + 1) / 4);
+    }
+    r.cfg.canary = 0;
+    engine_reload(r.engine, &r.cfg);
+    for (uint32_t i = 12; i < 24; i++)
+        assert_int_equal(rig_item(&r, 1, 0, i + 1, 1), ATTN_OK);
+    wait_for(3);
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(right_outputs_of_every_kind_of_layer_pass),
+        cmocka_unit_test(wrong_ones_do_not),
+        cmocka_unit_test(of_a_workers_own_nan_nothing_is_said),
+        cmocka_unit_test(what_stays_is_looked_at),
+        cmocka_unit_test(what_changes_before_the_engine_is_idle_is_not),
+        cmocka_unit_test(one_in_so_many_is_chosen),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,324 @@
+/* test_engine_operator.c: what operators end, what they see of requests, and how long they wait for
+ * events, of an engine on a clock the test sets. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "daemon/base/log.h"
+#include "daemon/engine/core/session_run.h"
+#include "tests/daemon/engine/engine_rig.h"
+
+static struct rig r;
+
+static void open_as_operator(void)
+{
+    rig_open(&r, NULL);
+    r.principal = (struct principal){.kind = PRINCIPAL_USER, .uid = geteuid()};
+}
+
+static const Attnd__Reply *answer_to(uint64_t id)
+{
+    rig_run(&r);
+    return rig_answer(&r, id);
+}
+
+static uint64_t send_kill(const char *session, const char *tenant, uint64_t seq)
+{
+    Attnd__Kill b = ATTND__KILL__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.session = (char *)(uintptr_t)session;
+    b.tenant = (char *)(uintptr_t)tenant;
+    b.seq = seq;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_KILL;
+    h.kill = &b;
+    return rig_send(&r, &h, NULL, 0);
+}
+
+static uint64_t send_inspect(const char *topic, uint64_t after, uint64_t wait_us)
+{
+    Attnd__Inspect b = ATTND__INSPECT__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.topic = (char *)(uintptr_t)topic;
+    b.after = after;
+    b.wait_us = wait_us;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_INSPECT;
+    h.inspect = &b;
+    return rig_send(&r, &h, NULL, 0);
+}
+
+/* The answer's list, and what stands beside it. */
+static json_t *list_of(uint64_t id, const char *topic, json_t **out_page)
+{
+    const Attnd__Reply *reply = answer_to(id);
+    assert_int_equal(reply->status, ATTN_OK);
+    *out_page = json_loads(reply->stats->json, 0, NULL);
+    assert_non_null(*out_page);
+    json_t *list = json_object_get(*out_page, topic);
+    assert_non_null(list);
+    return list;
+}
+
+static char *label_of(uint64_t session)
+{
+    static char label[16];
+    snprintf(label, sizeof label, "%08x", (unsigned)session_label(session));
+    return label;
+}
+
+/* --- kill ------------------------------------------------------------------------------------- */
+
+static void a_killed_session_ends_at_once_and_its_batch_in_its_time(void **state)
+{
+    (void)state;
+    open_as_operator();
+    uint64_t operator= r.session, worker = rig_hello(&r, "worker");
+    r.session = worker;
+    rig_open_many(&r, 1, 3);
+    r.backend.is_held = true;
+    uint64_t flying = rig_send_item(&r, 1, 0, 0, 1);
+    rig_run(&r);
+    rig_send_item(&r, 2, 0, 0, 1); /* the device takes two batches */
+    rig_run(&r);
+    uint64_t waiting = rig_send_item(&r, 1, 0, 1, 1), ready = rig_send_item(&r, 3, 0, 0, 1);
+    rig_run(&r);
+    r.session = operator;
+    uint64_t kill = send_kill(label_of(worker), "", 0);
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, kill)->status, ATTN_OK);
+    rig_assert_says(rig_answer(&r, waiting), ATTN_ENOTFOUND, "operator");
+    rig_assert_says(rig_answer(&r, ready), ATTN_ENOTFOUND, "operator");
+    assert_null(rig_reply(&r, flying));
+    r.session = worker;
+    uint64_t late = rig_send_item(&r, 2, 0, 0, 1);
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, late)->status, ATTN_ENOTFOUND);
+    r.session = operator;
+    rig_assert_says(answer_to(send_kill(label_of(worker), "", 0)), ATTN_ENOTFOUND, "0 sessions");
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, flying)->status, ATTN_OK);
+    struct kv_stats s;
+    kv_stats_read(r.kv, &s);
+    assert_int_equal(s.sequences, 0);
+    assert_int_equal(s.blocks_used, 0);
+    for (uint32_t i = 0; i < 2 * r.cfg.max_sessions; i++) /* its slot is another's again */
+        answer_to(send_kill(label_of(rig_hello(&r, "next")), "", 0));
+    rig_close(&r);
+}
+
+static void a_killed_session_that_holds_nothing_leaves_no_trace(void **state)
+{
+    (void)state;
+    open_as_operator();
+    uint32_t n = session_count(r.sessions);
+    uint64_t worker = rig_hello(&r, "worker");
+    answer_to(send_kill(label_of(worker), "", 0));
+    assert_int_equal(session_count(r.sessions), n);
+    rig_close(&r);
+}
+
+static void a_sequence_is_killed_in_its_turn(void **state)
+{
+    (void)state;
+    open_as_operator();
+    uint64_t operator= r.session, worker = rig_hello(&r, "worker");
+    r.session = worker;
+    rig_open_many(&r, 7, 2);
+    r.backend.is_held = true;
+    uint64_t before = rig_send_item(&r, 7, 0, 0, 1);
+    rig_run(&r);
+    r.session = operator;
+    uint64_t kill = send_kill("", "", 7);
+    r.session = worker;
+    uint64_t behind = rig_send_item(&r, 7, 0, 1, 1);
+    rig_run(&r);
+    assert_null(rig_reply(&r, kill));
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, before)->status, ATTN_OK);
+    assert_int_equal(rig_answer(&r, kill)->status, ATTN_OK);
+    assert_int_equal(rig_answer(&r, behind)->status, ATTN_ENOTFOUND);
+    assert_int_equal(rig_item(&r, 8, 0, 0, 1), ATTN_OK); /* the other one lives */
+    rig_assert_says(answer_to(send_kill("", "", 7)), ATTN_ENOTFOUND, "not open");
+    rig_assert_says(answer_to(send_kill("", "nobody", 8)), ATTN_ENOTFOUND, "kill.tenant");
+    rig_close(&r);
+}
+
+static void nobody_else_may_end_anything(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    r.principal = (struct principal){.kind = PRINCIPAL_ANONYMOUS};
+    rig_open_many(&r, 7, 1);
+    rig_assert_says(answer_to(send_kill("", "", 7)), ATTN_EAUTH, "only root");
+    rig_assert_says(answer_to(send_kill(label_of(r.session), "", 0)), ATTN_EAUTH, "only root");
+    rig_assert_says(answer_to(send_inspect("requests", 0, 0)), ATTN_EAUTH, "only root");
+    assert_int_equal(rig_item(&r, 7, 0, 0, 1), ATTN_OK);
+    rig_close(&r);
+}
+
+/* --- trace ------------------------------------------------------------------------------------ */
+
+static void expect_request(const json_t *t, int input, int output)
+{
+    assert_int_equal(json_integer_value(json_object_get(t, "input_length")), input);
+    assert_int_equal(json_integer_value(json_object_get(t, "output_length")), output);
+}
+
+static void a_trace_counts_what_a_sequence_was_given_and_generated(void **state)
+{
+    (void)state;
+    json_t *page;
+    open_as_operator();
+    rig_open_many(&r, 1, 2);
+    for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) /* a prompt in two chunks */
+        assert_int_equal(rig_item(&r, 1, layer, 0, 5), ATTN_OK);
+    assert_int_equal(rig_item(&r, 1, 0, 5, 3), ATTN_OK);
+    for (uint32_t pos = 8; pos < 12; pos++) {
+        for (uint32_t layer = 0; layer < RIG_LAYERS; layer++)
+            assert_int_equal(rig_item(&r, 1, layer, layer == 0 ? pos : 5, 1), ATTN_OK);
+        assert_int_equal(rig_item(&r, 1, 0, pos, 1), ATTN_OK); /* again */
+    }
+    assert_int_equal(rig_item(&r, 2, 0, 0, 1), ATTN_OK); /* a prompt of one token */
+    json_t *list = list_of(send_inspect("open_requests", 0, 0), "open_requests", &page);
+    assert_int_equal(json_array_size(list), 2);
+    expect_request(json_array_get(list, 0), 8, 4);
+    expect_request(json_array_get(list, 1), 1, 0);
+    json_decref(page);
+    list = list_of(send_inspect("requests", UINT64_MAX, 0), "requests", &page);
+    assert_int_equal(json_array_size(list), 0);
+    assert_int_equal(json_integer_value(json_object_get(page, "next")), 0);
+    json_decref(page);
+    assert_int_equal(rig_close_seq(&r, 1, rig_epoch(&r, 1)), ATTN_OK);
+    list = list_of(send_inspect("requests", 0, 0), "requests", &page);
+    assert_int_equal(json_array_size(list), 1);
+    expect_request(json_array_get(list, 0), 8, 4);
+    assert_int_equal(json_integer_value(json_object_get(page, "next")), 1);
+    json_decref(page);
+    rig_close(&r);
+}
+
+static void a_ring_of_requests_counts_what_it_lost(void **state)
+{
+    (void)state;
+    json_t *page;
+    open_as_operator();
+    struct trace_entry one = {.began_ns = 1, .n_input = 1}, got;
+    for (uint32_t i = 0; i < TRACE_KEPT + 7; i++) {
+        one.n_input = i + 1;
+        one.began_ns = 1;
+        trace_end(&r.engine->trace, &one);
+    }
+    assert_false(trace_read(&r.engine->trace, 7, &got));
+    assert_true(trace_read(&r.engine->trace, 8, &got));
+    assert_int_equal(got.n_input, 8);
+    assert_false(trace_read(&r.engine->trace, TRACE_KEPT + 8, &got));
+    json_t *list = list_of(send_inspect("requests", 2, 0), "requests", &page);
+    expect_request(json_array_get(list, 0), 8, 0);
+    assert_int_equal(json_integer_value(json_object_get(page, "dropped")), 5);
+    json_decref(page);
+    rig_close(&r);
+}
+
+/* --- watch ------------------------------------------------------------------------------------ */
+
+static void who_watches_is_answered_when_something_happens(void **state)
+{
+    (void)state;
+    json_t *page;
+    open_as_operator();
+    uint64_t seen = log_count(), first = send_inspect("events", seen, 5000000);
+    uint64_t second = send_inspect("events", seen + 1, 5000000);
+    rig_run(&r);
+    assert_null(rig_reply(&r, first));
+    log_error("something"); /* what the rig's log level lets through */
+    rig_run(&r);
+    json_t *list = list_of(first, "events", &page);
+    assert_int_equal(json_array_size(list), 1);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(list, 0), "msg")),
+                        "something");
+    assert_int_equal(json_integer_value(json_object_get(page, "next")), seen + 1);
+    json_decref(page);
+    assert_null(rig_reply(&r, second));
+    rig_now_ns += 5000000000;
+    rig_run(&r);
+    assert_int_equal(json_array_size(list_of(second, "events", &page)), 0);
+    json_decref(page);
+    rig_close(&r);
+}
+
+static void those_beyond_a_number_and_of_a_draining_daemon_do_not_wait(void **state)
+{
+    (void)state;
+    enum { WAIT = 16 };
+    uint64_t ids[WAIT];
+    json_t *page;
+    open_as_operator();
+    uint64_t seen = log_count();
+    for (int i = 0; i < WAIT; i++)
+        ids[i] = send_inspect("events", seen, 5000000);
+    uint64_t beyond = send_inspect("events", seen, 5000000);
+    rig_run(&r);
+    assert_null(rig_reply(&r, ids[0]));
+    assert_int_equal(json_array_size(list_of(beyond, "events", &page)), 0);
+    json_decref(page);
+    engine_drain(r.engine);
+    rig_run(&r);
+    for (int i = 0; i < WAIT; i++)
+        assert_int_equal(rig_answer(&r, ids[i])->status, ATTN_OK);
+    rig_assert_says(answer_to(send_inspect("pools", 0, 1)), ATTN_EINVAL, "inspect.wait_us");
+    rig_close(&r);
+}
+
+static void the_cache_tells_its_hit_ratio(void **state)
+{
+    (void)state;
+    enum { N = 5 * RIG_BLOCK_TOKENS };
+    uint32_t ids[N];
+    json_t *page, *all;
+    rig_open(&r, NULL);
+    r.principal = (struct principal){.kind = PRINCIPAL_USER, .uid = geteuid()};
+    list_of(send_inspect("cache", 0, 0), "cache", &page);
+    all = json_object_get(page, "all");
+    assert_null(json_object_get(all, "hit_ratio")); /* nobody has told any tokens */
+    assert_int_equal(json_integer_value(json_object_get(all, "blocks_host")), 0);
+    json_decref(page);
+    for (uint32_t i = 0; i < N; i++)
+        ids[i] = i;
+    for (uint64_t name = 1; name <= 2; name++) { /* the second has four blocks of five */
+        const struct kv_tokens t = {.ids = ids, .n = N};
+        rig_send_open_with(&r, name, &t);
+        rig_run(&r);
+        for (uint32_t l = 0; l < RIG_LAYERS && name == 1; l++)
+            assert_int_equal(rig_item(&r, name, l, 0, N), ATTN_OK);
+    }
+    list_of(send_inspect("cache", 0, 0), "cache", &page);
+    all = json_object_get(page, "all");
+    assert_float_equal(json_real_value(json_object_get(all, "hit_ratio")), 0.4, 1e-9);
+    json_decref(page);
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_killed_session_ends_at_once_and_its_batch_in_its_time),
+        cmocka_unit_test(a_killed_session_that_holds_nothing_leaves_no_trace),
+        cmocka_unit_test(a_sequence_is_killed_in_its_turn),
+        cmocka_unit_test(nobody_else_may_end_anything),
+        cmocka_unit_test(a_trace_counts_what_a_sequence_was_given_and_generated),
+        cmocka_unit_test(a_ring_of_requests_counts_what_it_lost),
+        cmocka_unit_test(who_watches_is_answered_when_something_happens),
+        cmocka_unit_test(those_beyond_a_number_and_of_a_draining_daemon_do_not_wait),
+        cmocka_unit_test(the_cache_tells_its_hit_ratio),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
