@@ -14,7 +14,7 @@
 
 #include "daemon/engine/engine.h"
 
-enum { CARDS_MAX = 8 };
+enum { CARDS_MAX = CONFIG_MAX_DEVICES };
 
 struct cards;
 struct engine;

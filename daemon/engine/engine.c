@@ -58,10 +58,10 @@ enum {
 
 void engine_take_messages(struct engine *e)
 {
-    struct engine_message *notes = engine_messages_take(e);
-    if (notes != NULL)
+    struct engine_message *messages = engine_messages_take(e);
+    if (messages != NULL)
         tenants_turn(e); /* messages may concern new tenants */
-    engine_messages_deliver(e, notes);
+    engine_messages_deliver(e, messages);
     stack_for_each(struct request, req, stack_take_all(&e->returned))
         req->polled->reply(req);
 }

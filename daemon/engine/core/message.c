@@ -60,7 +60,9 @@ static void call_run(struct engine *e, struct engine_message *m)
     sem_post(&c->done); /* the call belongs to the caller again */
 }
 
-attn_status engine_call(struct engine *e, void (*fn)(struct engine *e, void *arg), void *arg)
+/* Runs fn on the engine's thread and waits for it. ATTN_ETIMEDOUT: it did not run and will not;
+ * ATTN_ENOMEM */
+static attn_status engine_call(struct engine *e, void (*fn)(struct engine *e, void *arg), void *arg)
 {
     if (!e->has_thread) {
         fn(e, arg);

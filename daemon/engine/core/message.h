@@ -22,19 +22,16 @@ void engine_message_push(struct engine *e, struct engine_message *m);
 struct engine_message *engine_messages_take(struct engine *e);
 void engine_messages_deliver(struct engine *e, struct engine_message *first);
 
-/* Runs fn on the engine's thread (here, if it has none) and waits for it.
- * Errors   ATTN_ETIMEDOUT fn did not run and will not; ATTN_ENOMEM */
-attn_status engine_call(struct engine *e, void (*fn)(struct engine *e, void *arg), void *arg);
-
 /* What engine_call_others passes to fn; may be the start of a larger struct. */
 struct peer_ask {
     attn_status status; /* set by fn; ATTN_OK before */
     char *why;
     size_t why_bytes;
 };
-/* Calls fn on engines [1, n), one after the other; lost ones are skipped. Stops at the first that
- * fails, or does not answer (ATTN_EOVERLOAD), with its index in *out_n_done (else n): those before
- * it are done and may have to be undone. */
+/* Runs fn on the threads of engines [1, n) (here, where one has none), one after the other, and
+ * waits for each; lost ones are skipped. Stops at the first that fails, or does not answer
+ * (ATTN_EOVERLOAD), with its index in *out_n_done (else n): those before it are done and may have
+ * to be undone. */
 attn_status engine_call_others(struct engine *primary, uint32_t n,
                                void (*fn)(struct engine *e, void *ask), struct peer_ask *ask,
                                uint32_t *out_n_done);
