@@ -57,11 +57,17 @@ static bool exists(const struct maker *m, const char *name, const char *end)
     return access(path, F_OK) == 0;
 }
 
-/* Opens a file that only its owner can read: a new one, or one to add to. */
+/* Opens a file that only its owner can read: a new one, or one to add to. A pipe would be waited
+ * for, a device forgets. */
 static FILE *create(struct maker *m, const char *name, const char *end, bool is_more)
 {
     char path[PATH_MAX];
+    struct stat info;
     path_of(m, name, end, path);
+    if (is_more && stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
+        fail(m, "%s is no regular file", path);
+        return NULL;
+    }
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | (is_more ? O_APPEND : O_EXCL), 0600);
     FILE *f = fd >= 0 ? fdopen(fd, is_more ? "a" : "w") : NULL;
     if (f == NULL)
@@ -231,8 +237,13 @@ static bool make_token(struct maker *m, const char *tenant)
         return false;
     OPENSSL_cleanse(token, sizeof token);
     f = create(m, "tenants", ".conf", true);
-    return f != NULL && finish(m, f, fprintf(f, "[%s]\ntoken_sha256 = %s\n\n", tenant, digest) > 0,
-                               "tenants", ".conf");
+    if (f != NULL && finish(m, f, fprintf(f, "[%s]\ntoken_sha256 = %s\n\n", tenant, digest) > 0,
+                            "tenants", ".conf"))
+        return true;
+    char path[PATH_MAX];
+    path_of(m, tenant, ".token", path);
+    unlink(path); /* nobody knows it: the next call makes another */
+    return false;
 }
 
 static bool make_tenant(struct maker *m, const char *tenant)

@@ -418,9 +418,10 @@ ATTN_API attn_status attn_seq_pool(attn_client *c, uint64_t id, uint64_t timeout
  * it was when the call began, without what a truncation has taken away since (the drafts of a
  * worker that speculates; of more than a block it is begun anew), and without the blocks that its
  * windows have released; where they release faster than it is copied, ATTN_ESTALE. Another file of
- * that name is replaced as a whole, once the new one is on the disk, or not at all; the file is its
- * owner's alone (mode 0600). out_file may be NULL.
- * Errors   ATTN_EIO names the file and what the system says; ATTN_ENOTFOUND; ATTN_ESTALE it is
+ * that name is replaced as a whole, once the new one is on the disk, or not at all; of a link, the
+ * file that it leads to. The file is its owner's alone (mode 0600). out_file may be NULL.
+ * Errors   ATTN_EIO names the file and what the system says, or what is there is no regular file:
+ *          a device, a pipe, a socket and a folder stay; ATTN_ENOTFOUND; ATTN_ESTALE it is
  *          truncated to nothing, or others export it, too, all the while; ATTN_EINVAL a layer of a
  *          block is larger than a message may be: the message names the settings; what requests
  *          give */

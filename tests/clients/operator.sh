@@ -118,6 +118,13 @@ expect 0 "$bin/attnload" --preset bytelm --trace "$dir/trace" --speed 0 --json
 for i in 1 2 3; do echo '{"timestamp": '$i', "input_length": 600, "output_length": 2, "hash_ids": [5, '$((i / 3))']}'; done >"$dir/hashed"
 expect 0 "$bin/attnload" --preset bytelm --trace "$dir/hashed" --speed 0 --verify=20 --json
 holds "x['requests'] == 3 and x['cached_tokens'] == 592 + 512 and x['prompt_tokens'] == 1800 - 592 - 512"
+ln -s empty "$dir/link" # what is there is written into, not replaced
+mkfifo "$dir/pipe"
+expect 0 "$ctl" trace "$dir/link" --seconds 0.1
+cat "$dir/pipe" >/dev/null &
+beside+=" $!"
+expect 0 "$ctl" trace "$dir/pipe" --seconds 0.1
+[[ -L $dir/link && -p $dir/pipe ]] || die "replaced: $(ls -l "$dir")"
 expect 1 "$ctl" trace "$dir/no/where"
 says 'trace: .*/no/where: No such file'
 

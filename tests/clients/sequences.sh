@@ -51,6 +51,10 @@ expect 1 "$ctl" --endpoint "$two" sequence import "$dir/a.seq" --as 1 --pool now
 says 'not found: .*nowhere'
 expect 1 "$ctl" sequence export "$sequence" "$dir/no/where.seq"
 says 'could not be read or written: make .*/no/where.seq: No such file'
+mkfifo "$dir/pipe"
+expect 1 "$ctl" sequence export "$sequence" "$dir/pipe"
+says 'could not be read or written: .*/pipe is no regular file'
+[[ -p $dir/pipe ]] || die "a pipe is replaced: $(ls -l "$dir")"
 expect 1 "$ctl" sequence export 1 "$dir/none.seq"
 says 'not found: sequence 1 is not open'
 [[ ! -e $dir/none.seq ]] || die "a file of nothing"

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -24,9 +25,15 @@ static char dir[64], path[96];
 
 static int n_calls, failing, error; /* the failing-th call from now on gives that error; 0: none */
 static bool is_short; /* what reads and writes does less than it should */
+static bool is_to_become_pipe; /* path, at the next call */
 
 static bool fails(void)
 {
+    if (is_to_become_pipe) {
+        is_to_become_pipe = false;
+        unlink(path);
+        assert_int_equal(mkfifo(path, 0600), 0);
+    }
     if (failing == 0 || ++n_calls != failing)
         return false;
     errno = error;
@@ -306,6 +313,64 @@ static void every_call_that_fails_changes_nothing(void **state)
     attn_client_close(a);
 }
 
+/* Export to path is refused; what is there is of that kind after it. */
+static void stays(attn_client *c, mode_t kind, const char *says)
+{
+    struct stat info;
+    uint32_t n_before = n_files();
+    assert_int_equal(attn_seq_export(c, 7, path, LONG_US, NULL), ATTN_EIO);
+    if (strstr(attn_last_error()->message, says) == NULL)
+        fail_msg("no \"%s\": %s", says, attn_last_error()->message);
+    assert_int_equal(lstat(path, &info), 0);
+    assert_int_equal(info.st_mode & S_IFMT, kind);
+    assert_int_equal(n_files(), n_before);
+    unlink(path);
+}
+
+static void what_is_no_regular_file_is_not_replaced(void **state)
+{
+    (void)state;
+    char target[128];
+    struct stat info;
+    attn_client *a = client_of(0, false);
+    attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 64);
+    struct attn_seq seq = make_seq(p, 7, 100, 90, 80), got;
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    stays(a, S_IFIFO, "is no regular file");
+    if (mknod(path, S_IFCHR | 0600, makedev(1, 3)) == 0) /* root's */
+        stays(a, S_IFCHR, "is no regular file");
+    snprintf(target, sizeof target, "%s/target", dir);
+    assert_int_equal(mkfifo(target, 0600), 0);
+    assert_int_equal(symlink("target", path), 0);
+    stays(a, S_IFLNK, "target is no regular file");
+    assert_int_equal(lstat(target, &info), 0);
+    assert_true(S_ISFIFO(info.st_mode));
+    unlink(target);
+    assert_int_equal(symlink("nothing", path), 0);
+    stays(a, S_IFLNK, "follow the link");
+    assert_int_equal(symlink("a.seq", path), 0);
+    stays(a, S_IFLNK, "follow the link");
+    write_file(path, (const uint8_t *)"old", 3); /* one that becomes another meanwhile */
+    is_to_become_pipe = true;
+    stays(a, S_IFIFO, "is no regular file");
+
+    /* a link goes on naming its file */
+    write_file(target, (const uint8_t *)"old", 3);
+    assert_int_equal(symlink("target", path), 0);
+    ok(attn_seq_export(a, 7, path, LONG_US, NULL));
+    assert_int_equal(n_files(), 2);
+    assert_int_equal(lstat(path, &info), 0);
+    assert_true(S_ISLNK(info.st_mode));
+    ok(attn_seq_import(p, target, 8, LONG_US, &got, NULL));
+    ok(attn_seq_close(p, &got, LONG_US));
+    ok(attn_seq_close(p, &seq, LONG_US));
+    unlink(target);
+    unlink(path);
+    attn_pool_close(p);
+    attn_client_close(a);
+}
+
 /* The spec of a pool with blocks that are larger than the rig's. */
 static attn_pool *large_pool(attn_client *c, const char *name, uint32_t num_layers,
                              uint32_t block_tokens, uint32_t n_blocks)
@@ -533,6 +598,7 @@ int main(void)
         cmocka_unit_test(a_file_brings_a_sequence_back_to_the_bit),
         cmocka_unit_test(what_is_damaged_or_foreign_is_refused_by_name),
         cmocka_unit_test(every_call_that_fails_changes_nothing),
+        cmocka_unit_test(what_is_no_regular_file_is_not_replaced),
         cmocka_unit_test(blocks_go_in_pieces_that_messages_take),
         cmocka_unit_test(blocks_go_in_pieces_that_regions_take),
         cmocka_unit_test(ids_go_in_pieces_that_messages_take),

@@ -33,6 +33,13 @@ grep -q '^\[gamma\]$' "$keys/tenants.conf" || die "no tenant was added"
 expect 1 "$ctl" keys "$keys" --tenant 'a b'
 says 'tenant "a b": a name has'
 expect 1 "$ctl" keys /proc/keys
+mkdir "$dir/odd"
+mkfifo "$dir/odd/tenants.conf"
+expect 1 timeout 60 "$ctl" keys "$dir/odd"
+says 'odd/tenants.conf is no regular file'
+rm "$dir/odd/tenants.conf"
+expect 0 "$ctl" keys "$dir/odd" # the token that was in no tenants.conf is made anew
+grep -q "$(tr -d '\n' <"$dir/odd/workers.token" | sha256sum | cut -d' ' -f1)" "$dir/odd/tenants.conf" || die "not its hash"
 expect 2 "$ctl" keys
 for words in '--json keys' 'keys --json'; do
   expect 0 "$ctl" $words "$keys" --tenant alpha

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "clients/libattn/sequence/blocks.h"
+#include "clients/libattn/sequence/target.h"
 
 enum {
     MAX_TRIES = 3, /* of a sequence that loses more than drafts */
@@ -20,11 +21,6 @@ enum {
     MAX_OVERTAKEN = 100, /* tries whose blocks are freed before they are copied */
     FILE_OLD_BYTES = offsetof(struct attn_seq_file, freed_first),
 };
-
-static attn_status io_failed(const char *what, const char *path)
-{
-    return error_set(ATTN_EIO, "%s %.180s: %s", what, path, strerror(errno));
-}
 
 /* Exactly n bytes, or an error: a file may end before, or lie on a disk that fails. */
 static attn_status read_at(int fd, const char *path, uint8_t *dst, uint64_t n, uint64_t at)
@@ -59,7 +55,7 @@ struct store {
     uint32_t *ids; /* [file.n_ids] */
     struct checksum *sums; /* [file.n_blocks] */
     uint8_t *head, *blocks; /* [piece.n_blocks] */
-    char tmp[PATH_MAX];
+    char target[PATH_MAX], tmp[PATH_MAX];
     int fd;
 };
 
@@ -214,24 +210,6 @@ static attn_status store_shorten(struct store *s)
     return st;
 }
 
-/* The names of a folder's files are on the disk, too. */
-static attn_status sync_folder(const char *path)
-{
-    char folder[PATH_MAX];
-    snprintf(folder, sizeof folder, "%s", path);
-    char *slash = strrchr(folder, '/');
-    if (slash == NULL)
-        strcpy(folder, ".");
-    else
-        slash[slash == folder] = '\0';
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return io_failed("open", folder);
-    attn_status st = fsync(fd) == 0 ? ATTN_OK : io_failed("sync", folder);
-    close(fd);
-    return st;
-}
-
 /* Drafts that were taken back meanwhile are left out; where more was, the last try does so, too. */
 static attn_status store_run(struct store *s, uint64_t id, bool is_last)
 {
@@ -257,14 +235,17 @@ static attn_status store_run(struct store *s, uint64_t id, bool is_last)
 
 static attn_status store_to(struct store *s, uint64_t id)
 {
-    int n = snprintf(s->tmp, sizeof s->tmp, "%s.XXXXXX", s->path);
+    attn_status st = target_find(s->path, s->target);
+    if (st != ATTN_OK)
+        return st;
+    int n = snprintf(s->tmp, sizeof s->tmp, "%s.XXXXXX", s->target);
     if (n < 0 || (size_t)n >= sizeof s->tmp)
         return error_set(ATTN_EINVAL, "path has %d bytes, at most %zu are allowed", n - 7,
                          sizeof s->tmp - 8);
     s->fd = mkostemp(s->tmp, O_CLOEXEC);
     if (s->fd < 0)
         return io_failed("make", s->path);
-    attn_status st = store_run(s, id, false);
+    st = store_run(s, id, false);
     for (int i = 1; st == ATTN_ESTALE && i < MAX_TRIES && s->n_overtaken < MAX_OVERTAKEN;) {
         int before = s->n_overtaken;
         store_end(s);
@@ -276,13 +257,11 @@ static attn_status store_to(struct store *s, uint64_t id)
         st = io_failed("sync", s->path);
     if (close(s->fd) != 0 && st == ATTN_OK)
         st = io_failed("close", s->path);
-    if (st == ATTN_OK && rename(s->tmp, s->path) != 0)
-        st = io_failed("rename to", s->path);
-    if (st != ATTN_OK) {
+    if (st == ATTN_OK)
+        st = target_replace(s->tmp, s->target);
+    if (st != ATTN_OK)
         unlink(s->tmp);
-        return st;
-    }
-    return sync_folder(s->path);
+    return st;
 }
 
 static void tell(const struct seq_file *f, uint64_t bytes, struct attn_seq_file *out)
