@@ -45,7 +45,7 @@ attn_status ask_stats(attn_client *c, const struct arguments *a, json_t **out)
     return st;
 }
 
-/* What is asked first of a daemon that is said to be slow. */
+/* What is asked first of a daemon that is said to be slow; of a tenant that has all it may see. */
 static json_t *status_of(const json_t *stats, const struct attn_client_info *info)
 {
     static const char *const counts[] = {
@@ -59,22 +59,31 @@ static json_t *status_of(const json_t *stats, const struct attn_client_info *inf
         "batches_failed_total",
         "canary_wrong_total",
     };
-    const json_t *answered = json_object_get(stats, "steps_answered_total"), *n;
-    const char *status;
-    json_int_t refused = 0;
-    json_object_foreach((json_t *)answered, status, n)
-    {
-        refused += strcmp(status, "ok") != 0 ? json_integer_value(n) : 0;
-    }
-    double up =
-        (double)time(NULL) - json_number_value(json_object_get(stats, "start_time_seconds"));
+    const json_t *start = json_object_get(stats, "start_time_seconds");
+    double up = (double)time(NULL) - json_number_value(start);
     bool is_draining = json_integer_value(json_object_get(stats, "draining")) != 0;
     bool is_ready = json_integer_value(json_object_get(stats, "ready")) != 0;
-    json_t *o =
-        json_pack("{s:s, s:s, s:s, s:f, s:I}", "state",
-                  is_draining ? "draining" : (is_ready ? "ready" : "not ready"), "server_version",
-                  info->server_version, "backend", info->backend, "up_seconds", up > 0 ? up : 0,
-                  "pools", (json_int_t)json_array_size(json_object_get(stats, "pools")));
+    json_t *o = json_pack("{s:s, s:s, s:s, s:o}", "state",
+                          is_draining ? "draining" : (is_ready ? "ready" : "not ready"),
+                          "server_version", info->server_version, "backend", info->backend,
+                          "up_seconds", json_real(up > 0 ? up : 0));
+    const char *key;
+    json_t *n;
+    if (json_object_get(stats, "tenant") != NULL) {
+        json_object_foreach((json_t *)stats, key, n)
+        {
+            if (strncmp(key, "tenant", 6) == 0)
+                json_object_set(o, key, n);
+        }
+        return o;
+    }
+    json_int_t refused = 0;
+    json_object_foreach(json_object_get(stats, "steps_answered_total"), key, n)
+    {
+        refused += strcmp(key, "ok") != 0 ? json_integer_value(n) : 0;
+    }
+    json_object_set_new(o, "pools",
+                        json_integer((json_int_t)json_array_size(json_object_get(stats, "pools"))));
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
         json_object_set(o, counts[i], json_object_get(stats, counts[i]));
     json_object_set_new(o, "steps_not_ok_total", json_integer(refused));
@@ -226,9 +235,9 @@ attn_status ask_cache(attn_client *c, const struct arguments *a, json_t **out)
     return inspect(c, "cache", 0, a->timeout_us, out);
 }
 
-static void print_list(const json_t *result, const char *key)
+static void print_list(const json_t *list, const char *name)
 {
-    json_t *one = json_pack("{s:O?}", key, json_object_get(result, key));
+    json_t *one = json_pack("{s:O?}", name, list);
     print_table(one);
     json_decref(one);
 }
@@ -236,8 +245,10 @@ static void print_list(const json_t *result, const char *key)
 /* The pools, what would be evicted next of each, and what is of all of them. */
 void print_cache(const json_t *result)
 {
-    print_list(result, "cache");
-    print_list(result, "next");
+    const json_t *next = json_object_get(result, "next");
+    print_list(json_object_get(result, "cache"), "pools");
+    if (json_array_size(next) > 0)
+        print_list(next, "next");
     print_flat(json_object_get(result, "all"));
 }
 

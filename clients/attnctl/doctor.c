@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "clients/attnctl/attnctl.h"
@@ -34,10 +33,48 @@ say(struct report *r, const char *check, enum verdict v, const char *fix, const 
                                     "found", found, "fix", v == OK ? "" : fix));
 }
 
+/* Of the daemon, as its stats have it: null is no limit. A tenant's have none. */
+static void check_limit(struct report *r, const char *name, const json_t *limit, uint64_t wanted,
+                        const char *fix)
+{
+    if (json_is_null(limit))
+        say(r, name, OK, "", "the daemon has no limit");
+    else if (limit != NULL)
+        say(r, name, json_number_value(limit) >= (double)wanted ? OK : WARN, fix,
+            "the daemon has %.0f, %" PRIu64 " are wanted", json_number_value(limit), wanted);
+}
+
+/* The descriptors that listen.max_peers takes, as the settings have it. */
+static uint64_t descriptors_of(const json_t *config)
+{
+    enum { SPARE = 64, DEFAULT_PEERS = 4096 };
+    const json_t *c;
+    size_t i;
+    json_array_foreach(json_object_get(config, "config"), i, c)
+    {
+        const char *name = json_string_value(json_object_get(c, "name"));
+        const char *value = json_string_value(json_object_get(c, "value"));
+        if (name != NULL && value != NULL && strcmp(name, "listen.max_peers") == 0)
+            return strtoull(value, NULL, 10) + SPARE;
+    }
+    return DEFAULT_PEERS + SPARE;
+}
+
+static void check_limits(struct report *r, const json_t *stats, const json_t *config, bool has_gpu)
+{
+    check_limit(r, "open files", json_object_get(stats, "max_fds"), descriptors_of(config),
+                "raise the hard limit (ulimit -Hn, LimitNOFILE=) to listen.max_peers and 64 more");
+    if (has_gpu)
+        check_limit(r, "locked memory", json_object_get(stats, "max_locked_bytes"),
+                    UINT64_C(1) << 30,
+                    "a GPU backend pins cache.io_memory and shm clients: ulimit -Hl, "
+                    "LimitMEMLOCK=");
+}
+
 static void check_daemon(struct report *r, const struct arguments *a)
 {
     attn_client *c = NULL;
-    json_t *config = NULL;
+    json_t *config = NULL, *stats = NULL;
     struct attn_client_info info = {.struct_size = sizeof info};
     attn_status st = connect_to(a, &c);
     if (st != ATTN_OK) {
@@ -54,21 +91,11 @@ static void check_daemon(struct report *r, const struct arguments *a)
     else
         say(r, "operator", WARN, "use root or the daemon's user, on its ipc or shm address", "%s",
             attn_last_error()->message);
+    if (ask_stats(c, a, &stats) == ATTN_OK)
+        check_limits(r, stats, config, strcmp(info.backend, "cpu") != 0);
+    json_decref(stats);
     json_decref(config);
     attn_client_close(c);
-}
-
-static void check_limit(struct report *r, const char *name, int resource, uint64_t wanted,
-                        const char *fix)
-{
-    struct rlimit l;
-    if (getrlimit(resource, &l) != 0)
-        return;
-    if (l.rlim_max == RLIM_INFINITY)
-        say(r, name, OK, "", "unlimited");
-    else
-        say(r, name, l.rlim_max >= wanted ? OK : WARN, fix, "%" PRIu64 ", %" PRIu64 " are wanted",
-            (uint64_t)l.rlim_max, wanted);
 }
 
 /* A number of /proc or /sys; -1: it can't be read. */
@@ -143,10 +170,6 @@ int run_doctor(const struct arguments *a)
 {
     struct report r = {.checks = json_array()};
     check_daemon(&r, a);
-    check_limit(&r, "open files", RLIMIT_NOFILE, 4096 + 64,
-                "raise the hard limit (ulimit -Hn, LimitNOFILE=) to listen.max_peers and 64 more");
-    check_limit(&r, "locked memory", RLIMIT_MEMLOCK, UINT64_C(1) << 30,
-                "a GPU backend pins cache.io_memory and shm clients: ulimit -Hl, LimitMEMLOCK=");
     check_memory(&r);
     check_devices_of_all_kinds(&r);
     if (a->is_json) {

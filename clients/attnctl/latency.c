@@ -106,6 +106,10 @@ void print_latency(const json_t *result)
     static const char *const columns[] = {"mean", "p50", "p90", "p99"};
     const char *group, *name;
     json_t *rows, *row;
+    if (json_object_size(json_object_get(result, "stages")) == 0) {
+        fputs("attnctl: no times: with tenants they are the operator's\n", stderr);
+        return;
+    }
     printf("%-17s %-8s %10s %11s %11s %11s %11s\n", "microseconds", "", "steps", "mean", "p50",
            "p90", "p99");
     json_object_foreach((json_t *)result, group, rows)

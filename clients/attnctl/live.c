@@ -48,7 +48,9 @@ static attn_status sample_take(attn_client *c, const struct arguments *a, struct
 {
     *out = (struct sample){.at = now_seconds()};
     attn_status st = ask_stats(c, a, &out->stats);
-    return st == ATTN_OK ? ask_pools(c, a, &out->pools) : st;
+    if (st != ATTN_OK || json_object_get(out->stats, "tenant") != NULL)
+        return st;
+    return ask_pools(c, a, &out->pools);
 }
 
 static double rate(const struct sample *now, const struct sample *old, const char *counter)
@@ -100,8 +102,24 @@ static json_t *top_cards(const struct sample *now, const struct sample *old)
     return list;
 }
 
+/* What a tenant sees: its own work. */
+static json_t *top_of_tenant(const struct sample *now, const struct sample *old)
+{
+    double failed = rate(now, old, "tenant_steps_failed_total");
+    return json_pack("{s:s, s:f, s:f, s:f, s:I, s:I, s:I, s:I}", "tenant",
+                     json_string_value(json_object_get(now->stats, "tenant")), "steps_per_second",
+                     rate(now, old, "tenant_steps_total") + failed, "refused_per_second", failed,
+                     "device_busy", rate(now, old, "tenant_device_seconds_total"),
+                     "bytes_in_flight", (json_int_t)number(now->stats, "tenant_bytes_in_flight"),
+                     "sessions", (json_int_t)number(now->stats, "tenant_sessions"), "sequences",
+                     (json_int_t)number(now->stats, "tenant_sequences"), "pool_blocks",
+                     (json_int_t)number(now->stats, "tenant_pool_blocks"));
+}
+
 static json_t *top_object(const struct sample *now, const struct sample *old)
 {
+    if (json_object_get(now->stats, "tenant") != NULL)
+        return top_of_tenant(now, old);
     double batches = rate(now, old, "batches_total");
     json_t *stages = json_object(), *h;
     const char *name;
@@ -127,6 +145,17 @@ static json_t *top_object(const struct sample *now, const struct sample *old)
                      (json_int_t)number(now->stats, "blocks"), "blocks_free",
                      (json_int_t)number(now->stats, "blocks_free"), "cards", cards, "pools",
                      json_object_get(now->pools, "pools"), "stages", stages);
+}
+
+static void print_tenant_line(const json_t *t, bool is_first)
+{
+    if (is_first)
+        printf("%10s %9s %6s %15s %8s %9s %11s\n", "steps/s", "refused/s", "busy%",
+               "bytes_in_flight", "sessions", "sequences", "pool_blocks");
+    printf("%10.0f %9.0f %6.1f %15.0f %8.0f %9.0f %11.0f\n", number(t, "steps_per_second"),
+           number(t, "refused_per_second"), 100 * number(t, "device_busy"),
+           number(t, "bytes_in_flight"), number(t, "sessions"), number(t, "sequences"),
+           number(t, "pool_blocks"));
 }
 
 static void print_top_line(const json_t *t, bool is_first)
@@ -230,6 +259,8 @@ int run_top(attn_client *c, const struct arguments *a)
         json_t *t = top_object(&now, &old);
         if (a->is_json)
             print_json(t);
+        else if (json_object_get(t, "tenant") != NULL)
+            print_tenant_line(t, i == 0);
         else if (is_terminal)
             print_top_screen(a, t, has_colour);
         else

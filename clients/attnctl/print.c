@@ -14,8 +14,9 @@ static void text_of(const json_t *value, char *out, size_t out_bytes)
 {
     if (json_is_string(value)) {
         snprintf(out, out_bytes, "%s", json_string_value(value));
-    } else if (json_is_real(value)) {
-        snprintf(out, out_bytes, "%.9g", json_real_value(value));
+    } else if (json_is_real(value)) { /* of a time since 1970, milliseconds */
+        double x = json_real_value(value);
+        snprintf(out, out_bytes, x >= 1e6 ? "%.3f" : "%.9g", x);
     } else {
         char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
         snprintf(out, out_bytes, "%s", text != NULL ? text : "?");
@@ -50,7 +51,7 @@ void print_flat(const json_t *object)
 
 void print_json(const json_t *object)
 {
-    json_dumpf(object, stdout, JSON_REAL_PRECISION(9));
+    json_dumpf(object, stdout, JSON_REAL_PRECISION(15)); /* of a time since 1970, microseconds */
     putchar('\n');
 }
 
@@ -83,15 +84,19 @@ void print_table(const json_t *object)
 {
     static char cells[MAX_COLUMNS][MAX_CELL_BYTES];
     const json_t *list = NULL;
-    const char *key;
+    const char *key, *name = "entries";
     json_t *value;
     json_object_foreach((json_t *)object, key, value)
     {
-        if (json_is_array(value))
+        if (json_is_array(value)) {
             list = value;
+            name = key;
+        }
     }
-    if (json_array_size(list) == 0)
-        return; /* nothing is nothing, also for a program that counts lines */
+    if (json_array_size(list) == 0) { /* stdout stays empty for a program that counts lines */
+        fprintf(stderr, "attnctl: no %s\n", name);
+        return;
+    }
     size_t widths[MAX_COLUMNS] = {0}, n = 0;
     for (size_t i = 0; i <= json_array_size(list); i++) {
         n = cells_of(json_array_get(list, i > 0 ? i - 1 : 0), i == 0, cells, 0);

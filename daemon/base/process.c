@@ -2,6 +2,7 @@
 #include "daemon/base/process.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -40,6 +41,8 @@ void process_usage_read(struct process_usage *out)
     read_stat(out);
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
         out->max_fds = (double)limit.rlim_cur;
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0)
+        out->max_locked_bytes = limit.rlim_cur == RLIM_INFINITY ? INFINITY : (double)limit.rlim_cur;
     DIR *d = opendir("/proc/self/fd");
     if (d == NULL)
         return;
@@ -47,6 +50,13 @@ void process_usage_read(struct process_usage *out)
         out->open_fds += entry->d_name[0] != '.';
     closedir(d);
     out->open_fds -= 1; /* the folder's own */
+}
+
+double process_start_unix_seconds(void)
+{
+    struct process_usage u = {0};
+    read_stat(&u);
+    return u.start_unix_seconds;
 }
 
 void process_write_prometheus(FILE *f)

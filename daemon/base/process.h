@@ -9,10 +9,13 @@ struct process_usage {
     double cpu_seconds, start_unix_seconds;
     double virtual_bytes, resident_bytes;
     double open_fds, max_fds;
+    double max_locked_bytes; /* INFINITY: no limit */
 };
 
 /* A value that can't be read is 0. Any thread. */
 void process_usage_read(struct process_usage *out);
+/* Its start_unix_seconds alone. */
+double process_start_unix_seconds(void);
 /* Writes process_cpu_seconds_total and the others in Prometheus text format. */
 void process_write_prometheus(FILE *f);
 

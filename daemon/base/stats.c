@@ -400,17 +400,28 @@ static json_t *json_of_tenants(void)
     return list;
 }
 
+/* What everybody may know of the process. */
+static int put_process(json_t *root)
+{
+    int rc = json_object_set_new(root, "schema_version", json_integer(STATS_SCHEMA));
+    rc |= json_object_set_new(root, "version", json_string(ATTND_VERSION));
+    return rc |
+           json_object_set_new(root, "start_time_seconds", json_real(process_start_unix_seconds()));
+}
+
 attn_status stats_write_json(FILE *f)
 {
     json_t *root = json_object(), *answered = json_object(), *list = json_array();
     struct stats_pool p[STATS_MAX_POOLS + 1];
     struct process_usage usage;
-    int rc = json_object_set_new(root, "schema_version", json_integer(STATS_SCHEMA));
     process_usage_read(&usage);
-    rc |= json_object_set_new(root, "version", json_string(ATTND_VERSION));
-    rc |= json_object_set_new(root, "start_time_seconds", json_real(usage.start_unix_seconds));
+    int rc = put_process(root);
     rc |= json_object_set_new(root, "cpu_seconds_total", json_real(usage.cpu_seconds));
     rc |= json_object_set_new(root, "resident_memory_bytes", json_real(usage.resident_bytes));
+    rc |= json_object_set_new(root, "max_fds", json_real(usage.max_fds));
+    rc |= json_object_set_new(root, "max_locked_bytes", /* null: no limit */
+                              isinf(usage.max_locked_bytes) ? json_null()
+                                                            : json_real(usage.max_locked_bytes));
     size_t n_listed = read_pools(p);
     for (size_t i = 0; i < n_listed; i++)
         rc |= json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:I, s:I}", "name", p[i].name,
@@ -452,7 +463,10 @@ attn_status stats_write_json(FILE *f)
 attn_status stats_write_tenant_json(FILE *f, uint32_t tenant)
 {
     json_t *root = json_of_tenant(&stats.tenants[tenant]);
-    bool is_written = root != NULL && json_dumpf(root, f, JSON_COMPACT) == 0;
+    int rc = put_process(root);
+    rc |= put_value(root, "", "draining", load(&stats.is_draining));
+    rc |= put_value(root, "", "ready", load(&stats.is_ready));
+    bool is_written = rc == 0 && json_dumpf(root, f, JSON_COMPACT | JSON_REAL_PRECISION(15)) == 0;
     json_decref(root);
     return is_written && fputc('\n', f) != EOF ? ATTN_OK : ATTN_ENOMEM;
 }

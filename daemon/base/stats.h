@@ -249,8 +249,8 @@ void stats_write_prometheus(FILE *f);
 attn_status stats_write_json(FILE *f);
 /* The tenant's index in stats.tenants, added if it is new; when the table is full, the last one. */
 uint32_t stats_tenant_add(const char *name);
-/* Writes the metrics of one tenant, which are all that it may see, as one JSON object. ATTN_ENOMEM
- * as above. */
+/* Writes what one tenant may see, as one JSON object: its metrics, since when the process runs, and
+ * whether it is ready or drains. ATTN_ENOMEM as above. */
 attn_status stats_write_tenant_json(FILE *f, uint32_t tenant);
 
 #endif

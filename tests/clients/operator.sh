@@ -15,6 +15,13 @@ printf '[cache]\nmax_pools = 9\n[stats]\nslow_step = 1us # all are\n' >"$dir/con
 start --config "$dir/conf" --listen "$ATTND_ENDPOINT tcp://127.0.0.1:0 shm://$dir/shm"
 expect 0 "$ctl" pool list
 [[ ! -s $dir/out ]] || die "pools before there is one"
+says '^attnctl: no pools$'
+for list in slow sequences tenants; do
+  expect 0 "$ctl" $list
+  says "^attnctl: no $list\$"
+done
+expect 0 "$ctl" cache
+says '^attnctl: no pools$'
 expect 0 "$ctl" --json slow
 holds "x == {'slow': []}"
 
@@ -32,7 +39,10 @@ holds "all(abs(sum(s['stages'].values()) - s['total_seconds']) <= 0.01 * s['tota
 holds "all(s['stages']['device'] > 0 and s['status'] == 'ok' for s in x['slow'])"
 grep -qE 'level=warn msg="slow step" total=[0-9.]+ receive=.* device=[0-9.]+ .*transport=ipc' "$log" || die "no slow step in the log"
 grep -qE 'msg="session begins" session=[0-9a-f]{8} client="attnload"' "$log" || die "no session in the log"
+# when, to the millisecond at least
+holds "all(abs(s['unix_seconds'] - __import__('time').time()) < 600 for s in x['slow']) and len({s['unix_seconds'] for s in x['slow']}) > 5"
 expect 0 "$ctl" slow
+has '^[0-9]+ +1[0-9]{9}[.][0-9]{3} '
 has '^number .*receive +queue +wait +launch +device +reply +send'
 expect 0 "$ctl" --json latency
 holds "x['stages']['device']['count'] > 40 and 0 < x['stages']['device']['p50'] <= x['stages']['device']['p99']"
@@ -216,6 +226,10 @@ has '^engine.max_queue +128M +default +true$'
 
 expect 0 "$ctl" --json doctor
 holds "x['healthy'] and {'daemon', 'operator', 'open files', 'memory'} <= {c['check'] for c in x['checks']}"
+# limits are the daemon's, not those of the shell that asks; on the CPU nothing is locked
+expect 0 bash -c "ulimit -l 64 -n 99 && exec '$ctl' --json doctor"
+holds "[c['found'].startswith('the daemon has') for c in x['checks'] if c['check'] in ('open files', 'locked memory')] == [True]"
+grep -q ' 99, ' "$dir/out" && die "the shell's limit: $(cat "$dir/out")"
 expect 0 "$ctl" doctor
 has '^ok +daemon +attnd '
 expect 1 "$ctl" --endpoint "ipc://$dir/nowhere" doctor

@@ -82,6 +82,18 @@ export ATTND_ENDPOINT=tls+tcp://$host:$port ATTND_CA_FILE=$keys/ca.crt ATTND_KEY
 expect 0 "$ctl" ping
 expect 0 "$ctl" --json stats
 says '"tenant": ?"alpha"'
+# a tenant is told how the daemon is, and of its own work; pools of all are the operator's
+expect 0 "$ctl" --json status
+python3 -c "import json,sys; x=json.load(open('$dir/out')); sys.exit(not (x['state'] == 'ready' and 0 <= x['up_seconds'] < 3600 and x['tenant_sessions'] > 0 and 'sessions' not in x))" ||
+  die "status of a tenant: $(cat "$dir/out")"
+expect 0 "$ctl" top --count 2 --interval 0.1
+says '^ +steps/s refused/s +busy% .* pool_blocks$'
+[[ $(wc -l <"$dir/out") == 3 ]] || die "not a head and two lines: $(cat "$dir/out")"
+expect 0 "$ctl" --json top --count 1 --interval 0.1
+says '"tenant": "alpha", "steps_per_second": 0.0, .*"sessions": [1-9]'
+expect 0 "$ctl" latency
+says "no times: with tenants they are the operator's"
+expect 1 "$ctl" pool list
 for preset in bytelm llama3-8b; do
   expect 0 "$load" --preset $preset --workers 3 --context 100 --steps 6 --json --verify
   says '"mismatched": 0'
