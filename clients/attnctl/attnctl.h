@@ -5,7 +5,7 @@
  *
  *   main.c         reads the command line, runs a command, exit codes
  *   table.c        the table of commands, the options, the help
- *   completion.c   completion of bash, zsh and fish, from the table
+ *   completion.c   completion of bash, zsh and fish, from the table and of what the daemon has
  *   doctor.c       what may be wrong with this machine
  *   keys_command.c keys, with a command line of its own; keys.c makes the files
  *   record.c       trace
@@ -162,13 +162,17 @@ int run_doctor(const struct arguments *a);
 
 /* completion.c */
 
-/* The words that a shell completes: commands [n_commands]; options end with a zero. */
+/* The words that are completed: commands [n_commands]; options end with a zero. */
 struct vocabulary {
     const struct command *commands;
     size_t n_commands;
     const struct option *options;
 };
+/* Prints what a word may become, a line each, behind words [n] that are no options; option NULL, or
+ * the name of the one in front of it. */
+int complete_word(const struct vocabulary *all, const struct arguments *a, char **words, size_t n,
+                  const char *option, const char *word);
 /* Prints a shell's script. EXIT_USAGE: not one of the three shells. */
-int run_completion(const char *shell, const struct vocabulary *w);
+int print_completion(const char *shell);
 
 #endif

@@ -1,137 +1,183 @@
-/* completion.c: scripts with which bash, zsh and fish complete attnctl's words, made from its table
- * of commands and its options.
+/* completion.c: how bash, zsh and fish complete attnctl's words: each asks `attnctl --complete
+ * WORDS`, which prints what the last word may become, a line each, with a tab before what is said
+ * of it. What has names of its own (pools, settings) the daemon is asked for.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "clients/attnctl/attnctl.h"
 
-/* The first words, each once; for a noun its verbs. */
-static void print_words(const struct vocabulary *w, const char *noun, const char *separator)
+static const uint64_t ANSWER_US = 1000000; /* who types does not wait longer */
+
+struct typed {
+    const struct vocabulary *all;
+    const struct arguments *a; /* the options before it */
+    const char *word; /* what is typed of the word */
+};
+
+static void offer(const struct typed *t, const char *word, const char *help)
+{
+    if (word != NULL && strncmp(word, t->word, strlen(t->word)) == 0)
+        printf("%s\t%.*s\n", word, (int)strcspn(help, "\n"), help);
+}
+
+/* What the daemon lists, by that member; nothing where it does not answer. */
+static void offer_listed(const struct typed *t, const char *topic, const char *member)
+{
+    struct arguments a = *t->a;
+    attn_client *c;
+    json_t *page = NULL, *one;
+    size_t i;
+    a.is_admin = true;
+    a.wait_us = 0;
+    a.timeout_us = ANSWER_US;
+    if (connect_to(&a, &c) != ATTN_OK)
+        return;
+    inspect(c, topic, 0, a.timeout_us, &page);
+    json_array_foreach(json_object_get(page, topic), i, one)
+    {
+        offer(t, json_string_value(json_object_get(one, member)), "");
+    }
+    json_decref(page);
+    attn_client_close(c);
+}
+
+/* The first words, each once; or the verbs of a noun. */
+static void offer_words(const struct typed *t, const char *noun)
 {
     const char *last = "";
-    for (size_t i = 0; i < w->n_commands; i++) {
-        const struct command *c = &w->commands[i];
+    for (size_t i = 0; i < t->all->n_commands; i++) {
+        const struct command *c = &t->all->commands[i];
         if (noun != NULL && (c->noun == NULL || strcmp(c->noun, noun) != 0))
             continue;
-        const char *word = noun == NULL && c->noun != NULL ? c->noun : c->verb;
+        bool is_noun = noun == NULL && c->noun != NULL;
+        const char *word = is_noun ? c->noun : c->verb;
         if (strcmp(word, last) != 0)
-            printf("%s%s", last[0] != '\0' ? separator : "", word);
+            offer(t, word, is_noun ? "" : c->help);
         last = word;
     }
 }
 
-static void print_options(const struct vocabulary *w, const char *separator)
+static void offer_value(const struct typed *t, const struct option *o)
 {
-    for (const struct option *o = w->options; o->name != NULL; o++)
-        printf("%s--%s", o > w->options ? separator : "", o->name);
-}
-
-/* Is this the first command of its noun? */
-static bool begins_noun(const struct vocabulary *w, size_t i)
-{
-    return w->commands[i].noun != NULL &&
-           (i == 0 || w->commands[i - 1].noun == NULL ||
-            strcmp(w->commands[i - 1].noun, w->commands[i].noun) != 0);
-}
-
-/* Patterns of the options that take a value, which is no word of the command. */
-static void print_valued(const struct vocabulary *w)
-{
-    const char *separator = "";
-    for (const struct option *o = w->options; o->name != NULL; o++) {
-        if (o->has_arg != required_argument)
-            continue;
-        printf("%s--%s", separator, o->name);
-        separator = "|";
+    switch (o->val) {
+    case OPT_DTYPE:
+    case OPT_KV_DTYPE:
+        for (attn_dtype d = ATTN_F32; d <= (o->val == OPT_DTYPE ? ATTN_BF16 : ATTN_INT8); d++)
+            offer(t, attn_dtype_name(d), "");
+        break;
+    case OPT_SPLIT:
+        for (attn_split s = ATTN_SPLIT_AUTO; s <= ATTN_SPLIT_TOKENS; s++)
+            offer(t, attn_split_name(s), "");
+        break;
+    case OPT_POOL:
+        offer_listed(t, "pools", "name");
+        break;
+    case OPT_TENANT:
+        offer_listed(t, "tenants", "tenant");
+        break;
+    default:
+        break; /* a number or a path */
     }
 }
 
-/* A case for each $said that is gone on with a word; the words stand between before and after. */
-static void print_cases(const struct vocabulary *w, const char *before, const char *after)
+static void offer_operand(const struct typed *t, const struct command *c, size_t n)
 {
-    printf("  '') %s", before);
-    print_words(w, NULL, " ");
-    printf("%s ;;\n", after);
-    for (size_t i = 0; i < w->n_commands; i++) {
-        if (!begins_noun(w, i))
-            continue;
-        printf("  ' %s') %s", w->commands[i].noun, before);
-        print_words(w, w->commands[i].noun, " ");
-        printf("%s ;;\n", after);
+    const char *operand = c->operands;
+    for (; operand != NULL && n > 0; n--) {
+        operand = strchr(operand, ' ');
+        operand = operand != NULL ? operand + 1 : NULL;
     }
-    printf("  ' completion') %sbash zsh fish%s ;;\n", before, after);
+    if (operand == NULL)
+        return;
+    bool is_name = strncmp(operand, "NAME", 4) == 0;
+    if (is_name && strcmp(c->noun, "config") == 0)
+        offer_listed(t, "config", "name");
+    else if (is_name && strcmp(c->verb, "create") != 0)
+        offer_listed(t, "pools", "name");
+    else if (strcmp(operand, "ID") == 0)
+        offer_listed(t, "sessions", "session");
+    else if (strncmp(operand, "NUMBER", 6) == 0)
+        offer_listed(t, "sequences", "sequence");
+    else if (strcmp(operand, "SHELL") == 0)
+        for (const char *const *s = (const char *const[]){"bash", "zsh", "fish", NULL}; *s != NULL;
+             s++)
+            offer(t, *s, "");
 }
 
-/* Bash cuts words at colons, so the parts of a URL come one by one. */
-static void print_bash(const struct vocabulary *w)
+int complete_word(const struct vocabulary *all, const struct arguments *a, char **words, size_t n,
+                  const char *option, const char *word)
 {
-    printf("_attnctl() {\n"
-           "  local word=${COMP_WORDS[COMP_CWORD]} said= i\n"
-           "  case $word in\n  -*) COMPREPLY=($(compgen -W '");
-    print_options(w, " ");
-    printf("' -- \"$word\")); return ;;\n  esac\n"
-           "  for ((i = 1; i < COMP_CWORD; i++)); do\n    case ${COMP_WORDS[i]} in\n    ");
-    print_valued(w);
-    printf("|:|=) i=$((i + 1)) ;;\n    -*) ;;\n    *) said+=\" ${COMP_WORDS[i]}\" ;;\n    esac\n"
-           "  done\n"
-           "  ((i == COMP_CWORD)) || return 0 # the value of an option\n"
-           "  case $said in\n");
-    print_cases(w, "COMPREPLY=($(compgen -W '", "' -- \"$word\"))");
-    printf("  esac\n}\ncomplete -o default -F _attnctl attnctl\n");
-}
-
-static void print_zsh(const struct vocabulary *w)
-{
-    printf("#compdef attnctl\nlocal -a next\nlocal said= i\n"
-           "for ((i = 2; i < CURRENT; i++)); do\n  case ${words[i]} in\n  ");
-    print_valued(w);
-    printf(") i=$((i + 1)) ;;\n  -*) ;;\n  *) said+=\" ${words[i]}\" ;;\n  esac\ndone\n"
-           "if ((i > CURRENT)); then # the value of an option\n  _files\n  return\nfi\n"
-           "if [[ ${words[CURRENT]} == -* ]]; then\n  compadd -- ");
-    print_options(w, " ");
-    printf("\n  return\nfi\ncase $said in\n");
-    print_cases(w, "next=(", ")");
-    printf("*) _files; return ;;\nesac\ncompadd -- $next\n");
-}
-
-static void print_fish(const struct vocabulary *w)
-{
-    printf("complete -c attnctl -f\n");
-    for (size_t i = 0; i < w->n_commands; i++) {
-        const struct command *c = &w->commands[i];
-        if (begins_noun(w, i))
-            printf("complete -c attnctl -n __fish_use_subcommand -a %s\n", c->noun);
-        if (c->noun == NULL) {
-            printf("complete -c attnctl -n __fish_use_subcommand -a %s -d '%s'\n", c->verb,
-                   c->help);
+    const struct typed t = {all, a, word};
+    for (const struct option *o = all->options; option != NULL && o->name != NULL; o++) {
+        if (strcmp(option, o->name) != 0 || o->has_arg != required_argument)
             continue;
+        offer_value(&t, o);
+        return printed();
+    }
+    if (word[0] == '-') {
+        char name[64];
+        for (const struct option *o = all->options; o->name != NULL; o++) {
+            snprintf(name, sizeof name, "--%s", o->name);
+            offer(&t, name, "");
         }
-        printf("complete -c attnctl -n '__fish_seen_subcommand_from %s; and not "
-               "__fish_seen_subcommand_from ",
-               c->noun);
-        print_words(w, c->noun, " ");
-        if (strcmp(c->noun, "kill") != 0)
-            printf(" kill"); /* a sequence is also what is killed */
-        printf("' -a %s -d '%s'\n", c->verb, c->help);
+        return printed();
     }
-    printf("complete -c attnctl -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'\n"
-           "complete -c attnctl -n '__fish_seen_subcommand_from trace keys export import' -F\n");
-    for (const struct option *o = w->options; o->name != NULL; o++)
-        printf("complete -c attnctl -l %s%s\n", o->name, o->has_arg == no_argument ? "" : " -r");
+    if (n == 0)
+        offer_words(&t, NULL);
+    else if (n == 1)
+        offer_words(&t, words[0]);
+    for (size_t i = 0; n > 0 && i < all->n_commands; i++) {
+        const struct command *c = &all->commands[i];
+        size_t n_own = c->noun != NULL ? 2 : 1;
+        if (n >= n_own && strcmp(words[0], c->noun != NULL ? c->noun : c->verb) == 0 &&
+            (c->noun == NULL || strcmp(words[1], c->verb) == 0))
+            offer_operand(&t, c, n - n_own);
+    }
+    return printed();
 }
 
-int run_completion(const char *shell, const struct vocabulary *w)
+/* Bash cuts words at colons and equals signs, so the line is cut here. */
+static const char bash[] = "_attnctl() {\n"
+                           "  local line=${COMP_LINE:0:COMP_POINT} words\n"
+                           "  read -ra words <<<\"$line\"\n"
+                           "  [[ $line != *[[:space:]] ]] || words+=('')\n"
+                           "  mapfile -t COMPREPLY < <(\"${words[0]}\" --complete "
+                           "\"${words[@]:1}\" 2>/dev/null)\n"
+                           "  COMPREPLY=(\"${COMPREPLY[@]%%$'\\t'*}\")\n"
+                           "}\n"
+                           "complete -o default -F _attnctl attnctl\n";
+static const char zsh[] = "#compdef attnctl\n"
+                          "local -a next\n"
+                          "next=(${(f)\"$(\"${(Q)words[1]}\" --complete "
+                          "\"${(@Q)words[2,CURRENT]}\" 2>/dev/null)\"})\n"
+                          "if ((${#next})); then\n"
+                          "  compadd -- \"${(@)next%%$'\\t'*}\"\n"
+                          "else\n"
+                          "  _files\n"
+                          "fi\n";
+static const char fish[] =
+    "function __attnctl_complete\n"
+    "  set -l words (commandline -opc)\n"
+    "  set -l next ($words[1] --complete $words[2..-1] (commandline -ct) 2>/dev/null)\n"
+    "  if test (count $next) -gt 0\n"
+    "    printf '%s\\n' $next\n"
+    "  else\n"
+    "    __fish_complete_path (commandline -ct)\n"
+    "  end\n"
+    "end\n"
+    "complete -c attnctl -f -a '(__attnctl_complete)'\n";
+
+int print_completion(const char *shell)
 {
-    if (strcmp(shell, "bash") == 0) {
-        print_bash(w);
-    } else if (strcmp(shell, "zsh") == 0) {
-        print_zsh(w);
-    } else if (strcmp(shell, "fish") == 0) {
-        print_fish(w);
-    } else {
+    const char *script = strcmp(shell, "bash") == 0   ? bash
+                         : strcmp(shell, "zsh") == 0  ? zsh
+                         : strcmp(shell, "fish") == 0 ? fish
+                                                      : NULL;
+    if (script == NULL) {
         fprintf(stderr, "attnctl: completion: \"%s\" is not bash, zsh or fish\n", shell);
         return EXIT_USAGE;
     }
+    fputs(script, stdout);
     return printed();
 }

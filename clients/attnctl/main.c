@@ -39,6 +39,12 @@ static bool parse_u32(const char *text, uint32_t *out)
     return true;
 }
 
+/* At least 1. */
+static bool parse_count(const char *text, uint32_t *out)
+{
+    return parse_u32(text, out) && *out > 0;
+}
+
 static bool parse_u64(const char *text, uint64_t *out)
 {
     char *end;
@@ -79,7 +85,7 @@ static bool parse_option(struct arguments *a, int opt)
         a->interval_us = (uint64_t)(x * 1e6);
         return true;
     case OPT_COUNT:
-        return parse_u32(optarg, &a->count) && a->count > 0;
+        return parse_count(optarg, &a->count);
     case OPT_SECONDS:
         if (!parse_number(optarg, 86400, &x) || x == 0)
             return false;
@@ -95,21 +101,21 @@ static bool parse_option(struct arguments *a, int opt)
         a->has_as = true;
         return parse_u64(optarg, &a->as);
     case OPT_LAYERS:
-        return parse_u32(optarg, &a->spec.num_layers);
+        return parse_count(optarg, &a->spec.num_layers);
     case OPT_Q_HEADS:
-        return parse_u32(optarg, &a->spec.num_q_heads);
+        return parse_count(optarg, &a->spec.num_q_heads);
     case OPT_KV_HEADS:
-        return parse_u32(optarg, &a->spec.num_kv_heads);
+        return parse_count(optarg, &a->spec.num_kv_heads);
     case OPT_HEAD_DIM:
-        return parse_u32(optarg, &a->spec.head_dim_k);
+        return parse_count(optarg, &a->spec.head_dim_k);
     case OPT_DTYPE:
-        return parse_dtype(optarg, &a->spec.q_dtype);
+        return parse_dtype(optarg, &a->spec.q_dtype) && a->spec.q_dtype <= ATTN_BF16;
     case OPT_KV_DTYPE:
         return parse_dtype(optarg, &a->spec.kv_dtype);
     case OPT_BLOCK_TOKENS:
-        return parse_u32(optarg, &a->spec.block_tokens);
+        return parse_count(optarg, &a->spec.block_tokens);
     case OPT_BLOCKS:
-        return parse_u32(optarg, &a->spec.n_blocks);
+        return parse_count(optarg, &a->spec.n_blocks);
     case OPT_WINDOW:
         return parse_u32(optarg, &a->layer.window_tokens);
     case OPT_SOFT_CAP:
@@ -124,6 +130,34 @@ static bool parse_option(struct arguments *a, int opt)
         return attn_split_parse(optarg, &a->spec.split);
     default:
         return false;
+    }
+}
+
+/* What an option takes, where parse_option has refused a value. */
+static const char *wanted_of(int opt)
+{
+    switch (opt) {
+    case OPT_TIMEOUT:
+    case OPT_SECONDS:
+        return opt == OPT_TIMEOUT ? "a number of seconds above 0, 1000000 at most"
+                                  : "a number of seconds above 0, 86400 at most";
+    case OPT_WAIT:
+    case OPT_INTERVAL:
+        return "a number of seconds from 0 to 1000000";
+    case OPT_AS:
+        return "a whole number from 0";
+    case OPT_DTYPE:
+        return "f32, f16 or bf16";
+    case OPT_KV_DTYPE:
+        return "f32, f16, bf16, fp8_e4m3 or int8";
+    case OPT_WINDOW:
+        return "a whole number from 0 to 4294967295";
+    case OPT_SOFT_CAP:
+        return "a number from 0 to 1000000";
+    case OPT_SPLIT:
+        return "auto, whole, heads or tokens";
+    default:
+        return "a whole number from 1 to 4294967295";
     }
 }
 
@@ -202,9 +236,13 @@ static int choose(char **words, int n, struct arguments *a, const struct command
     if (c->ask == ask_sequence_place &&
         (!parse_u64(a->operands[1], &a->card) || a->card > UINT32_MAX))
         return usage("sequence place: \"%s\" is no card's number", a->operands[1]);
-    if (is_create &&
-        (s->num_layers == 0 || s->num_q_heads == 0 || s->num_kv_heads == 0 || s->head_dim_k == 0))
-        return usage("pool create needs --layers, --q-heads, --kv-heads and --head-dim");
+    const char *missing = s->num_layers == 0     ? "layers"
+                          : s->num_q_heads == 0  ? "q-heads"
+                          : s->num_kv_heads == 0 ? "kv-heads"
+                          : s->head_dim_k == 0   ? "head-dim"
+                                                 : NULL;
+    if (is_create && missing != NULL)
+        return usage("pool create needs --%s", missing);
     a->is_admin = c->is_admin;
     *out_command = c;
     return 0;
@@ -243,6 +281,22 @@ static int run(const struct command *command, const struct arguments *a)
     return rc;
 }
 
+/* attnctl --complete WORDS: what a shell asks for. argv[0] is "--complete"; the last word is the one
+ * that is completed. */
+static int complete(int argc, char **argv, struct arguments *a)
+{
+    const struct vocabulary all = {commands, n_commands, options};
+    const char *word = argc > 1 ? argv[argc - 1] : "";
+    const char *before = argc > 2 ? argv[argc - 2] : "";
+    int n = argc > 1 ? argc - 1 : argc, opt;
+    opterr = 0;
+    while ((opt = getopt_long(n, argv, "h", options, NULL)) != -1)
+        if (opt != '?')
+            parse_option(a, opt);
+    return complete_word(&all, a, argv + optind, (size_t)(n - optind),
+                         strncmp(before, "--", 2) == 0 ? before + 2 : NULL, word);
+}
+
 int main(int argc, char **argv)
 {
     struct arguments a = {.endpoint = attn_default_url(),
@@ -256,6 +310,8 @@ int main(int argc, char **argv)
     int n_before = argc > 1 && strcmp(argv[1], "--json") == 0; /* keys has its own options */
     if (argc > 1 + n_before && strcmp(argv[1 + n_before], "keys") == 0)
         return keys_command(argc - 1 - n_before, argv + 1 + n_before, n_before > 0);
+    if (argc > 1 && strcmp(argv[1], "--complete") == 0)
+        return complete(argc - 1, argv + 1, &a);
     while ((opt = getopt_long(argc, argv, "h", options, &index)) != -1) {
         if (opt == OPT_HELP || opt == 'h') {
             print_help();
@@ -268,7 +324,7 @@ int main(int argc, char **argv)
         if (opt == '?')
             return EXIT_USAGE; /* getopt has said why */
         if (!parse_option(&a, opt))
-            return usage("--%s: \"%s\" cannot be used", options[index].name, optarg);
+            return usage("--%s: \"%s\" is not %s", options[index].name, optarg, wanted_of(opt));
         if (opt >= OPT_LAYERS)
             a.geometry = options[index].name;
         else if (opt >= OPT_INTERVAL && opt <= OPT_SECONDS)

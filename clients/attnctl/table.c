@@ -43,8 +43,7 @@ static int run_keys(const struct arguments *a)
 
 static int complete(const struct arguments *a)
 {
-    const struct vocabulary all = {commands, n_commands, options};
-    return run_completion(a->operands[0], &all);
+    return print_completion(a->operands[0]);
 }
 
 /* Commands of one noun stand together. */
@@ -147,7 +146,8 @@ static const char usage_tail[] =
     "\n"
     "geometry of pool create:\n"
     "  --layers N --q-heads N --kv-heads N --head-dim N\n"
-    "  --dtype f32|f16|bf16 (default bf16)  --kv-dtype TYPE (default: dtype)\n"
+    "  --dtype f32|f16|bf16 (default bf16)\n"
+    "  --kv-dtype f32|f16|bf16|fp8_e4m3|int8 (default: dtype)\n"
     "  --block-tokens N (default 16)  --blocks N (default: half of what is left)\n"
     "  --window N  --soft-cap X  --batch-invariant\n"
     "  --split whole|heads|tokens: over the daemon's cards (default: whole, if --blocks fit one)\n";

@@ -39,8 +39,20 @@ refuses 'missing command' "$ctl"
 refuses 'unknown command: fly' "$ctl" fly
 refuses 'pool create NAME' "$ctl" pool
 refuses 'ping takes no argument: now' "$ctl" ping now
-refuses '--dtype: "f64"' "$ctl" pool create p --dtype f64
-refuses '--kv-heads' "$ctl" pool create p --layers 2 --q-heads 8
+refuses '--dtype: "fp16" is not f32, f16 or bf16 ' "$ctl" pool create p --dtype fp16
+refuses '--dtype: "int8" is not f32, f16 or bf16 ' "$ctl" pool create p --dtype int8
+refuses '--kv-dtype: "fp8" is not f32, f16, bf16, fp8_e4m3 or int8 ' "$ctl" pool create p --kv-dtype fp8
+refuses '--split: "even" is not auto, whole, heads or tokens ' "$ctl" pool create p --split even
+refuses '--soft-cap: "-1" is not a number from 0 to 1000000 ' "$ctl" pool create p --soft-cap -1
+refuses '--timeout: "0" is not a number of seconds above 0' "$ctl" --timeout 0 ping
+refuses '--wait: "nan" is not a number of seconds from 0' "$ctl" --wait nan ping
+refuses '--as: "two" is not a whole number from 0 ' "$ctl" sequence import f --as two
+for option in layers q-heads kv-heads head-dim block-tokens blocks count; do
+  for value in 0 -1 1.5 4294967296 many; do
+    refuses "--$option: \"$value\" is not a whole number from 1 " "$ctl" pool create p --$option $value
+  done
+done
+refuses 'pool create needs --kv-heads ' "$ctl" pool create p --layers 2 --q-heads 8
 refuses '--layers .*pool create' "$ctl" ping --layers 2
 refuses '--preset: "gpt-17"' "$load" --preset gpt-17
 refuses '--workers: "0" is not a whole number from 1 to 1024' "$load" --workers 0

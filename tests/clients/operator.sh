@@ -281,21 +281,38 @@ says '--count is an option of top, watch and trace'
 expect 2 "$ctl" completion tcsh
 for shell in bash zsh fish; do
   expect 0 "$ctl" completion $shell
-  for word in describe sequences reload endpoint tenants cache kill trace; do has "$word"; done
   ! command -v $shell >/dev/null || $shell -n "$dir/out" || die "$shell does not read its completion"
+  has '--complete'
 done
-expect 0 bash -c 'eval "$('"$ctl"' completion bash)"; COMP_WORDS=(attnctl pool d) COMP_CWORD=2; _attnctl; echo "${COMPREPLY[*]}"'
-has '^describe drop$'
 # completes OFFERED WORDS: what bash offers after these words of a command line
 completes() {
-  expect 0 bash -c 'eval "$('"$ctl"' completion bash)"; COMP_WORDS=(attnctl '"$2"') COMP_CWORD='"$(wc -w <<<"$2")"'; _attnctl; echo "${COMPREPLY[*]}"'
+  expect 0 bash -c 'eval "$(attnctl completion bash)"; COMP_LINE="attnctl '"$2"'" COMP_POINT=${#COMP_LINE}; _attnctl; echo "${COMPREPLY[*]}"'
   has "^$1\$"
 }
-completes 'describe drop' '--json --endpoint ipc : ///tmp/s pool d'
+PATH=$bin:$PATH
+completes 'ping status .* reload .* completion' ''
+completes 'describe drop' 'pool d'
+completes 'describe drop' "--json --endpoint ipc:///tmp/s pool d"
 completes 'session sequence' 'kill se'
 completes '' 'kill sequence e' # not what "sequence" is gone on with
 completes '' '--endpoint pi' # the value of an option: a file's name
 completes '--split' 'pool create p --sp'
+completes 'f16' 'pool create p --dtype f1'
+completes 'fp8_e4m3' '--kv-dtype fp'
+completes 'whole' 'pool create p --split w'
+completes 'zsh' 'completion z'
+expect 0 "$ctl" pool create completed --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 4
+completes 'completed' 'pool drop co' # the daemon's: pools, settings, sessions
+completes 'completed' 'pool resize co'
+completes '' 'pool create co'
+completes 'engine.max_step_items engine.max_step_tokens' 'config set engine.max_step'
+completes 'stats.slow_step' "--endpoint $ATTND_ENDPOINT config get stats.s"
+completes '' "--endpoint ipc://$dir/nowhere config get stats.s"
+expect 0 "$ctl" --json sessions
+session=$(python3 -c "import json; print(json.load(open('$dir/out'))['sessions'][0]['session'])")
+completes ".*$session.*" 'kill session '
+expect 0 "$ctl" --complete pool d
+has $'^describe\tgeometry, blocks, free blocks$'
 
 # a daemon that ends waits for nobody who watches
 : >"$dir/events"

@@ -81,7 +81,7 @@ has "^sequence $sequence\$"
 has '^stop_seconds [0-9.e-]+$'
 wait "$loader" && die "the load goes on without its sequence"
 beside=${beside% *}
-expect 0 bash -c 'eval "$('"$ctl"' completion bash)"; COMP_WORDS=(attnctl sequence "") COMP_CWORD=2; _attnctl; echo "${COMPREPLY[*]}"'
+expect 0 bash -c 'eval "$('"$ctl"' completion bash)"; PATH='"$bin"':$PATH COMP_LINE="attnctl sequence " COMP_POINT=17; _attnctl; echo "${COMPREPLY[*]}"'
 has '^export import move place$'
 stop
 echo "sequences go where an operator wants them"
