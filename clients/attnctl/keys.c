@@ -194,24 +194,22 @@ static bool make_ca(struct maker *m)
            write_pair(m, "ca", m->ca, m->ca_key);
 }
 
-static bool make_server(struct maker *m)
+/* The alternative names of the daemon's certificate. */
+static bool names_of(struct maker *m, size_t out_bytes, char *out)
 {
-    char names[4096] = "";
     size_t n = 0;
-    if (exists(m, "server", ".crt"))
-        return true;
+    out[0] = '\0';
     for (size_t i = 0; i < m->wanted->n_hosts; i++) {
         const char *host = m->wanted->hosts[i];
         unsigned char address[16];
         bool is_address =
             inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1;
-        if (host[0] == '\0' || strpbrk(host, ",= \t") != NULL ||
-            n + strlen(host) + 8 > sizeof names)
+        if (host[0] == '\0' || strpbrk(host, ",= \t") != NULL || n + strlen(host) + 8 > out_bytes)
             return fail(m, "host \"%.100s\" is neither a name nor an address", host);
-        n += (size_t)snprintf(names + n, sizeof names - n, "%s%s:%s", n > 0 ? "," : "",
+        n += (size_t)snprintf(out + n, out_bytes - n, "%s%s:%s", n > 0 ? "," : "",
                               is_address ? "IP" : "DNS", host);
     }
-    return make_pair(m, "server", "serverAuth", names);
+    return true;
 }
 
 /* ---- tenants ---- */
@@ -246,7 +244,7 @@ static bool make_token(struct maker *m, const char *tenant)
     return false;
 }
 
-static bool make_tenant(struct maker *m, const char *tenant)
+static bool check_tenant(struct maker *m, const char *tenant)
 {
     static const char allowed[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
@@ -257,6 +255,11 @@ static bool make_tenant(struct maker *m, const char *tenant)
                     "tenant \"%.100s\": a name has 1 to 63 letters, digits, '.', '_' and '-', and "
                     "is not ca or server",
                     tenant);
+    return true;
+}
+
+static bool make_tenant(struct maker *m, const char *tenant)
+{
     if (!exists(m, tenant, ".crt") && !make_pair(m, tenant, "clientAuth", NULL))
         return false;
     return exists(m, tenant, ".token") || make_token(m, tenant);
@@ -265,9 +268,15 @@ static bool make_tenant(struct maker *m, const char *tenant)
 bool keys_make(const struct keys_wanted *w, char *why, size_t why_bytes)
 {
     struct maker m = {.wanted = w, .why = why, .why_bytes = why_bytes};
-    if (mkdir(w->dir, 0700) != 0 && errno != EEXIST)
+    char names[4096];
+    bool ok = names_of(&m, sizeof names, names);
+    for (size_t i = 0; ok && i < w->n_tenants; i++)
+        ok = check_tenant(&m, w->tenants[i]);
+    if (ok && mkdir(w->dir, 0700) != 0 && errno != EEXIST)
         return fail(&m, "%s: %s", w->dir, strerror(errno));
-    bool ok = make_ca(&m) && make_server(&m);
+    ok = ok && make_ca(&m);
+    if (ok && !exists(&m, "server", ".crt"))
+        ok = make_pair(&m, "server", "serverAuth", names);
     for (size_t i = 0; ok && i < w->n_tenants; i++)
         ok = make_tenant(&m, w->tenants[i]);
     X509_free(m.ca);

@@ -33,6 +33,10 @@ grep -q '^\[gamma\]$' "$keys/tenants.conf" || die "no tenant was added"
 expect 1 "$ctl" keys "$keys" --tenant 'a b'
 says 'tenant "a b": a name has'
 expect 1 "$ctl" keys /proc/keys
+for wrong in '--tenant ca' '--tenant a/b' '--host a,b'; do # before anything is written
+  expect 1 "$ctl" keys "$dir/odd" --tenant good $wrong
+  [[ ! -e $dir/odd ]] || die "a folder for $wrong"
+done
 mkdir "$dir/odd"
 mkfifo "$dir/odd/tenants.conf"
 expect 1 timeout 60 "$ctl" keys "$dir/odd"
@@ -206,7 +210,15 @@ says 'token_file .*/none \(ATTND_KEY_FILE\): No such file'
 expect 1 env ATTND_CA_FILE="$dir/foreign/ca.crt" "$ctl" ping
 says 'unknown CA'
 expect 1 env ATTND_CA_FILE="$dir/none" "$ctl" ping
-says 'ca_file .*/none \(ATTND_CA_FILE\)'
+says 'ca_file .*/none \(ATTND_CA_FILE\): No such file'
+expect 1 env ATTND_CA_FILE="$log" "$ctl" ping
+says 'ca_file .*/log \(ATTND_CA_FILE\): no certificate'
+expect 1 env ATTND_TLS_CERT_FILE="$dir/none" ATTND_TLS_CERT_KEY_FILE="$keys/beta.key" "$ctl" ping
+says 'cert_file .*/none \(ATTND_TLS_CERT_FILE\): No such file'
+expect 1 env ATTND_TLS_CERT_FILE="$keys/beta.crt" ATTND_TLS_CERT_KEY_FILE="$dir/none" "$ctl" ping
+says 'cert_key_file .*/none \(ATTND_TLS_CERT_KEY_FILE\): No such file'
+expect 1 "$ctl" --endpoint "tcp://127.0.0.1:$port" ping
+says 'no connection to tcp://127.0.0.1:[0-9]+: the peer hung up in the handshake: is its address tls\+tcp://'
 expect 1 env -u ATTND_KEY_FILE "$ctl" --endpoint "tcp://127.0.0.1:$open" ping
 says 'unauthenticated: hello has no token'
 expect 1 "$ctl" --endpoint "tls+tcp://127.0.0.1:$open" ping

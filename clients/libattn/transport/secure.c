@@ -30,9 +30,12 @@ struct secure {
 
 #define FAIL(...) (snprintf(why, why_bytes, __VA_ARGS__), ATTN_EINVAL)
 
+/* Why a file can't be used: what the system said of it, which comes first, or what OpenSSL did. */
 static const char *last_error(void)
 {
-    const char *text = ERR_reason_error_string(ERR_peek_last_error());
+    unsigned long first = ERR_peek_error();
+    const char *text = ERR_SYSTEM_ERROR(first) ? strerrordesc_np(ERR_GET_REASON(first))
+                                               : ERR_reason_error_string(ERR_peek_last_error());
     return text != NULL ? text : "nothing in it can be used";
 }
 
@@ -82,6 +85,7 @@ attn_status secure_open(const char *host, const struct client_credentials *files
     }
     SSL_CTX_set_verify(s->context, SSL_VERIFY_PEER, NULL);
     SSL_CTX_set_default_passwd_cb(s->context, no_pass_phrase);
+    ERR_clear_error();
     attn_status st = use_files(s->context, files, why, why_bytes);
     ERR_clear_error();
     if (st != ATTN_OK)

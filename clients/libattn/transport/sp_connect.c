@@ -133,6 +133,15 @@ static void finish_connecting(struct sp *sp)
     sp_disconnect(sp, "%s", connect_error(error, sp_address_path(&sp->address)));
 }
 
+static void hung_up_in_handshake(struct sp *sp)
+{
+    bool is_plain_tcp = !sp->address.is_ipc && sp->secure == NULL;
+    sp_disconnect(sp, "%s",
+                  is_plain_tcp ? "the peer hung up in the handshake: is its address tls+tcp://, or "
+                                 "has it too many peers (listen.max_peers)?"
+                               : "the peer hung up in the handshake");
+}
+
 /* True: there are bytes in sp->read. False: none yet, or the connection is gone. */
 static bool read_more(struct sp *sp)
 {
@@ -144,8 +153,8 @@ static bool read_more(struct sp *sp)
         sp->read_end = (size_t)n;
         return true;
     }
-    if (n == 0)
-        sp_disconnect(sp, "the daemon hung up");
+    if (n == 0 || errno == ECONNRESET)
+        hung_up_in_handshake(sp);
     else if (errno != EAGAIN && errno != EINTR)
         sp_disconnect(sp, "%s", sp_why_broken(sp));
     return false;
@@ -159,7 +168,7 @@ static void take_handshake(struct sp *sp)
     if (n < SP_HANDSHAKE_BYTES) { /* rare: wait until the rest is there, too */
         ssize_t more = sp_read(sp, sp->read + sp->read_end, SP_HANDSHAKE_BYTES - n);
         if (more == 0 || (more < 0 && errno != EAGAIN && errno != EINTR))
-            sp_disconnect(sp, "the peer hung up in the handshake");
+            hung_up_in_handshake(sp);
         else if (more > 0)
             sp->read_end += (size_t)more;
         return;
