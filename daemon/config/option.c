@@ -354,7 +354,9 @@ static attn_status set_http(const char *text, char **out, char *why, size_t why_
         return ATTN_EINVAL;
     }
     if (!is_off && !a.is_loopback) {
-        snprintf(why, why_bytes, "is not a loopback address; whoever reaches it sees everything");
+        snprintf(why, why_bytes,
+                 "is not a loopback address; whoever reaches it sees everything: give "
+                 "127.0.0.1:PORT, and let others in by a proxy that asks who they are");
         return ATTN_EINVAL;
     }
     return set_text(is_off ? "" : text, out, why, why_bytes);

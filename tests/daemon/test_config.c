@@ -280,7 +280,10 @@ static void addresses_that_others_can_reach_are_refused_by_name(void **state)
                  "flag --listen|listen.address = %s|not a loopback address|listen.insecure_tcp",
                  refused[i]);
         config_expect_failure(parts, ARGS("--config", config_file, "--listen", refused[i]));
-        snprintf(parts, sizeof(parts), "listen.http = %s|not a loopback address", refused[i] + 6);
+        snprintf(parts, sizeof(parts),
+                 "listen.http = %s|not a loopback address|give 127.0.0.1:PORT, and let others in "
+                 "by a proxy",
+                 refused[i] + 6);
         config_expect_failure(parts,
                               ARGS("--config", config_file, "--listen.http", refused[i] + 6));
     }

@@ -26,6 +26,8 @@ enum {
     WHY_BYTES = 256,
 };
 #define SEQ_NONE UINT32_MAX
+/* ends the sentence of ATTN_ENOBLOCKS */
+#define MORE_BLOCKS "; close sequences, or give the pool more blocks (attnctl pool resize)"
 #define CLAIM_ALL UINT32_MAX /* in place of a layer: needs the sequence exclusively */
 
 struct engine;

@@ -343,7 +343,8 @@ static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
         if (m->layer_len[l] > first)
             st = kv_copy_reserve(e->env.kv, seq, l, first, m->layer_len[l] - first, &p->fx);
     if (st != ATTN_OK) {
-        snprintf(why, WHY_BYTES, "%s", kv_last_error(e->env.kv));
+        snprintf(why, WHY_BYTES, "%s%s", kv_last_error(e->env.kv),
+                 st == ATTN_ENOBLOCKS ? MORE_BLOCKS : "");
         layers_end(e, p, seq, m, first_layer, l - 1, false);
         return st;
     }

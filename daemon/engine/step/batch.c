@@ -99,7 +99,7 @@ static enum taken cannot_take(struct engine *e, struct item *it, attn_status st)
 {
     item_unready(it);
     item_release(e, it);
-    item_fail(it, st, "%s", kv_last_error(e->env.kv));
+    item_fail(it, st, "%s%s", kv_last_error(e->env.kv), st == ATTN_ENOBLOCKS ? MORE_BLOCKS : "");
     return NOT_TAKEN;
 }
 

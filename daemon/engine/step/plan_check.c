@@ -113,7 +113,8 @@ attn_status plan_check_items(struct engine *e, const Attnd__Plan *h, uint32_t se
     mover_wait(e, p, n_blocks); /* bells can't wait */
     kv_pool_info(e->env.kv, p->id, &spec, &n_free);
     if (n_blocks > n_free) {
-        snprintf(why, why_bytes, "the plan needs %" PRIu64 " blocks, pool %s has %" PRIu32 " free",
+        snprintf(why, why_bytes,
+                 "the plan needs %" PRIu64 " blocks, pool %s has %" PRIu32 " free" MORE_BLOCKS,
                  n_blocks, spec.name, n_free);
         return ATTN_ENOBLOCKS;
     }

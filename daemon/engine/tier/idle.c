@@ -291,7 +291,8 @@ enum idle_is idle_brings(struct engine *e, const struct idle_ask *a, char *why, 
     enum idle_is is = n_free(e, p) < n ? IDLE_NEVER : in_begin(e, p, a->seq, n);
     if (is == IDLE_NEVER)
         snprintf(why, why_bytes,
-                 "%" PRIu32 " of its blocks are in idle memory, pool %s has %" PRIu32 " free",
+                 "%" PRIu32 " of its blocks are in idle memory, pool %s has %" PRIu32
+                 " free" MORE_BLOCKS,
                  info.n_paged_out, p->spec.wire->name, n_free(e, p));
     return is;
 }
