@@ -84,8 +84,8 @@ static const struct {
     double min, max;
 } table[] = {
     {"endpoint", OPT_ENDPOINT, TYPE_OTHER, "URL",
-     "ipc://PATH, tcp://HOST:PORT or shm://PATH (default: $ATTND_ENDPOINT, else\n"
-     "                             ipc:///run/attnd/attnd.sock)",
+     "ipc://PATH, shm://PATH, tcp://HOST:PORT or tls+tcp://HOST:PORT (default:\n"
+     "                             $ATTND_ENDPOINT, else ipc:///run/attnd/attnd.sock)",
      0, 0, 0},
     {"preset", OPT_PRESET, TYPE_OTHER, "NAME", "geometry (default llama3-8b)", 0, 0, 0},
     {"layers", OPT_LAYERS, TYPE_OTHER, "one|all|N", "of the model, the first ones (one)", 0, 0, 0},

@@ -125,6 +125,10 @@ attn_status trace_load(const char *path, const struct trace_scaling *s, struct t
             st = ATTN_ENOMEM;
         }
     }
+    if (st == ATTN_OK && ferror(f)) {
+        snprintf(why, why_bytes, "%s, behind line %u: %s", path, n_lines, strerror(errno));
+        st = ATTN_EIO;
+    }
     if (st == ATTN_OK && t.n == 0) {
         snprintf(why, why_bytes, "%s: no requests", path);
         st = ATTN_EINVAL;

@@ -38,7 +38,12 @@ attn_status config_propose(const struct config *c, const char *name, const char 
     const struct config_option *o = config_option_find(name);
     char reason[512];
     if (o == NULL) {
-        snprintf(why, why_bytes, "no setting is named %.64s", name);
+        const struct config_option *near = config_option_nearest(name);
+        char known[CONFIG_NAME_BYTES] = "";
+        if (near != NULL)
+            config_option_name(near, known);
+        snprintf(why, why_bytes, "no setting is named %.64s%s%s", name,
+                 near != NULL ? "; the nearest is " : "", known);
         return ATTN_ENOTFOUND;
     }
     if (o->effect != AT_ONCE) {

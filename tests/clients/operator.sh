@@ -206,7 +206,11 @@ says 'engine.max_step_tokens = 20000 .*is more than engine.max_batch_tokens'
 expect 1 "$ctl" config set cache.max_pools 5
 says 'cache.max_pools needs a restart'
 expect 1 "$ctl" config get no.such
-says 'no setting is named no.such'
+says 'no setting is named no.such$'
+expect 1 "$ctl" config get engine.leas
+says 'no setting is named engine.leas; the nearest is engine.lease$'
+expect 1 "$bin/attnload" --trace "$dir"
+says 'trace: .*, behind line 0: Is a directory'
 sed -i 's/1us/7s/; s/= 9/= 8/' "$dir/conf"
 expect 0 "$ctl" --json reload
 holds "x == {'changed': 4, 'need_restart': 1}" # three are as the file has them again

@@ -266,7 +266,7 @@ attn_status pool_resize(struct engine *e, struct pool *p, uint32_t n_blocks, cha
                         size_t why_bytes)
 {
     if (n_blocks == 0)
-        return FAIL(ATTN_EINVAL, "n_blocks is 0");
+        return FAIL(ATTN_EINVAL, "n_blocks is 0, must be 1 at least");
     if (!pool_spans(e, p))
         return resize_all(e, p, n_blocks, why, why_bytes);
     if (!peers_all_live(e))
