@@ -36,4 +36,23 @@ ninja -C build attnctl attn_example >"$dir/log" 2>&1 || { cat "$dir/log"; exit 1
 build/bin/attnctl --help >/dev/null
 tests/layers.py .
 tests/readme.sh
+
+# the commit that attnd --version names: none here, nor of a checkout around; else git's
+commit_is() { # WORDS FOLDER
+  cmake "-DSOURCE=$2" -DOUT="$dir/commit.h" -P daemon/process/commit.cmake
+  grep -qxE "#define ATTND_COMMIT \"$1\"" "$dir/commit.h" || { echo "commit: $(cat "$dir/commit.h"), not $1" >&2; exit 1; }
+}
+commit_is unknown .
+mkdir -p "$dir/git/inside"
+git -C "$dir/git" init -q
+echo one >"$dir/git/file"
+git -C "$dir/git" add file
+git -C "$dir/git" -c user.name=x -c user.email=x@x commit -q -m x
+commit_is unknown "$dir/git/inside"
+commit_is "$(git -C "$dir/git" rev-parse --short=12 HEAD)" "$dir/git"
+touch -d @1 "$dir/commit.h" # what is the same stays, so that nothing is built anew
+commit_is '[0-9a-f]{12}' "$dir/git"
+[[ $(stat -c %Y "$dir/commit.h") == 1 ]] || { echo "commit.h is written again" >&2; exit 1; }
+echo two >"$dir/git/file"
+commit_is '[0-9a-f]{12}-dirty' "$dir/git"
 echo "the tracked files are enough"

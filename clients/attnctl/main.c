@@ -281,8 +281,8 @@ static int run(const struct command *command, const struct arguments *a)
     return rc;
 }
 
-/* attnctl --complete WORDS: what a shell asks for. argv[0] is "--complete"; the last word is the one
- * that is completed. */
+/* attnctl --complete WORDS: what a shell asks for. argv[0] is "--complete"; the last word is what
+ * is completed. */
 static int complete(int argc, char **argv, struct arguments *a)
 {
     const struct vocabulary all = {commands, n_commands, options};

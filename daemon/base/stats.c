@@ -13,6 +13,12 @@
 #include "daemon/base/process.h"
 
 struct stats stats;
+static const char *commit = "unknown";
+
+void stats_set_commit(const char *name)
+{
+    commit = name;
+}
 
 static const char *const transport_names[STATS_N_TRANSPORTS] = {"ipc", "tcp", "shm", "gpu", "tls"};
 static const char *const time_names[STATS_N_TIMES] = {"queue", "device", "total"};
@@ -263,9 +269,10 @@ void stats_write_prometheus(FILE *f)
     struct bounds at;
     bounds_init(&at);
     fprintf(f,
-            "# HELP attnd_build_info Version of this daemon.\n# TYPE attnd_build_info gauge\n"
-            "attnd_build_info{version=\"%s\"} 1\n",
-            ATTND_VERSION);
+            "# HELP attnd_build_info Version and commit of this daemon.\n# TYPE attnd_build_info "
+            "gauge\n"
+            "attnd_build_info{version=\"%s\",commit=\"%s\"} 1\n",
+            ATTND_VERSION, commit);
     process_write_prometheus(f);
     write_pools(f);
 #define X(field, name, help) write_metric(f, #field, name, "counter", help, load(&stats.field));
@@ -416,6 +423,7 @@ attn_status stats_write_json(FILE *f)
     struct process_usage usage;
     process_usage_read(&usage);
     int rc = put_process(root);
+    rc |= json_object_set_new(root, "commit", json_string(commit));
     rc |= json_object_set_new(root, "cpu_seconds_total", json_real(usage.cpu_seconds));
     rc |= json_object_set_new(root, "resident_memory_bytes", json_real(usage.resident_bytes));
     rc |= json_object_set_new(root, "max_fds", json_real(usage.max_fds));

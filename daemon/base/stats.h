@@ -247,6 +247,8 @@ void stats_write_prometheus(FILE *f);
 #define STATS_SCHEMA 2 /* of the JSON: raised when a name is removed or changes its meaning */
 /* Writes the same as one JSON object and a newline. ATTN_ENOMEM: what was written is incomplete. */
 attn_status stats_write_json(FILE *f);
+/* Names the commit that was built ("unknown" until then), before other threads are. */
+void stats_set_commit(const char *name);
 /* The tenant's index in stats.tenants, added if it is new; when the table is full, the last one. */
 uint32_t stats_tenant_add(const char *name);
 /* Writes what one tenant may see, as one JSON object: its metrics, since when the process runs, and

@@ -7,16 +7,23 @@
 #include <sysexits.h>
 #include <unistd.h>
 
+#include "commit.h"
 #include "daemon/base/log.h"
+#include "daemon/base/stats.h"
 #include "daemon/config/config.h"
 #include "daemon/config/settings.h"
 #include "daemon/keeper/supervise.h"
 #include "daemon/process/daemon.h"
 #include "daemon/process/device.h"
 
+static void print_version(void)
+{
+    printf("attnd %s (commit %s)\n", ATTND_VERSION, ATTND_COMMIT);
+}
+
 static int self_test(const struct config *cfg)
 {
-    printf("attnd %s\n", ATTND_VERSION);
+    print_version();
     attn_status st = device_self_test(cfg, stdout);
     return st == ATTN_OK ? EX_OK : st == ATTN_ENOTSUP ? EX_UNAVAILABLE : EX_SOFTWARE;
 }
@@ -48,6 +55,7 @@ int main(int argc, char **argv)
     int code = EX_OK;
     struct config_fault fault;
     standard_files_init();
+    stats_set_commit(ATTND_COMMIT);
     log_init(LOG_LEVEL_INFO, LOG_FORMAT_LOGFMT);
     if (config_load(argc, argv, &cfg, &action, &fault) != ATTN_OK) {
         log_error("%s", fault.why);
@@ -59,7 +67,7 @@ int main(int argc, char **argv)
         code = printed();
         break;
     case CONFIG_VERSION:
-        printf("attnd %s\n", ATTND_VERSION);
+        print_version();
         code = printed();
         break;
     case CONFIG_PRINT:

@@ -321,8 +321,10 @@ static void pools_are_told_by_name_and_those_past_the_limit_as_one(void **state)
 static void the_process_and_the_build_are_told(void **state)
 {
     (void)state;
+    stats_set_commit("0a1b2c");
     char *text = rendered(stats_write_prometheus);
-    assert_true(sample(text, "attnd_build_info{version=\"" ATTND_VERSION "\"}") == 1);
+    assert_true(sample(text, "attnd_build_info{version=\"" ATTND_VERSION "\",commit=\"0a1b2c\"}") ==
+                1);
     assert_true(sample(text, "process_resident_memory_bytes") > 100000);
     assert_true(sample(text, "process_open_fds") >= 3);
     struct timespec now;

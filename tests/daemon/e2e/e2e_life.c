@@ -375,7 +375,7 @@ static void exit_codes_follow_sysexits(void **state)
         const char *log;
     } cases[] = {
         {{"--help"}, 0, "--engine.lease"},
-        {{"--version"}, 0, "attnd "},
+        {{"--version"}, 0, " (commit "},
         {{"--no_such_flag"}, 64, "--no_such_flag"},
         {{"--config", "/nonexistent/attnd.conf"}, 78, "/nonexistent/attnd.conf"},
         {{"--backend", "cpu", "--listen.http", "off", "--listen", "ipc:///nonexistent/dir/s"},

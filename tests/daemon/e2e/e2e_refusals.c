@@ -230,8 +230,9 @@ static void out_of_blocks(void **state)
     /* 4 + 2 blocks are used of 24: 18 are left, 19 are asked for, beside an item that is right */
     struct e2e_item it[] = {{&big, 0, 18 * E2E_BLOCK_TOKENS + 1}, {&other, 19, 1}};
     const struct wire_reply *r = e2e_await(&c, e2e_send_step(&c, 0, E2E_BOTH, it, 2, 0));
-    assert_says(r, ATTN_ENOBLOCKS, "needs 19 blocks, pool e2e has 18 free; close sequences, or give the "
-                                   "pool more blocks (attnctl pool resize)");
+    assert_says(r, ATTN_ENOBLOCKS,
+                "needs 19 blocks, pool e2e has 18 free; close sequences, or give the "
+                "pool more blocks (attnctl pool resize)");
     assert_int_equal(r->header->step->n_item_status, 2);
     assert_int_equal(r->header->step->item_status[1], ATTN_OK);
     assert_int_equal(e2e_item(&c, &big, 0, 0, 18 * E2E_BLOCK_TOKENS), ATTN_OK);
