@@ -2,7 +2,8 @@
 """A manual page made of what a program says of itself.
 
 man.py NAME SECTION VERSION TEXT: TEXT is a file with the program's --help, or attnd.conf itself.
-The page goes to stdout. Its date is that of the newest release in CHANGELOG.md.
+The page goes to stdout. Its date is that of the newest release in CHANGELOG.md. attnd's signals and
+exit codes are the tables of docs/operations.md, its examples the first lines there.
 """
 
 import pathlib
@@ -100,6 +101,51 @@ def from_settings(text):
     return [], out
 
 
+FILES = {
+    "/etc/attnd/attnd.conf": "settings of /usr/bin/attnd, see attnd.conf(5); of PREFIX/bin/attnd "
+    "it is PREFIX/etc/attnd/attnd.conf",
+    "/run/attnd/attnd.sock": "where workers and attnctl find it, unless listen.address says "
+    "otherwise; as a user other than root $XDG_RUNTIME_DIR/attnd.sock",
+    "/run/attnd/attnd.sock.admin": "for operators (listen.admin): beside the first Unix socket, of "
+    "mode 0600",
+    "PREFIX/lib/attnd/attnd-cuda.so, attnd-hip.so": "the GPU backends; they are also looked for "
+    "beside the program and in $ATTND_MODULE_DIR",
+    "PREFIX/share/doc/attnd": "pages: docs/operations.md is about running attnd",
+}
+
+
+def plain(markdown):
+    """A cell of a table without its marks."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown)
+    return text.replace("`", "").replace("**", "").strip()
+
+
+def table(page, head):
+    """The rows of the table of this page whose first column has that head."""
+    (rows,) = re.findall(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.M)
+    return [[plain(cell) for cell in row.strip("|").split(" | ", 1)] for row in rows.splitlines()]
+
+
+def of_the_daemon():
+    """Sections of attnd's page that its help does not have."""
+    page = (TREE / "docs" / "operations.md").read_text()
+    out = [".SH SIGNALS"]
+    for signal, effect in table(page, "signal"):
+        out += described(signal, [effect])
+    out += [".SH EXIT STATUS", "As in sysexits.h."]
+    for codes, meaning in table(page, "exit code"):
+        meanings = meaning.split("; ")
+        for code, one in zip(codes.split("; "), meanings, strict=True):
+            out += described(code, [one])
+    out.append(".SH FILES")
+    for path, what in FILES.items():
+        out += described(path, [what])
+    (examples,) = re.findall(r"^## Start and stop\n\n((?:    .*\n)+)", page, re.M)
+    out += [".SH EXAMPLES", ".nf"]
+    out += [quoted(line[4:]) for line in examples.splitlines()]
+    return out + [".fi"]
+
+
 def main():
     name, section, version, file = sys.argv[1:]
     date = re.search(r"^## \[\d.*- (\d{4}-\d\d-\d\d)$", (TREE / "CHANGELOG.md").read_text(), re.M)[1]
@@ -112,6 +158,8 @@ def main():
     print(f".SH NAME\n{quoted(name)} \\- {ABOUT[name]}\n.SH SYNOPSIS\n.nf")
     print(*(f"\\fB{quoted(s)}\\fR" for s in synopsis), ".fi", ".SH DESCRIPTION", sep="\n")
     print(*body[body[:1] == [".PP"] :], sep="\n")
+    if name == "attnd":
+        print(*of_the_daemon(), sep="\n")
     others = [f"\\fB{quoted(n)}\\fR({s})" for n, s in SEE_ALSO.items() if n != name]
     print(".SH SEE ALSO", ",\n".join(others), sep="\n")
 

@@ -96,6 +96,18 @@ if grep -nP '\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7,40}\b' docs/{desig
   rc=1
 fi
 
+# one version everywhere; the newest release in CHANGELOG.md has it
+version=$(sed -nE 's/^project\(attnd VERSION ([0-9.]+) .*/\1/p' CMakeLists.txt)
+for said in "$(sed -nE '1s/^attnd \(([^)]*)\).*/\1/p' debian/changelog)" "$(sed -nE 's/^version = "(.*)"/\1/p' clients/python/pyproject.toml)" \
+  "$(sed -nE 's/^__version__ = "(.*)"/\1/p' clients/python/src/attnd/__init__.py)" \
+  "$(sed -nE 's/^## \[([0-9][^]]*)\] - .*/\1/p' CHANGELOG.md | head -1)" "$("$bin/attnd" --version | cut -d' ' -f2)"; do
+  [[ $said == "$version" ]] || { echo "version '$said', CMakeLists.txt has '$version'" >&2; rc=1; }
+done
+# and one licence
+for file in README.md debian/copyright clients/python/setup.py; do
+  grep -q 'Apache-2.0' "$file" || { echo "$file does not name the licence" >&2; rc=1; }
+done
+
 # who asks a script for help gets it, and nothing else happens
 for script in quickstart test package install-deps oci; do
   timeout 10 "scripts/$script" --help | grep -qE 'Installs|Makes' || { echo "scripts/$script --help" >&2; rc=1; }

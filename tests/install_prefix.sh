@@ -36,10 +36,41 @@ grep -qx "ExecStart=$prefix/bin/attnd" lib/systemd/system/attnd.service || die "
 documentation=$(sed -n 's/^Documentation=file://p' lib/systemd/system/attnd.service)
 [[ -f $documentation ]] || die "the unit's Documentation= is no file: $documentation"
 [[ -f lib/systemd/system/attnd-http.socket && -f lib/sysusers.d/attnd.conf ]] || die "no socket unit or user"
-pc=$(find . -name attn.pc)
+pc=$(find "$prefix" -name attn.pc)
 export PKG_CONFIG_PATH=${pc%/*}
 ${CC:-cc} -std=c17 -Wall -Wextra -Werror share/doc/attnd/examples/example.c -o "$dir/example" \
   $(pkg-config --cflags --libs attn) "-Wl,-rpath,$(pkg-config --variable=libdir attn)"
+
+# the README's lines that compile its worker: with the tree and its build, and what is installed
+mkdir "$dir/tree"
+n_workers=0
+ln -s "$src/clients" "$src/proto" "$dir/tree"
+ln -s "$build" "$dir/tree/build"
+sed -n '/^```c$/,/^```$/p' "$src/README.md" | sed '1d;$d' >"$dir/tree/worker.c"
+sed -n 's/^    \(cc .*worker\.c .*\)/\1/p' "$src/README.md" >"$dir/lines"
+[[ $(wc -l <"$dir/lines") == 2 ]] || die "the README's lines that compile a worker: $(cat "$dir/lines")"
+while read -r line; do
+  (cd "$dir/tree" && bash -ec "$line") || die "$line"
+  mv "$dir/tree/worker" "$dir/tree/worker$((++n_workers))"
+done <"$dir/lines"
+
+# the same by CMake's package, wherever the prefix is
+mkdir "$dir/worker"
+cp share/doc/attnd/examples/example.c "$dir/worker"
+cat >"$dir/worker/CMakeLists.txt" <<'EOF'
+cmake_minimum_required(VERSION 3.16)
+project(worker C)
+find_package(attn 0.2 REQUIRED)
+add_executable(example example.c)
+target_link_libraries(example PRIVATE attn::attn)
+EOF
+build_worker() { # PREFIX
+  rm -rf "$dir/worker/build"
+  cmake -S "$dir/worker" -B "$dir/worker/build" -G Ninja "-DCMAKE_PREFIX_PATH=$1" >"$dir/log" 2>&1 &&
+    ninja -C "$dir/worker/build" >>"$dir/log" 2>&1 || die "find_package(attn) in $1: $(cat "$dir/log")"
+}
+build_worker "$prefix"
+mv "$dir/worker/build/example" "$dir/example_cmake"
 
 # the daemon, the tools, the C example and Python, all from there
 bin/attnd --backend cpu --listen.http off --listen "ipc://$dir/s" >"$dir/log" 2>&1 &
@@ -48,6 +79,10 @@ export ATTND_ENDPOINT=ipc://$dir/s
 bin/attnctl --wait 60 ping >/dev/null || die "$(cat "$dir/log")"
 bin/attnctl pool create demo --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --dtype f32 --blocks 16 >/dev/null
 [[ $("$dir/example") == "ok; 10 tokens, out[0] = 3" ]] || die "the example says: $("$dir/example")"
+for worker in worker1 worker2; do
+  [[ $(LD_LIBRARY_PATH=$(pkg-config --variable=libdir attn) "$dir/tree/$worker") == "ok; 10 tokens, out[0] = 3" ]] || die "the README's $worker"
+done
+[[ $("$dir/example_cmake") == "ok; 10 tokens, out[0] = 3" ]] || die "the example says: $("$dir/example_cmake")"
 python=$(dirname "$(find . -path '*/attnd/__init__.py')")
 PYTHONPATH=${python%/*} /usr/bin/python3 -c 'import attnd; print(attnd.connect().pool("demo").spec.head_dim_k)' >"$dir/out" ||
   die "python"
@@ -67,6 +102,7 @@ env -i "$tree/bin/attnd" --print-config --listen "ipc://$dir/s" | grep -qx 'kv_m
   export PKG_CONFIG_PATH=$tree/lib/pkgconfig
   ${CC:-cc} -std=c17 "$tree/share/doc/attnd/examples/example.c" -o "$dir/example" $(pkg-config --cflags --libs attn)
 )
+build_worker "$tree"
 [[ -z $(grep -rl "$dir/pack" "$tree/lib" "$tree/etc" "$tree/share" || true) ]] || die "the tarball names the folder it was made in"
 
 # what is read
@@ -82,6 +118,8 @@ for page in man1/attnctl.1 man1/attnload.1 man1/attnbench.1 man5/attnd.conf.5 ma
     said=$(groff -man -ww -z "$file" 2>&1) && [[ -z $said ]] || die "groff: $page: $said"
   fi
 done
+for section in SIGNALS 'EXIT STATUS' FILES EXAMPLES 'SEE ALSO'; do grep -qx "\.SH $section" share/man/man8/attnd.8 || die "$section"; done
+for word in SIGHUP SIGUSR2 75 78 /run/attnd/attnd.sock; do grep -qF "\\fB$word" share/man/man8/attnd.8 || die "attnd(8) lacks $word"; done
 for section in device listen cache engine log stats; do grep -qx "\.SS \[$section\]" share/man/man5/attnd.conf.5 || die "$section"; done
 bash -n share/bash-completion/completions/attnctl
 for file in README.md docs/{operations,tutorial}.md docs/monitoring/alerts.yml examples/bytelm.c examples/serve.py \

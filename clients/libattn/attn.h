@@ -82,7 +82,7 @@ typedef enum attn_gone {
  * step. */
 ATTN_API attn_gone attn_last_error_gone(void);
 
-/* The library's version, "0.1.0". */
+/* The library's version, as "1.2.3". */
 ATTN_API const char *attn_version(void);
 
 /* ---- client ---- */

@@ -61,4 +61,8 @@ class Wheel(bdist_wheel):
         return "py3", "none", f"{system}_{platform.machine()}"
 
 
-setup(distclass=Native, cmdclass={"build_py": BuildPy, "bdist_wheel": Wheel})
+setup(
+    license="Apache-2.0",
+    distclass=Native,
+    cmdclass={"build_py": BuildPy, "bdist_wheel": Wheel},
+)

@@ -121,5 +121,10 @@ def test_a_wheel_of_python_alone_needs_no_build_and_no_compiler(tmp_path):
     )
     assert r.returncode == 0, r.stdout + r.stderr
     (wheel,) = tmp_path.glob("attnd-*-py3-none-any.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    with zipfile.ZipFile(wheel) as z:
+        names = z.namelist()
+        (metadata,) = (z.read(n).decode() for n in names if n.endswith(".dist-info/METADATA"))
+        (text,) = (z.read(n) for n in names if n.endswith("LICENSE"))
     assert {"attnd/__init__.py", "attnd/hf/__init__.py", "attnd/py.typed"} <= set(names)
+    assert "\nLicense: Apache-2.0\n" in metadata
+    assert text == (PACKAGE.parents[1] / "LICENSE").read_bytes()

@@ -42,8 +42,8 @@ def wheel(tmp_path_factory):
     directory = tmp_path_factory.mktemp("wheel")
     source = directory / "tree" / "clients" / "python"  # as in the tree, where pip may write
     source.mkdir(parents=True)
-    for name in ("src", "pyproject.toml", "setup.py", "README.md"):
-        run("cp", "-r", PACKAGE / name, source)
+    for name in ("src", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        run("cp", "-rL", PACKAGE / name, source)
     (directory / "tree" / "scripts").symlink_to(ROOT / "scripts")
     options = ["--no-build-isolation", "--no-deps", "-w", directory]
     run(*PIP, "wheel", *options, source, ATTN_BUILD=str(BUILD), **OFFLINE)

@@ -44,7 +44,7 @@ from .lane import Lane
 from .pool import Item, Items, Pool, Result, Sequence, SequenceFile, Step, sequence_file
 from .spec import LayerSpec, PoolSpec
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AlreadyExistsError",
