@@ -16,7 +16,7 @@ attn_status address_parse_host_port(const char *text, struct address *out, char 
     memset(&a, 0, sizeof(a));
     const char *colon = strrchr(text, ':');
     if (colon == NULL || colon[1] == '\0') {
-        snprintf(why, why_bytes, "\"%s\" has no port (host:port)", text);
+        snprintf(why, why_bytes, "\"%s\" has no port: HOST:PORT, as 127.0.0.1:7471", text);
         return ATTN_EINVAL;
     }
     char *end;

@@ -22,7 +22,8 @@ attn_status target_find(const char *path, char out_target[PATH_MAX])
     char real[PATH_MAX];
     bool is_there = lstat(path, &info) == 0;
     if (is_there && S_ISLNK(info.st_mode)) {
-        if (realpath(path, real) == NULL || stat(real, &info) != 0)
+        /* stat first: the kernel refuses to follow another user's link in a folder as /tmp */
+        if (stat(path, &info) != 0 || realpath(path, real) == NULL)
             return io_failed("follow the link", path);
         path = real;
     }

@@ -146,7 +146,8 @@ static attn_status grow(struct engine *e, struct pool *p, uint32_t n_blocks, uin
     room = device_room < room ? device_room : room;
     if (n_blocks > room)
         return FAIL(ATTN_ENOMEM,
-                    "n_blocks is %" PRIu32 ", pool \"%s\" has room for %" PRIu32 " where it is",
+                    "n_blocks is %" PRIu32 ", pool \"%s\" has room for %" PRIu32
+                    " where it is: drop pools, or raise device.kv_memory",
                     n_blocks, p->spec.wire->name, room);
     attn_status st = tenant_take(who, TENANT_BLOCKS, more, why, why_bytes);
     if (st != ATTN_OK)

@@ -104,7 +104,8 @@ class Sequence(Closing, NotPicklable):
         """Writes K and V, what they mean, and the known token ids to a file.
 
         The file replaces another as a whole or not at all; only its owner may read it. timeout is
-        of each request. Raises FileError, StaleEpochError (truncated to nothing meanwhile).
+        of each request. Raises FileError (also where a device or a pipe has that name),
+        StaleEpochError (truncated to nothing meanwhile).
         """
         pool, us, name = self.pool, timeout_us(timeout), os.fsencode(path)
 
