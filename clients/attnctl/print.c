@@ -16,7 +16,7 @@ static void text_of(const json_t *value, char *out, size_t out_bytes)
         snprintf(out, out_bytes, "%s", json_string_value(value));
     } else if (json_is_real(value)) { /* a count as it is, of a time since 1970 milliseconds */
         double x = json_real_value(value);
-        bool is_whole = x < 1e15 && x == (double)(int64_t)x;
+        bool is_whole = x >= 1e6 && x < 1e15 && x == (double)(int64_t)x;
         snprintf(out, out_bytes, x < 1e6 ? "%.9g" : is_whole ? "%.0f" : "%.3f", x);
     } else {
         char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
