@@ -163,6 +163,16 @@ void thread_lose_core(void)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
+/* Apart from thread_start(), whose variables need not outlive a getcontext() that returns twice. */
+static void make_context(struct thread *t)
+{
+    getcontext(&t->at);
+    t->at.uc_stack.ss_sp = t->stack;
+    t->at.uc_stack.ss_size = STACK_BYTES;
+    t->at.uc_link = NULL;
+    makecontext(&t->at, thread_main, 0);
+}
+
 uint32_t thread_start(void *(*fn)(void *arg), void *arg)
 {
     uint32_t i = 0;
@@ -181,11 +191,7 @@ uint32_t thread_start(void *(*fn)(void *arg), void *arg)
     *t = (struct thread){.stack = stack, .fn = fn, .arg = arg, .is_used = true};
     uint64_t delay_ns = sim_below(30000);
     t->wake_ns = sim_now_ns + delay_ns;
-    getcontext(&t->at);
-    t->at.uc_stack.ss_sp = stack;
-    t->at.uc_stack.ss_size = STACK_BYTES;
-    t->at.uc_link = NULL;
-    makecontext(&t->at, thread_main, 0);
+    make_context(t);
     sim_at(delay_ns, SIM_PROCESS, on_wake, NULL, 0);
     return i;
 }
