@@ -128,6 +128,7 @@ static bool accept_all(struct http_listener *d)
         if (fd < 0)
             return errno == EAGAIN;
         MHD_add_connection(d->daemon, fd, &nobody, sizeof nobody); /* closes it if it fails */
+        MHD_run(d->daemon); /* libmicrohttpd 1.0 calls on_connection() here, not when it is added */
     }
     return true;
 }
