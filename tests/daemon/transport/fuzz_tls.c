@@ -36,12 +36,19 @@ static const uint8_t hello_req[8] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
 static const uint8_t hello_rep[8] = {0, 'S', 'P', 0, 0, 0x31, 0, 0};
 static struct server server;
 
+static void stop(void)
+{
+    server_stop(&server);
+}
+
+/* The server stops before OpenSSL, which the certificates have begun, cleans up at the exit. */
 static void serve(void)
 {
     server_init(&server);
     certs_configure(&server.cfg, CERTS_GOOD, false);
     snprintf(server.cfg.tls_min_version, sizeof server.cfg.tls_min_version, "1.2");
     server_start(&server, "tls");
+    atexit(stop);
 }
 
 /* What the client sends goes through here. */
