@@ -127,6 +127,7 @@ attn_status e2e_open_seq(struct e2e_client *c, struct e2e_seq *s, uint64_t name,
 attn_status e2e_fork(struct e2e_client *c, const struct e2e_seq *src, struct e2e_seq *s,
                      uint64_t name, uint32_t len, uint32_t stream);
 attn_status e2e_truncate(struct e2e_client *c, struct e2e_seq *s, uint32_t len);
+/* Not found is success for one that was sent again. */
 attn_status e2e_close_seq(struct e2e_client *c, const struct e2e_seq *s);
 attn_status e2e_adopt(struct e2e_client *c, struct e2e_seq *s, uint32_t layer_len[E2E_LAYERS]);
 
