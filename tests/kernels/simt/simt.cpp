@@ -25,6 +25,7 @@ dim3 block_dim, grid_dim;
 bool (*deliver)();
 std::function<void()> beside;
 int width = 32, order, planted;
+static void thread_leaves();
 
 namespace
 {
@@ -133,6 +134,7 @@ extern "C" void simt_thread_main()
     __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
 #endif
     (*kernel)();
+    thread_leaves();
     current->state = thread::DONE;
     to_scheduler(true);
 }
@@ -414,6 +416,17 @@ static void cluster_arrived()
     wake(&cluster_phase);
 }
 
+static void thread_leaves()
+{
+    if (is_chained && !current->has_chain_waited)
+        die("left without waiting for the kernel before");
+    n_done++;
+    current->home->n_done++;
+    warp_of(current).n_ready--;
+    if (!current->is_at_cluster)
+        cluster_arrived();
+}
+
 void cluster_arrive()
 {
     if (current->is_at_cluster)
@@ -500,17 +513,7 @@ void run(const launch &l, const std::function<void()> &body)
     grid_dim = l.grid;
     block_dim = l.block;
     is_chained = l.is_chained;
-    std::function<void()> counted = [&] {
-        body();
-        if (is_chained && !current->has_chain_waited)
-            die("left without waiting for the kernel before");
-        n_done++;
-        current->home->n_done++;
-        warp_of(current).n_ready--;
-        if (!current->is_at_cluster)
-            cluster_arrived();
-    };
-    kernel = &counted;
+    kernel = &body;
     uint64_t n_clusters = (uint64_t)l.grid.x * l.grid.y * l.grid.z / l.cluster;
     for (uint64_t i = 0; i < n_clusters; i++) {
         if (beside && i == n_clusters / 2) {
@@ -523,7 +526,7 @@ void run(const launch &l, const std::function<void()> &body)
             grid_dim = grid;
             block_dim = block;
             is_chained = was_chained;
-            kernel = &counted;
+            kernel = &body;
         }
         uint64_t first = (order == 2 ? n_clusters - 1 - i : i) * l.cluster;
         blocks.assign(l.cluster, block{});
