@@ -1,33 +1,45 @@
 # attnd-hip.so: the loadable HIP backend. CMake's own HIP language does not find Debian's ROCm, so
 # device code is compiled by commands, one code object a kernel file and device: by hipcc, and for
-# gfx942, which Debian's hipcc does not know, by clang++-19 with Debian's device libraries. The code
-# objects of a file become one bundle, which its host part takes in.
+# gfx942, which Debian 12's hipcc does not know, by clang++-19 with Debian's device libraries. The
+# code objects of a file become one bundle, which its host part takes in.
+set(hip_clang 0)
+if(ATTND_HIPCC)
+  # what it prints of the device here, or that there is none, goes elsewhere
+  execute_process(COMMAND ${ATTND_HIPCC} --version OUTPUT_VARIABLE said ERROR_QUIET)
+  if(said MATCHES "clang version ([0-9]+)")
+    set(hip_clang ${CMAKE_MATCH_1})
+  endif()
+endif()
 find_library(ATTND_AMDHIP64 amdhip64 PATHS /opt/rocm/lib)
 find_path(ATTND_HIP_INCLUDE hip/hip_runtime_api.h PATHS /opt/rocm/include)
 find_program(ATTND_OFFLOAD_BUNDLER clang-offload-bundler
-  PATHS /usr/lib/llvm-15/bin /opt/rocm/llvm/bin)
+  PATHS /usr/lib/llvm-${hip_clang}/bin /opt/rocm/llvm/bin)
 if(NOT ATTND_HIPCC OR NOT ATTND_AMDHIP64 OR NOT ATTND_HIP_INCLUDE OR NOT ATTND_OFFLOAD_BUNDLER)
   message(FATAL_ERROR "ATTND_HIP wants hipcc, clang-offload-bundler, libamdhip64 and the HIP headers "
     "(Debian: hipcc)")
 endif()
 
-# gfx942 is built where its compiler is, by an own ROCm, too. Debian's hipcc knows only gfx940, the
-# same chip before it was sold, which is built where there is no other: that its kernels compile.
-get_filename_component(hipcc ${ATTND_HIPCC} REALPATH)
+# gfx942 is built where its compiler is: a hipcc with clang 17 or newer is one. Debian 12's knows
+# only gfx940, the same chip before it was sold, which is built where there is no other: that its
+# kernels compile.
+set(hipcc_knows_gfx942 FALSE)
+if(hip_clang GREATER_EQUAL 17)
+  set(hipcc_knows_gfx942 TRUE)
+endif()
 find_program(ATTND_CLANGXX19 clang++-19)
 find_program(ATTND_LLD19 lld PATHS /usr/lib/llvm-19/bin NO_DEFAULT_PATH)
 find_program(ATTND_CLANG15 clang-15)
 set(archs "gfx90a;gfx940")
-if(NOT hipcc STREQUAL /usr/bin/hipcc OR (ATTND_CLANGXX19 AND ATTND_LLD19 AND ATTND_CLANG15))
+if(hipcc_knows_gfx942 OR (ATTND_CLANGXX19 AND ATTND_LLD19 AND ATTND_CLANG15))
   set(archs "gfx90a;gfx942")
 endif()
 set(ATTND_HIP_ARCHS ${archs} CACHE STRING "Devices to build for")
 message(STATUS "HIP devices: ${ATTND_HIP_ARCHS}")
 
 set(gfx942_compile ${ATTND_HIPCC})
-if("gfx942" IN_LIST ATTND_HIP_ARCHS AND hipcc STREQUAL /usr/bin/hipcc)
+if("gfx942" IN_LIST ATTND_HIP_ARCHS AND NOT hipcc_knows_gfx942)
   if(NOT ATTND_CLANGXX19 OR NOT ATTND_LLD19 OR NOT ATTND_CLANG15)
-    message(FATAL_ERROR "gfx942 wants clang-19, lld-19 and clang-15, or an own ROCm")
+    message(FATAL_ERROR "gfx942 wants clang-19, lld-19 and clang-15, or a hipcc with clang 17")
   endif()
   # Debian's device libraries lack one constant of gfx942: the version of its instruction set.
   set(lib ${CMAKE_CURRENT_BINARY_DIR}/device-lib)
