@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# On a bare Debian 12, in a chroot: the .debs with the tutorial's first steps, scripts/quickstart,
-# the whole tutorial, and the start of scripts/test. Needs root, debootstrap, mount and Debian's
-# mirror; skipped (77) without them.
+# On a bare Debian, in a chroot: the .debs with the tutorial's first steps, scripts/quickstart, the
+# whole tutorial, and the start of scripts/test. Needs root, debootstrap, mount and Debian's mirror;
+# skipped (77) without them.
 #
-#   tests/package/bare.sh SOURCE_DIR DEB_DIR [PART...]    debs quickstart tutorial test; all
+#   tests/package/bare.sh RELEASE SOURCE_DIR DEB_DIR [PART...]
 #
+# RELEASE: bookworm or trixie. PART: debs, quickstart, tutorial, test; all.
 # $BARE_BASE: a folder that debootstrap has made, instead of a new one.
 set -euo pipefail
-src=$1 debs=$(realpath "$2")
-shift 2
+release=$1 src=$2 debs=$(realpath "$3")
+shift 3
 parts=${*:-debs quickstart tutorial test}
 skip() {
   echo "skipped: $*"
@@ -20,7 +21,7 @@ compgen -G "$debs/attnd_*.deb" >/dev/null || skip "no packages in $debs: scripts
 # mounts of its own: they are gone with this process
 if [[ -z ${BARE_INSIDE-} ]]; then
   unshare --mount true 2>/dev/null || skip "unshare --mount is refused"
-  BARE_INSIDE=1 exec unshare --mount --propagation private "$0" "$src" "$debs" $parts
+  BARE_INSIDE=1 exec unshare --mount --propagation private "$0" "$release" "$src" "$debs" $parts
 fi
 
 dir=$(mktemp -d)
@@ -29,7 +30,7 @@ trap 'umount -lR "$root/proc" "$root/dev" 2>/dev/null || true; rm -rf --one-file
 if [[ -n ${BARE_BASE-} ]]; then
   cp -a "$BARE_BASE" "$root"
 else
-  debootstrap --variant=minbase bookworm "$root" "${MIRROR:-http://deb.debian.org/debian}" >"$dir/log" ||
+  debootstrap --variant=minbase "$release" "$root" "${MIRROR:-http://deb.debian.org/debian}" >"$dir/log" ||
     skip "debootstrap: $(tail -n 1 "$dir/log")"
 fi
 mount -t proc proc "$root/proc" 2>/dev/null || mount --bind /proc "$root/proc" || skip "mount is refused"
@@ -47,8 +48,8 @@ bare() {
   env -i HOME=/root PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 TERM=dumb PIP_CERT=/etc/machine-ca.crt \
     DEBIAN_FRONTEND=noninteractive chroot "$root" bash -euo pipefail -s \
     < <(echo 'not() { ! "$@"; }' && cat) >"$dir/log" 2>&1 || rc=$? # "! x" alone ends no shell
-  [[ $rc == 0 ]] || { tail -n 60 "$dir/log" >&2; echo "FAILED ($rc): $1" >&2; exit 1; }
-  echo "ok: $1 ($((SECONDS - start)) s)"
+  [[ $rc == 0 ]] || { tail -n 60 "$dir/log" >&2; echo "FAILED ($rc) on $release: $1" >&2; exit 1; }
+  echo "ok on $release: $1 ($((SECONDS - start)) s)"
 }
 
 if [[ $parts == *debs* ]]; then

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# scripts/package --deb makes packages that lintian has no error to tell of, and bare.sh tries them.
+# scripts/package --deb makes packages that lintian has no error to tell of, and bare.sh tries them on
+# the releases of Debian that are supported.
 #
 #   tests/package/debs.sh SOURCE_DIR [PART...]    parts: see bare.sh
 set -euo pipefail
@@ -16,4 +17,6 @@ for name in attnd attnd-tools libattn0 libattn-dev python3-attnd; do
   compgen -G "dist/${name}_${version}_*.deb" >/dev/null || { echo "no package $name of $version" && exit 1; }
 done
 lintian --fail-on error --allow-root dist/*.deb
-tests/package/bare.sh "$src" dist "$@"
+for release in bookworm trixie; do
+  tests/package/bare.sh $release "$src" dist "$@"
+done
