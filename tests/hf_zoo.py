@@ -13,6 +13,9 @@ own attention, then over attnd (own_daemon.py starts one from PREFIX on its cpu 
     differs           other tokens, or an error that is not a refusal: a defect
     not constructible no tiny model could be made, or it does not generate by itself
 
+One that is the same is tried with share_prefixes, too: prompts of which the cache has the start give the
+same text (same), or attach() refuses (why it does), or nothing was shared (whole).
+
 Each class runs in a process of its own that is forked from this one, with a limit on memory and time.
 Results are kept in FILE, a line of JSON each; classes that have one there are not run again.
 
@@ -57,6 +60,7 @@ MEANING = {
 }
 TOLERANCE = 2e-3  # of logits, in their standard deviation
 PROMPTS = (11, 3, 17, 8)
+SHARED_PROMPTS = ((40, 0), (40, 0), (40, 24), (56, 40))  # tokens, and those that are another's
 VOCAB = 120
 
 # What a field of a config becomes, by its name. Fields that are None or absent are left alone.
@@ -305,8 +309,38 @@ def _first_line(e: BaseException) -> str:
     return text.splitlines()[0][:300] if text else ""
 
 
-def try_class(url: str, model_type: str, class_name: str) -> tuple[str, str]:
-    """(result, why) of one class."""
+def try_sharing(torch: Any, attnd: Any, url: str, model: Any, options: dict[str, Any]) -> str:
+    """The result with share_prefixes."""
+    g = torch.Generator().manual_seed(2)
+    ids: list[Any] = []
+    for n, n_before in SHARED_PROMPTS:
+        start = ids[0][:, :n_before] if n_before else torch.zeros(1, 0, dtype=torch.long)
+        rest = torch.randint(3, VOCAB, (1, n - n_before), generator=g)
+        ids.append(ids[0] if n == 40 and ids and not n_before else torch.cat([start, rest], dim=1))
+    batch = torch.cat([ids[2], ids[0]])
+    wanted = [model.generate(input_ids=x, **options) for x in (*ids, batch)]
+    columns: list[int] = []
+    with attnd.connect(url) as client:
+        try:
+            worker = attnd.hf.attach(model, client, n_blocks=64, share_prefixes=True)
+        except attnd.UnsupportedError as e:
+            return "refused: " + plain(str(e.message.removeprefix("attnd.hf: ")))
+        hook = model.register_forward_hook(
+            lambda m, args, kwargs, out: columns.append(kwargs["input_ids"].shape[1]),
+            with_kwargs=True,
+        )
+        try:
+            for i, (x, want) in enumerate(zip((*ids, batch), wanted)):
+                if not torch.equal(worker.generate(input_ids=x, **options), want):
+                    return f"differs: prompt {i}"
+        finally:
+            hook.remove()
+            worker.close()
+    return "same" if 40 - 32 in columns else "whole"
+
+
+def try_class(url: str, model_type: str, class_name: str) -> tuple[str, str, str]:
+    """(result, why, result with share_prefixes) of one class."""
     import torch
     import transformers as tf
 
@@ -317,9 +351,9 @@ def try_class(url: str, model_type: str, class_name: str) -> tuple[str, str]:
     try:
         model = make_model(tf, torch, model_type, class_name)
     except NotConstructible as e:
-        return "not constructible", str(e)
+        return "not constructible", str(e), ""
     except Exception as e:
-        return "not constructible", f"{type(e).__name__}: {_first_line(e)}"
+        return "not constructible", f"{type(e).__name__}: {_first_line(e)}", ""
     inputs = prompts(torch)
     options = dict(do_sample=False, max_new_tokens=N_NEW, eos_token_id=None, pad_token_id=0)
     before = model.config._attn_implementation
@@ -332,11 +366,11 @@ def try_class(url: str, model_type: str, class_name: str) -> tuple[str, str]:
         with torch.no_grad():
             finite = bool(model(input_ids=inputs["input_ids"][2:3]).logits.isfinite().all())
     except Exception as e:
-        return "not constructible", f"does not generate: {type(e).__name__}: {_first_line(e)}"
+        return "not constructible", f"does not generate: {type(e).__name__}: {_first_line(e)}", ""
     if not finite:
-        return "not constructible", "its logits are not finite"
+        return "not constructible", "its logits are not finite", ""
     if len({tuple(row[max(PROMPTS) :].tolist()) for row in own}) == 1:
-        return "not constructible", "it says the same after every prompt"
+        return "not constructible", "it says the same after every prompt", ""
 
     ids = own[2:3]  # the longest prompt: no padding
     try:
@@ -347,14 +381,14 @@ def try_class(url: str, model_type: str, class_name: str) -> tuple[str, str]:
         own_logits = None
 
     before = model.config._attn_implementation
-    worker = None
+    worker, sharing = None, ""
     try:
         with attnd.connect(url) as client:
             worker = attnd.hf.attach(model, client, n_blocks=32)
             got = worker.generate(**inputs, **options)
             if not torch.equal(got, own):
                 column = int((got != own).any(dim=0).nonzero()[0]) - max(PROMPTS)
-                return "differs", f"from token {column} of {N_NEW}"
+                return "differs", f"from token {column} of {N_NEW}", ""
             if own_logits is not None:
                 with worker.cache() as cache:
                     got_logits = logits_of(torch, model, ids, cache)
@@ -362,25 +396,29 @@ def try_class(url: str, model_type: str, class_name: str) -> tuple[str, str]:
                     float((got_logits - x).abs().max() / x.std()) for x in (own_logits, whole_logits)
                 )
                 if not error < TOLERANCE:
-                    return "differs", f"logits by {error:.2g} standard deviations"
+                    return "differs", f"logits by {error:.2g} standard deviations", ""
             weights = _attentions(attnd, model, worker, inputs)
             if weights:
-                return "differs", weights
+                return "differs", weights, ""
             worker.close()
     except attnd.UnsupportedError as e:
         if worker is not None:
             worker.close()
-        result = "refused", e.message.removeprefix("attnd.hf: ")
+        result, why = "refused", e.message.removeprefix("attnd.hf: ")
     except Exception as e:
         traceback.print_exc()
-        return "differs", f"{type(e).__name__}: {_first_line(e)}"
+        return "differs", f"{type(e).__name__}: {_first_line(e)}", ""
     else:
-        result = "same", ""
+        result, why = "same", ""
     if model.config._attn_implementation != before:
-        return "differs", f"left with the attention {model.config._attn_implementation!r}"
+        return "differs", f"left with the attention {model.config._attn_implementation!r}", ""
     if not torch.equal(model.generate(**inputs, **options), own):
-        return "differs", "other tokens once the worker is closed"
-    return result
+        return "differs", "other tokens once the worker is closed", ""
+    if result == "same":
+        sharing = try_sharing(torch, attnd, url, model, options)
+        if sharing.startswith("differs"):
+            return "differs", f"with share_prefixes: {sharing}", sharing
+    return result, why, sharing
 
 
 def _attentions(attnd: Any, model: Any, worker: Any, inputs: dict[str, Any]) -> str:
@@ -400,7 +438,7 @@ def _attentions(attnd: Any, model: Any, worker: Any, inputs: dict[str, Any]) -> 
 # ---- all of them
 
 
-def in_a_process(url: str, model_type: str, class_name: str, timeout: int) -> tuple[str, str]:
+def in_a_process(url: str, model_type: str, class_name: str, timeout: int) -> tuple[str, str, str]:
     """try_class() in a fork with limits."""
     read, write = os.pipe()
     pid = os.fork()
@@ -413,7 +451,7 @@ def in_a_process(url: str, model_type: str, class_name: str, timeout: int) -> tu
             answer = try_class(url, model_type, class_name)
         except BaseException as e:
             traceback.print_exc()
-            answer = "not constructible", f"{type(e).__name__}: {_first_line(e)}"
+            answer = "not constructible", f"{type(e).__name__}: {_first_line(e)}", ""
         os.write(write, json.dumps(answer).encode())
         os._exit(0)
     os.close(write)
@@ -421,13 +459,13 @@ def in_a_process(url: str, model_type: str, class_name: str, timeout: int) -> tu
         if not select.select([f], [], [], timeout)[0]:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return "not constructible", f"no result within {timeout} s"
+            return "not constructible", f"no result within {timeout} s", ""
         text = f.read()
     _, status = os.waitpid(pid, 0)
     if not text:
-        return "differs", f"its process ended with status {status}"
-    result, why = json.loads(text)
-    return result, why
+        return "differs", f"its process ended with status {status}", ""
+    result, why, sharing = json.loads(text)
+    return result, why, sharing
 
 
 def plain(text: str) -> str:
@@ -442,6 +480,20 @@ def read_record() -> tuple[dict[str, str], list[dict[str, str]]]:
     """The versions, and a result for each model type."""
     versions, *results = (json.loads(line) for line in RECORD.read_text().splitlines())
     return versions, results
+
+
+def _of_sharing(results: list[dict[str, str]]) -> str:
+    """A sentence about share_prefixes."""
+    groups: dict[str, list[str]] = {}
+    for x in results:
+        if x["result"] == "same":
+            groups.setdefault(x.get("sharing", "not tried"), []).append(x["type"])
+    n_same = len(groups.pop("same", ()))
+    others = (f"{why} ({', '.join(types)})" for why, types in sorted(groups.items()))
+    return (
+        f"With share_prefixes=True, prompts of which the cache has the start give the same text in {n_same}"
+        f" of these. The others: {'; '.join(others) or 'none'}."
+    )
 
 
 def page(versions: dict[str, str], results: list[dict[str, str]]) -> str:
@@ -468,6 +520,8 @@ def page(versions: dict[str, str], results: list[dict[str, str]]) -> str:
         *(f"| {r} | {n} | {MEANING[r]} |" for r, n in counts.items()),
         "",
         *textwrap.wrap(f"The same: {', '.join(same)}.", 110, break_on_hyphens=False),
+        "",
+        *textwrap.wrap(_of_sharing(results), 110, break_on_hyphens=False),
         "",
         "| result | why | model types |",
         "|---|---|---|",
@@ -530,11 +584,12 @@ def main() -> int:
             if model_type in done and not args.only:
                 continue
             begin = time.monotonic()
-            result, why = in_a_process(url, model_type, class_name, args.timeout)
+            result, why, sharing = in_a_process(url, model_type, class_name, args.timeout)
             entry = {"type": model_type, "class": class_name, "result": result, "why": why}
+            entry |= {"sharing": sharing} if sharing else {}
             done[model_type] = entry
             seconds = time.monotonic() - begin
-            print(f"{model_type:28} {seconds:5.1f} s {result:18} {why[:150]}", flush=True)
+            print(f"{model_type:28} {seconds:5.1f} s {result:18} {sharing} {why[:150]}", flush=True)
             f.write(json.dumps(entry) + "\n")
             f.flush()
     if args.record:
@@ -546,12 +601,13 @@ def main() -> int:
         RECORD.write_text("".join(json.dumps(x) + "\n" for x in [versions, *results]))
         PAGE.write_text(page(versions, results))
     recorded, results = read_record()
-    of_record = {x["type"]: x["result"] for x in results}
+    of_record = {x["type"]: (x["result"], x.get("sharing", "")) for x in results}
+    now = {t: (done[t]["result"], done[t].get("sharing", "")) for t in wanted}
     changed = [
-        f"{t}: {done[t]['result']}, of record {of_record[t]}"
+        f"{t}: {now[t]}, of record {of_record[t]}"
         for t in wanted
         if recorded["transformers"] == versions["transformers"]
-        and of_record.get(t, done[t]["result"]) != done[t]["result"]
+        and of_record.get(t, now[t]) != now[t]
     ]
     print(*changed, sep="\n", end="\n" if changed else "")
     return 1 if changed or any(done[t]["result"] == "differs" for t in wanted) else 0

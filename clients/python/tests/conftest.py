@@ -102,3 +102,25 @@ def attach(client):
     yield attach_one
     for w in workers:
         w.close()
+
+
+@pytest.fixture
+def shared(attach):
+    """Attaches models that share prompts; worker.passes has the columns of each forward pass."""
+
+    def attach_shared(model, **options):
+        worker = attach(model, share_prefixes=True, **options)
+        note_passes(worker)
+        return worker
+
+    return attach_shared
+
+
+def note_passes(worker):
+    from attnd.hf._key import base_of
+    from hf_models import columns
+
+    worker.passes = []
+    base_of(worker.model).register_forward_hook(
+        lambda m, args, kwargs, out: worker.passes.append(columns(kwargs)), with_kwargs=True
+    )

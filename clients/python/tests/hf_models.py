@@ -107,3 +107,47 @@ def prompts(model, lengths=(11, 3, 17, 8), seed=1):
 
 
 GREEDY = dict(do_sample=False, max_new_tokens=24, eos_token_id=None)
+
+
+# ---- shared prefixes
+
+
+def columns(kwargs):
+    ids = kwargs.get("input_ids")
+    return (kwargs["inputs_embeds"] if ids is None else ids).shape[1]
+
+
+def batch(*rows):
+    """Left-padded."""
+    width = max(len(row) for row in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        ids[i, width - len(row) :] = torch.tensor(row)
+        mask[i, width - len(row) :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def tokens(n, seed):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 97, (n,), generator=g).tolist()
+
+
+SYSTEM = tokens(50, 1)
+
+
+def same(worker, model, inputs, **options):
+    """The columns of the pass over the prompt; its text is eager's."""
+    options = {**GREEDY, **options}
+    inputs = {name: x.to(model.device) for name, x in inputs.items()}
+    worker.passes.clear()
+    got = worker.generate(**inputs, **options)
+    prompt = worker.passes[0]
+    worker.passes.clear()
+    now = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    want = model.generate(**inputs, **options)
+    model.set_attn_implementation(now)
+    worker.passes.clear()
+    assert torch.equal(got, want)
+    return prompt

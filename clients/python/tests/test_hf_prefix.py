@@ -11,7 +11,17 @@ pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is 
 
 import torch  # noqa: E402
 import transformers as tf  # noqa: E402
-from hf_models import GREEDY, MODELS, llama, make  # noqa: E402
+from hf_models import (  # noqa: E402
+    GREEDY,
+    MODELS,
+    SYSTEM,
+    batch,
+    columns,
+    llama,
+    make,
+    same,
+    tokens,
+)
 
 import attnd  # noqa: E402
 import attnd.hf  # noqa: E402
@@ -21,60 +31,6 @@ import attnd.hf  # noqa: E402
 def model(request):
     seed = zlib.crc32(request.node.name.encode())  # other weights have other prefixes
     return make(request.param, seed=seed)
-
-
-@pytest.fixture
-def shared(attach):
-    def attach_shared(model, **options):
-        worker = attach(model, share_prefixes=True, **options)
-        worker.passes = []  # columns of each forward pass of the model
-        model.register_forward_hook(
-            lambda m, args, kwargs, out: worker.passes.append(columns(kwargs)),
-            with_kwargs=True,
-        )
-        return worker
-
-    return attach_shared
-
-
-def columns(kwargs):
-    ids = kwargs.get("input_ids")
-    return (kwargs["inputs_embeds"] if ids is None else ids).shape[1]
-
-
-def batch(*rows):
-    """Left-padded."""
-    width = max(len(row) for row in rows)
-    ids = torch.zeros(len(rows), width, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for i, row in enumerate(rows):
-        ids[i, width - len(row) :] = torch.tensor(row)
-        mask[i, width - len(row) :] = 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def tokens(n, seed):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randint(3, 97, (n,), generator=g).tolist()
-
-
-SYSTEM = tokens(50, 1)
-
-
-def same(worker, model, inputs, **options):
-    """The pass over the prompt; its text is eager's."""
-    options = {**GREEDY, **options}
-    inputs = {name: x.to(model.device) for name, x in inputs.items()}
-    got = worker.generate(**inputs, **options)
-    prompt = worker.passes[0]
-    worker.passes.clear()
-    now = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    want = model.generate(**inputs, **options)
-    model.set_attn_implementation(now)
-    worker.passes.clear()
-    assert torch.equal(got, want)
-    return prompt
 
 
 def test_a_prompt_is_computed_once(model, shared):

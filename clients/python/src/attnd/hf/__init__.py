@@ -23,6 +23,8 @@ server) has its cache in the daemon as well.
 _calls.py   the attention and the mask interface "attnd", and what a layer asks of them
 _handed.py  what Cache.update() hands to a layer instead of keys and values
 _cache.py   Cache: rows and sequences, padding, one layer of one forward pass
+_prefix.py  prompts that the cache has already
+_key.py     what computes keys and values, as a number: the key of shared prefixes
 _copies.py  steps of tensors on a GPU
 _lane.py    layers over a lane
 _graphs.py  decode steps as CUDA graphs

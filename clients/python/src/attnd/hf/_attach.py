@@ -14,7 +14,7 @@ from ._handed import refuse
 from ._minimax import cache_class
 from ._named import with_cache
 from ._pool import BLOCK_TOKENS, Pools, pool_specs
-from ._prefix import weights_digest
+from ._prefix import Sharing
 from ._states import KINDS, States
 from ._switch import Switch
 from ._worker import Worker
@@ -83,8 +83,11 @@ def attach(
             weights stay where they are meanwhile, and hooks on its parts are not called
     share_prefixes  what the cache has of a prompt is not computed again, whichever worker of the same
             tenant computed it, as long as there is room: leading blocks of tokens that are equal.
-            Workers share if config and weights are the same to the bit, which attach() looks at;
-            they must not change while it is attached
+            Workers share if all that computes keys and values is the same to the bit: config, weights
+            and buffers, adapters as they act, attributes, packages' versions. A model that changes
+            meanwhile has other prefixes from the next prompt on; one that may compute anything
+            (hooks, replaced methods, classes of one's own) is refused, or, if it becomes so later,
+            not shared, which the log says
     others  as in PoolSpec
 
     A pool of the same geometry that is large enough is shared. One that is too small is made anew, or,
@@ -108,12 +111,15 @@ def attach(
         raise ValueError(f"wire_dtype is {wire_dtype!r}: 'bf16', for a model in f32, or None")
     if wire_dtype is not None and (lane or graphs):
         raise ValueError("wire_dtype is for messages: not with lane=True or graphs=True")
+    sharing = Sharing(model) if share_prefixes else None
     size = n_blocks or -(-n_tokens // (block_tokens or BLOCK_TOKENS))
     _check_config(model.config)
     switch = Switch(model)
     owned: _client.Client | None = None
     try:
         probe = _probe(model, switch.config)
+        if sharing is not None:
+            sharing.check()
         specs = pool_specs(
             model,
             probe.seen,
@@ -131,9 +137,8 @@ def attach(
         pools = Pools(
             client, specs, size, is_named=bool(name), array_dtype="f32" if wire_dtype else None
         )
-        adapter = weights_digest(model) if share_prefixes else None
         return Worker(
-            model, client, pools, owned is not None, switch, probe.seen, lane, graphs, adapter
+            model, client, pools, owned is not None, switch, probe.seen, lane, graphs, sharing
         )
     except BaseException:
         switch.back()

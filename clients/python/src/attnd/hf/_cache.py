@@ -45,7 +45,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._plan: Plan | None = None
         self._has_mask = False
         self._is_recorded = False
-        self.known_tokens = None if worker.adapter is None else KnownTokens(self, worker.adapter)
+        self.known_tokens = None if worker.sharing is None else KnownTokens(self, worker.sharing)
 
     # ---- what transformers asks
 
@@ -215,7 +215,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._columns = dict.fromkeys(self._columns, column)
 
     def _open_rows(self, n: int) -> list[Row]:
-        return open_rows(self.worker.pools.all, n, self.worker.adapter or 0)
+        adapter = 0 if self.known_tokens is None else self.known_tokens.adapter
+        return open_rows(self.worker.pools.all, n, adapter)
 
     def _check_padding(self, mask: Mask, batch_size: int) -> None:
         """Finds the left padding in the first mask, and that later ones agree with it."""

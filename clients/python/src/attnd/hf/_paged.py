@@ -6,7 +6,6 @@ back; keys and values are the daemon's, so that it has no tensors, no blocks to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +18,7 @@ from ._handed import Handed, hand, refuse, refuse_attribute
 from ._rows import Packed, Row, close_all, fork_rows, open_rows
 
 if TYPE_CHECKING:
+    from ._key import Taken
     from ._worker import Worker
 
 # What transformers gives each attention call of continuous batching, for caches of other kinds.
@@ -35,10 +35,14 @@ class _Held:
     n_shared  tokens that it began with: in blocks that others have, too
     n_blocks  beyond those, of each pool; what the scheduler was promised
     n_sent    of its token ids
+    taken     the key under which they are shared; None: they are not
     """
 
-    def __init__(self, row: Row | None, n_shared: int = 0, n_sent: int = 0):
+    def __init__(
+        self, row: Row | None, n_shared: int = 0, n_sent: int = 0, taken: Taken | None = None
+    ):
         self.row = row
+        self.taken = taken
         self.n_shared = n_shared
         self.n_blocks = 0
         self.n_sent = n_sent
@@ -62,7 +66,13 @@ class PagedCache(NotPicklable):
         self.worker = worker
         self.max_batch_tokens = max_batch_tokens
         self.is_closed = self.is_gone = False
-        self.use_prefix_sharing = is_sharing and worker.adapter is not None
+        self.use_prefix_sharing = is_sharing and worker.sharing is not None
+        if self.use_prefix_sharing and not worker.sharing.rope.is_fixed:
+            worker.sharing.say(
+                "the model's rotary frequencies depend on the longest text of a batch, whose requests"
+                " are others each time"
+            )
+            self.use_prefix_sharing = False
         self._block_tokens = worker.pool.spec.block_tokens
         self._held: dict[str, _Held] = {}
         self._pass: Packed | None = None
@@ -110,8 +120,12 @@ class PagedCache(NotPicklable):
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
         """Opens a request's sequences; the tokens that all of them have already."""
+        sharing = self.worker.sharing
+        taken = sharing.take(is_thorough=not self._held) if sharing is not None else None
+        if taken is None:
+            return 0
         try:
-            row = self._open(prompt_ids)
+            row = open_rows(self.worker.pools.all, 1, taken.number, prompt_ids)[0]
         except AttndError:
             return 0  # the request's step will find the same, and knows what to do
         n = min(seq.n_cached for seq in row)
@@ -120,7 +134,7 @@ class PagedCache(NotPicklable):
                 seq.truncate(n)
                 seq.set_tokens(n, prompt_ids[n:])
         self._forget([request_id])
-        self._held[request_id] = _Held(row, n, len(prompt_ids))
+        self._held[request_id] = _Held(row, n, len(prompt_ids), taken)
         return n
 
     def count_new_complete_blocks(self, state: Any, request_len: int) -> dict[str, int]:
@@ -141,7 +155,7 @@ class PagedCache(NotPicklable):
         except AttndError:
             return []  # they begin with the prompt instead
         for request_id, row in zip(dst_req_ids, rows):
-            self._held[request_id] = _Held(row, n, held.n_sent)
+            self._held[request_id] = _Held(row, n, held.n_sent, held.taken)
         return dst_req_ids
 
     def perform_cache_copy(self, copies: Any) -> None:
@@ -161,14 +175,15 @@ class PagedCache(NotPicklable):
 
     # ---- sequences
 
-    def _open(self, tokens: Iterable[int] = ()) -> Row:
-        worker = self.worker
-        return open_rows(worker.pools.all, 1, worker.adapter or 0, tokens)[0]
-
-    def _row(self, request_id: str) -> Row:
+    def _row(self, request_id: str, n_tokens: int) -> Row:
+        """The request's, which has so many tokens."""
         held = self._held[request_id]
         if held.row is None:
-            held.row = self._open()
+            held.row = open_rows(self.worker.pools.all, 1)[0]
+        if held.taken is not None and not self.worker.sharing.is_still(held.taken):
+            held.taken = None  # what comes now has other keys and values
+            for seq in held.row:
+                seq.truncate(n_tokens)  # forgets the ids of what is not there yet
         return held.row
 
     def _forget(self, request_ids: list[str]) -> None:
@@ -187,9 +202,9 @@ class PagedCache(NotPicklable):
 
     def tell(self, state: Any) -> None:
         """Says which tokens a request has, once more blocks are full of them."""
-        if not self.use_prefix_sharing:
-            return
         held, n = self._held[state.request_id], state.position_offset
+        if held.taken is None:
+            return
         if n // self._block_tokens > held.n_sent // self._block_tokens:
             tokens = (state.initial_tokens + state.generated_tokens)[held.n_sent : n]
             try:
@@ -224,7 +239,7 @@ class PagedCache(NotPicklable):
         first = 0
         for request_id, pos, n_tokens in batch:
             if request_id not in left_out:
-                runs.append((self._row(request_id), pos, n_tokens))
+                runs.append((self._row(request_id, pos), pos, n_tokens))
                 keep.extend(range(first, first + n_tokens))
                 for layer in self.worker.seen:
                     self.worker.check_window(layer, pos + n_tokens)

@@ -3,12 +3,15 @@ of a prompt that a forward pass leaves out."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..errors import UnsupportedError
+from ._key import ModelKey, Taken
+from ._known import refuse_sharing
+from ._rope import Rope
 from ._rows import Row, close_all
 
 if TYPE_CHECKING:
@@ -19,32 +22,40 @@ _PLAIN = frozenset(
     "input_ids attention_mask position_ids cache_position cache past_key_values use_cache logits_to_keep"
     " return_dict output_attentions output_hidden_states".split()
 )
-_CHUNK = 1 << 24  # elements that are hashed at a time
+_OF_ROPE = 0x9E3779B97F4A7C15  # times the state of the rotary frequencies: its part of a key
+_log = logging.getLogger("attnd.hf")
 
 
-def _sum_of(tensor: torch.Tensor) -> int:
-    """A hash of a tensor's bytes and where they are, made where it is."""
-    words = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    words = torch.nn.functional.pad(words, (0, -words.numel() % 8)).view(torch.int64)
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for first in range(0, words.numel(), _CHUNK):
-        part = words[first : first + _CHUNK]
-        at = torch.arange(first + 1, first + 1 + part.numel(), device=words.device)
-        mixed = (part ^ (at * -0x61C8864680B583EB)) * 0x2545F4914F6CDD1D
-        mixed = (mixed ^ (mixed >> 29)) * -0x40A7B892E31B1A47
-        total += (mixed ^ (mixed >> 32)).sum()
-    return int(total.item())
+class Sharing:
+    """What decides which prefixes a worker shares: the model as it is, and how long a pass's text is."""
 
+    def __init__(self, model: Any):
+        self._key = ModelKey(model)
+        self.base = self._key.base
+        self.rope = Rope(self.base)
+        self._said: set[str] = set()
+        self._begun = self._key.take()
 
-def weights_digest(model: Any) -> int:
-    """64 bits that models have in common only if their keys and values are the same: of the config
-    and of every weight as it is now."""
-    config = {k: v for k, v in model.config.to_dict().items() if k != "_name_or_path"}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        about = (name, str(tensor.dtype), tuple(tensor.shape), _sum_of(tensor))
-        digest.update(repr(about).encode())
-    return int.from_bytes(digest.digest()[:8], "little") or 1
+    def check(self) -> None:
+        """After a pass."""
+        if not self._key.is_still(self._begun):
+            raise refuse_sharing("a forward pass changes the model: it has states of its own")
+
+    def take(self, is_thorough: bool = True) -> Taken | None:
+        """The key; None: what is computed now is not shared."""
+        try:
+            return self._key.take(is_thorough)
+        except UnsupportedError as e:
+            self.say(e.message)
+            return None
+
+    def is_still(self, taken: Taken) -> bool:
+        return self._key.is_still(taken)
+
+    def say(self, why: str) -> None:
+        if why not in self._said:
+            self._said.add(why)
+            _log.warning("a prompt is not shared: %s", why)
 
 
 class KnownTokens:
@@ -53,21 +64,32 @@ class KnownTokens:
     Ends (is_known) with the first pass whose keys and values are not of its token ids alone.
     """
 
-    def __init__(self, cache: Cache, adapter: int):
+    def __init__(self, cache: Cache, sharing: Sharing):
         self._cache = cache
-        self._adapter = adapter
+        self._sharing = sharing
+        self.base = sharing.base
         self._block_tokens = cache.worker.pool.spec.block_tokens
         text = cache.worker.model.config.get_text_config()
         # queries are scaled by their column, padding included
         self._counts_columns = bool(getattr(text, "attn_temperature_tuning", None))
         self.forget()
 
+    @property
+    def adapter(self) -> int:
+        """Under which the rows are opened."""
+        if not self.is_known or self._taken is None:
+            return 0
+        return (self._taken.number + self._rope * _OF_ROPE) % 2**64
+
     def forget(self) -> None:
         self.is_known = True
+        self._taken: Taken | None = None  # with the first pass
+        self._rope = 0
         self._ids: list[list[int]] = []  # of each row
         self._n_sent: list[int] = []
         self._noted: list[tuple[torch.Tensor, Any]] = []  # ids and positions, behind those
         self._columns = 0  # of both
+        self._is_ahead = False  # ids were told of what a pass is to bring
 
     # ---- a forward pass
 
@@ -77,15 +99,20 @@ class KnownTokens:
         others = [
             k for k, v in kwargs.items() if k not in _PLAIN and v is not None and v is not False
         ]
+        if self._is_ahead:
+            self._untell()
         if args or others or not (isinstance(ids, torch.Tensor) and ids.ndim == 2):
             self.is_known = False
             return kwargs
-        asks_for_all = kwargs.get("logits_to_keep") != 1 or kwargs.get("output_hidden_states")
-        if not self.is_known or self._cache.rows or asks_for_all or ids.shape[1] < 2:
+        if not self.is_known or self._cache.rows:
             return kwargs
         pads = _left_pads(ids, kwargs.get("attention_mask"))
         if pads is None or not self._is_plain(kwargs.get("position_ids"), 0, ids.shape[1], pads):
             self.is_known = False
+            return kwargs
+        self._take_key(ids.shape[1] - min(pads))
+        asks_for_all = kwargs.get("logits_to_keep") != 1 or kwargs.get("output_hidden_states")
+        if not self.is_known or asks_for_all or ids.shape[1] < 2 or max(pads) == ids.shape[1]:
             return kwargs
         skip = self._open(ids.tolist(), pads)
         if skip == 0:
@@ -96,13 +123,33 @@ class KnownTokens:
                 kwargs[name] = kwargs[name][..., skip:]
         return kwargs
 
+    def _take_key(self, n_tokens: int) -> None:
+        """For the first pass, whose longest row has so many tokens."""
+        self._taken, rope = self._sharing.take(), self._sharing.rope.state(n_tokens)
+        if rope is None:
+            self._sharing.say(
+                f"it has {n_tokens} tokens, and from {self._sharing.rope.n_scaled} on the model's rotary"
+                " frequencies depend on what it has read before"
+            )
+        self.is_known = self._taken is not None and rope is not None
+        self._rope = rope or 0
+
+    def _is_as_begun(self) -> bool:
+        """Whether the pass that has been was computed as the first one was."""
+        if self._taken is None or not self._sharing.is_still(self._taken):
+            return False
+        n_tokens = self._cache.get_seq_length() - min(self._cache.pads, default=0)
+        rope = self._sharing.rope.state(n_tokens)
+        return rope is not None and rope == self._rope
+
     def after(self, kwargs: dict[str, Any]) -> None:
         """The pass has been: its tokens are in the cache."""
+        self._is_ahead = False
         now = self._cache.get_seq_length()
         if not self.is_known or now <= self._columns:
             return
         ids = kwargs["input_ids"]
-        if now - ids.shape[1] != self._columns:  # some came otherwise
+        if now - ids.shape[1] != self._columns or not self._is_as_begun():  # some came otherwise
             self.is_known = False
             return
         blocks = self._blocks_of_longest()
@@ -132,6 +179,7 @@ class KnownTokens:
     def copy_to(self, other: KnownTokens) -> None:
         self._take()
         other.is_known, other._columns = self.is_known, self._columns
+        other._taken, other._rope = self._taken, self._rope
         other._ids, other._n_sent = [list(ids) for ids in self._ids], list(self._n_sent)
 
     def _take(self) -> None:
@@ -148,6 +196,15 @@ class KnownTokens:
                 known.extend(row[max(pad - column, 0) :])
             column += ids.shape[1]
         self._noted = []
+
+    def _untell(self) -> None:
+        """A pass failed; what comes in its place may be other tokens."""
+        self.is_known = self._is_ahead = False
+        cache = self._cache
+        longest = cache.worker.pools.longest(cache._columns)
+        for row, pad in zip(cache.rows, cache.pads):
+            for seq, n_columns in zip(row, longest):
+                seq.truncate(max(n_columns - pad, 0))
 
     def _is_plain(self, positions: Any, column: int, n: int, pads: list[int]) -> bool:
         """Whether n columns' tokens are what they would be without the padding of their rows."""
@@ -175,7 +232,7 @@ class KnownTokens:
         try:
             for tokens in self._ids:
                 for pool in cache.worker.pools.all:
-                    opened.append(pool.open(tokens=tokens, adapter=self._adapter))
+                    opened.append(pool.open(tokens=tokens, adapter=self.adapter))
                 rows.append(tuple(opened[-len(cache.worker.pools.all) :]))
             skip = min(pad + seq.n_cached for row, pad in zip(rows, pads) for seq in row)
             if skip <= max(pads):  # a row of padding alone
@@ -191,12 +248,13 @@ class KnownTokens:
             raise
         self._n_sent = [len(tokens) for tokens in self._ids]
         self._columns = len(ids[0])
+        self._is_ahead = True
         cache.begin_at(rows, pads, skip)
         return skip
 
 
 def _left_pads(ids: torch.Tensor, mask: Any) -> list[int] | None:
-    """Columns before each row's first token; None: not of left padding alone, or a row without any."""
+    """Columns before each row's first token; None: not of left padding alone."""
     if mask is None:
         return [0] * ids.shape[0]
     if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape:
@@ -205,7 +263,7 @@ def _left_pads(ids: torch.Tensor, mask: Any) -> list[int] | None:
     columns = torch.arange(mask.shape[1], device=mask.device)
     first = torch.tensor(pads, device=mask.device)[:, None]
     is_left = bool(torch.equal(mask.bool(), columns[None, :] >= first))
-    return pads if is_left and max(pads) < mask.shape[1] else None
+    return pads if is_left else None
 
 
 def _are_plain(positions: Any, column: int, n: int, pads: list[int]) -> bool:

@@ -38,6 +38,7 @@ from ._states import States
 if TYPE_CHECKING:
     from ..client import Client
     from ._pool import Pools
+    from ._prefix import Sharing
     from ._rows import Packed
     from ._switch import Switch
 
@@ -152,7 +153,7 @@ def _before_forward(
     if cache is not None:
         kwargs = with_cache(kwargs, cache)
     if isinstance(cache, Cache):
-        if cache.known_tokens is not None and module is cache.worker.model:
+        if cache.known_tokens is not None and module is cache.known_tokens.base:
             kwargs = cache.known_tokens.before(args, kwargs)
         cache.states.begin(module)
     return args, kwargs
@@ -163,7 +164,7 @@ def _after_forward(module: Any, args: Any, kwargs: dict[str, Any], output: Any) 
     cache = cache_of(kwargs)
     if isinstance(cache, Cache):
         cache.states.end(module)
-        if cache.known_tokens is not None and module is cache.worker.model:
+        if cache.known_tokens is not None and module is cache.known_tokens.base:
             cache.known_tokens.after(kwargs)
 
 
@@ -204,14 +205,14 @@ class Worker(Closing, NotPicklable):
         seen: dict[int, Seen],
         lane: bool | None = None,
         graphs: bool = False,
-        adapter: int | None = None,
+        sharing: Sharing | None = None,
     ):
         self.model = model
         self.client = client
         self.config = switch.config
         self.seen = seen
         self.first_layer = min(seen)
-        self.adapter = adapter  # None: prompts are not shared
+        self.sharing = sharing  # None: prompts are not shared
         self.pools = pools
         n_at_once = IN_FLIGHT if any(p.is_cuda for p in model.parameters()) else 1
         self.max_tokens, self.max_items = _step_limits(client, pools.all, n_at_once)
