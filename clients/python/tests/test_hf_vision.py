@@ -81,3 +81,22 @@ def test_text_with_images_is_that_of_the_models_own_attention(build, attach):
     assert config.text_config._attn_implementation == "eager"
     assert config.vision_config._attn_implementation == "sdpa"
     assert torch.equal(model.generate(**inputs, **GREEDY), want)
+
+
+def test_text_is_shared_and_images_are_not(shared):
+    model = make(llava, seed=5)
+    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    g = torch.Generator().manual_seed(6)
+    ids = torch.randint(3, 90, (1, 40), generator=g)
+    text = {"input_ids": ids.clone().to(model.device)}
+    ids[:, 2:6] = IMAGE
+    one, other = (
+        {"input_ids": ids.to(model.device), "pixel_values": torch.randn(1, 3, 16, 16, generator=g)}
+        for _ in range(2)
+    )
+    prompts = (one, other, text, text, one)
+    wanted = [model.generate(**inputs, **GREEDY) for inputs in prompts]
+    worker = shared(model)
+    for inputs, want in zip(prompts, wanted):
+        assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+    assert [n for n in worker.passes if n > 1] == [40, 40, 40, 40 - 32, 40]

@@ -43,7 +43,7 @@ from ._known import (
 from ._rope import is_per_pass, of_all_passes
 from ._sums import glance_at, sum_of
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(...))
+_PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, range, slice, type(...))
 _PLAIN += (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 # Of torch's modules: what is looked at by itself, or has no part in a forward pass.
 _OF_TORCH = frozenset(torch.nn.Module().__dict__)
@@ -112,9 +112,9 @@ class _Walk:
         classes = classes_of([*self._modules.values(), *self._met])
         for cls in classes:
             self._look_at_class(cls)
-        modules = {sys.modules.get(cls.__module__) for cls in classes if cls is not torch.nn.Module}
-        for module in modules - {None, torch.nn}:
-            if module.__name__.startswith(("transformers.", "peft.")):
+        for name in sorted({cls.__module__ for cls in classes}):
+            module = sys.modules.get(name)
+            if module is not None and name.startswith(("transformers.", "peft.")):
                 check_module(module)
                 self._copies.append((vars(module), dict(vars(module))))
         self.text.append(repr(_numerics()))
@@ -198,7 +198,7 @@ class _Walk:
             return
         method = getattr(forward, "_torchdynamo_orig_callable", forward)
         of, function = getattr(method, "__self__", None), getattr(method, "__func__", None)
-        if of is not m or function is not type(m).forward:
+        if of is not m or function is not getattr(type(m), "forward", None):
             raise refuse_sharing(f"{name}.forward was replaced by {named(forward)}")
 
     # ---- what attributes hold
@@ -225,7 +225,7 @@ class _Walk:
     def _meet_tensor(self, path: str, t: torch.Tensor) -> None:
         self.text.append(f"{t.dtype} {tuple(t.shape)}")
         if is_traceable_wrapper_subclass(t):
-            names, context = t.__tensor_flatten__()  # type: ignore[attr-defined]
+            names, context = t.__tensor_flatten__()
             self._meet(f"{path} flattened", context)
             for name in names:
                 self._meet(f"{path}.{name}", getattr(t, name))
@@ -308,7 +308,8 @@ class _Walk:
 
 def _modes() -> list[Any]:
     """What sees each of torch's operations, and may do another."""
-    modes = [m for m in _get_current_function_mode_stack() if not isinstance(m, DeviceContext)]
+    stack: Any = _get_current_function_mode_stack
+    modes = [m for m in stack() if not isinstance(m, DeviceContext)]
     return [*modes, *_get_current_dispatch_mode_stack()]
 
 

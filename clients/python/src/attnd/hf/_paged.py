@@ -66,13 +66,14 @@ class PagedCache(NotPicklable):
         self.worker = worker
         self.max_batch_tokens = max_batch_tokens
         self.is_closed = self.is_gone = False
-        self.use_prefix_sharing = is_sharing and worker.sharing is not None
-        if self.use_prefix_sharing and not worker.sharing.rope.is_fixed:
-            worker.sharing.say(
+        sharing = worker.sharing if is_sharing else None
+        if sharing is not None and not sharing.rope.is_fixed:
+            sharing.say(
                 "the model's rotary frequencies depend on the longest text of a batch, whose requests"
                 " are others each time"
             )
-            self.use_prefix_sharing = False
+            sharing = None
+        self._sharing = sharing
         self._block_tokens = worker.pool.spec.block_tokens
         self._held: dict[str, _Held] = {}
         self._pass: Packed | None = None
@@ -81,6 +82,7 @@ class PagedCache(NotPicklable):
         worker._caches.add(self)
 
         # as transformers names them
+        self.use_prefix_sharing = sharing is not None
         self.cache_allocators: dict[str, Any] = {}
         self.pool = _NoSectors()
         self.num_blocks = min(pool.spec.n_blocks for pool in worker.pools.all)
@@ -120,8 +122,9 @@ class PagedCache(NotPicklable):
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
         """Opens a request's sequences; the tokens that all of them have already."""
-        sharing = self.worker.sharing
-        taken = sharing.take(is_thorough=not self._held) if sharing is not None else None
+        taken = None
+        if self._sharing is not None:
+            taken = self._sharing.take(is_thorough=not self._held)
         if taken is None:
             return 0
         try:
@@ -180,7 +183,7 @@ class PagedCache(NotPicklable):
         held = self._held[request_id]
         if held.row is None:
             held.row = open_rows(self.worker.pools.all, 1)[0]
-        if held.taken is not None and not self.worker.sharing.is_still(held.taken):
+        if held.taken and self._sharing and not self._sharing.is_still(held.taken):
             held.taken = None  # what comes now has other keys and values
             for seq in held.row:
                 seq.truncate(n_tokens)  # forgets the ids of what is not there yet

@@ -96,9 +96,7 @@ class KnownTokens:
     def before(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The pass's arguments, without what the cache has of the prompt."""
         ids = kwargs.get("input_ids")
-        others = [
-            k for k, v in kwargs.items() if k not in _PLAIN and v is not None and v is not False
-        ]
+        others = [k for k, v in kwargs.items() if k not in _PLAIN and not _is_nothing(v)]
         if self._is_ahead:
             self._untell()
         if args or others or not (isinstance(ids, torch.Tensor) and ids.ndim == 2):
@@ -251,6 +249,13 @@ class KnownTokens:
         self._is_ahead = True
         cache.begin_at(rows, pads, skip)
         return skip
+
+
+def _is_nothing(value: Any) -> bool:
+    """Of an argument: what a model is given for images that there are none of, too."""
+    if isinstance(value, dict):
+        return all(x is None for x in value.values())
+    return value is None or value is False
 
 
 def _left_pads(ids: torch.Tensor, mask: Any) -> list[int] | None:

@@ -229,7 +229,8 @@ class Worker(Closing, NotPicklable):
         self._batching = _set_batching(self)
         self._hooks = []
         for m in model.modules():
-            if isinstance(m, PreTrainedModel) and m.config is switch.config:
+            is_text = isinstance(m, PreTrainedModel) and m.config is switch.config
+            if is_text or (sharing is not None and m is sharing.base):
                 before = functools.partial(_before_forward, weakref.ref(self))  # models are copied
                 self._hooks.append(m.register_forward_pre_hook(before, with_kwargs=True))
                 self._hooks.append(m.register_forward_hook(_after_forward, with_kwargs=True))
