@@ -53,9 +53,14 @@ bool kv_block_content(const struct kv *kv, kv_pool_id pool, uint32_t block, stru
 struct kv_promote;
 struct kv_promote *kv_promote_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
                                     const struct kv_tokens *t, uint32_t n_most);
-/* How many blocks kv_promote_begin would take if enough are free. */
-uint32_t kv_promote_size(const struct kv *kv, kv_pool_id pool, uint32_t tenant,
-                         const struct kv_tokens *t, uint32_t n_most);
+/* Where the leading full blocks of some tokens are, but never the one with the last token. */
+struct kv_found {
+    uint32_t n_published; /* a new sequence begins with these at once */
+    uint32_t n_in_tier; /* the next ones, at most n_most: kv_promote_begin would take them if enough
+                           blocks are free */
+};
+struct kv_found kv_prefix_find(const struct kv *kv, kv_pool_id pool, uint32_t tenant,
+                               const struct kv_tokens *t, uint32_t n_most);
 /* The i-th block taken, in the order in which find returned true. */
 uint32_t kv_promote_block(const struct kv_promote *f, uint32_t i);
 void kv_promote_end(struct kv *kv, struct kv_promote *f, uint32_t n_there);

@@ -395,29 +395,30 @@ struct kv_promote *kv_promote_begin(struct kv *kv, kv_pool_id pool, uint32_t ten
     return NULL;
 }
 
-uint32_t kv_promote_size(const struct kv *kv, kv_pool_id pool, uint32_t tenant,
-                         const struct kv_tokens *t, uint32_t n_most)
+struct kv_found kv_prefix_find(const struct kv *kv, kv_pool_id pool, uint32_t tenant,
+                               const struct kv_tokens *t, uint32_t n_most)
 {
     const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    struct kv_found n = {0};
     if (p == NULL || t->n == 0)
-        return 0;
+        return n;
     struct walk w = {.p = p,
                      .tenant = tenant,
                      .adapter = t->adapter,
                      .ids = t->ids,
                      .past = (t->n - 1) >> p->block_shift};
-    uint32_t n = 0;
     walk_begin(kv, &w, 0);
-    while (w.index < w.past && n < n_most) {
+    while (w.index < w.past && n.n_in_tier < n_most) {
         walk_hash(kv, &w);
         uint32_t block = walk_find(kv, &w);
         uint64_t there = block == 0 ? serial_in_tier(kv, &w) : 0;
-        if (block != 0 && n == 0) {
+        if (block != 0 && n.n_in_tier == 0) {
             walk_on(kv, &w, block - 1);
+            n.n_published++;
         } else if (there != 0) {
             w.serial = there;
             w.index++;
-            n++;
+            n.n_in_tier++;
         } else {
             break;
         }

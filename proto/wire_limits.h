@@ -5,12 +5,13 @@
 #define ATTND_PROTO_WIRE_LIMITS_H
 
 #define WIRE_MAX_HEADER_BYTES (1u << 20)
-#define WIRE_MAX_DEPTH 4u /* the header itself is 1 */
+#define WIRE_MAX_DEPTH 5u /* the header itself is 1 */
 #define WIRE_MAX_SUBMESSAGES 1100u /* of one header: layer specs are the many */
 #define WIRE_MAX_FIELDS 32768u /* of one header, unknown ones and unpacked elements included */
 #define WIRE_MAX_STEP_ITEMS 4096u
 #define WIRE_MAX_TOKENS 131072u /* ids of one message */
 #define WIRE_MAX_RETENTIONS 8 /* ranges of tokens in one message */
+#define WIRE_MAX_CALLS 128u /* of one message: half of the ids that a session remembers */
 #define WIRE_MAX_CHUNK_BLOCKS 1024u /* of export and import */
 #define WIRE_MAX_STRING_BYTES 4096u
 #define WIRE_MAX_JSON_BYTES (256u << 10) /* of StatsReply.json */

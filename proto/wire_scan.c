@@ -62,6 +62,9 @@ static const struct {
     {&attnd__import__descriptor, "layer_len", WIRE_MAX_LAYERS},
     {&attnd__import__descriptor, "sums", 2 * WIRE_MAX_CHUNK_BLOCKS},
     {&attnd__plan__descriptor, NULL, WIRE_MAX_LAYERS},
+    {&attnd__probe__descriptor, NULL, WIRE_MAX_TOKENS},
+    {&attnd__calls__descriptor, NULL, WIRE_MAX_CALLS},
+    {&attnd__calls_reply__descriptor, NULL, WIRE_MAX_CALLS},
 };
 
 static uint32_t max_elements_of(const struct frame *f, const ProtobufCFieldDescriptor *field)

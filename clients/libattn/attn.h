@@ -390,6 +390,51 @@ ATTN_API attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, ui
 ATTN_API attn_status attn_seq_adopt(attn_pool *p, uint64_t id, uint64_t timeout_us,
                                     struct attn_seq *out_seq, uint32_t *out_layer_len);
 
+/* What an open with some tokens would find at this moment, and how much room its pool has. */
+struct attn_probe {
+    uint32_t cached_tokens; /* of the tokens, that every layer has: as *out_cached of an open */
+    uint32_t tier_tokens; /* those behind them that would come from host memory or disk first */
+    uint32_t n_blocks; /* of the pool, on all cards */
+    uint32_t n_free_blocks; /* of them free, or cached and evictable */
+};
+/* Makes nothing. ATTN_ENOTFOUND: the pool is gone. */
+ATTN_API attn_status attn_seq_probe(attn_pool *p, const struct attn_tokens *t, uint64_t timeout_us,
+                                    struct attn_probe *out);
+
+/* One of several requests that go in one message. */
+typedef enum attn_call_kind {
+    ATTN_CALL_OPEN = 1, /* seq.id, tokens; gives seq.epoch, n_cached */
+    ATTN_CALL_ADOPT, /* seq.id; gives seq.epoch, layer_len */
+    ATTN_CALL_FORK, /* seq, new_id, len; gives seq of the new sequence, layer_len */
+    ATTN_CALL_TOKENS, /* seq, pos, tokens (adapter is not looked at) */
+    ATTN_CALL_TRUNCATE, /* seq, len; gives seq.epoch */
+    ATTN_CALL_CLOSE, /* seq */
+    ATTN_CALL_PROBE, /* tokens; gives probe */
+} attn_call_kind;
+struct attn_seq_call {
+    uint32_t struct_size;
+    attn_call_kind kind;
+    struct attn_seq seq;
+    uint64_t new_id;
+    uint32_t pos, len; /* len ATTN_ALL_TOKENS: of a fork, what every layer has */
+    struct attn_tokens tokens; /* the whole call must fit a message of max_message_bytes */
+    uint32_t *layer_len; /* [num_layers] or NULL */
+    /* the answer; all that a call gives is written only where error.status is ATTN_OK */
+    uint32_t n_cached;
+    struct attn_probe probe;
+    struct attn_error error;
+};
+/* attn_seq_calls: carries out n calls in their order, 128 to a message or as many as fit. Each
+ * stands alone: a failed one does not stop those behind it. As every request, each is carried out
+ * once however often it is sent.
+ *
+ * Returns  ATTN_OK if every call has its answer, also if it failed; else the first n_done (may be
+ *          NULL) have theirs, and of the others it is not known whether they were carried out
+ * Errors   those of a call without an answer; ATTN_EINVAL a kind, or a call too large: nothing of
+ *          its message was carried out */
+ATTN_API attn_status attn_seq_calls(attn_pool *p, struct attn_seq_call *calls, uint32_t n,
+                                    uint64_t timeout_us, uint32_t *n_done);
+
 /* ---- sequences in files and between daemons ---- */
 
 /* What a file holds. docs/sequence-file.md has the format. */

@@ -104,6 +104,18 @@ static struct card_place place_of_open(struct cards *c, const Attnd__Open *o)
                                .prefix = is_split ? 0 : cards_prefix_card(c, o)};
 }
 
+/* The card where an open of these tokens would find most, as far as is known. */
+static uint32_t card_of_probe(struct cards *c, const Attnd__Probe *ask)
+{
+    Attnd__Open o = ATTND__OPEN__INIT;
+    o.pool = ask->pool;
+    o.tokens = ask->tokens;
+    o.n_tokens = ask->n_tokens;
+    o.adapter = ask->adapter;
+    struct card_place at = place_of_open(c, &o);
+    return at.must_be != CARDS_MAX ? at.must_be : at.prefix != CARDS_MAX ? at.prefix : 0;
+}
+
 /* Sends a request that may make a sequence of this name. */
 static void send_maker(struct cards *c, struct request *req, struct engine *from,
                        struct seq_name name, uint32_t pool, struct card_place to)
@@ -168,6 +180,13 @@ static void send_on(struct cards *c, struct request *req, struct engine *from)
         return;
     case ATTND__REQUEST__BODY_FORK:
         send_fork(c, req, from);
+        return;
+    case ATTND__REQUEST__BODY_PROBE:
+        send_to(c, req, from, card_of_probe(c, h->probe));
+        return;
+    case ATTND__REQUEST__BODY_CALLS: /* the last call's card ends it */
+        leave_primary(c, req);
+        send_to(c, req, from, 0);
         return;
     case ATTND__REQUEST__BODY_TOKENS:
         send_by_name(c, req, from, h->tokens->seq);

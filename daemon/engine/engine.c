@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -254,6 +255,21 @@ static attn_status wait_for_batches(struct engine *e)
     return ATTN_OK;
 }
 
+/* Brings messages of several calls to their end: one may be with another engine, which is stopped
+ * after this one; those behind it are refused. */
+static attn_status end_calls(struct engine *e)
+{
+    uint64_t start_ns = clock_now_ns();
+    while (atomic_load(&e->n_calls) > 0) {
+        take_inbox(e, clock_now_ns());
+        tasks_refuse(e, engine_stop_status(e), "the daemon is stopping");
+        if (clock_now_ns() - start_ns > CLOSE_TIMEOUT_NS)
+            return ATTN_ETIMEDOUT;
+        sched_yield();
+    }
+    return ATTN_OK;
+}
+
 static attn_status engine_finish(struct engine *e)
 {
     take_inbox(e, clock_now_ns());
@@ -263,7 +279,8 @@ static attn_status engine_finish(struct engine *e)
     }
     watchers_answer(e, true);
     tasks_refuse(e, engine_stop_status(e), "the daemon is stopping");
-    attn_status st = wait_for_batches(e);
+    attn_status st = wait_for_batches(e), calls = end_calls(e);
+    st = st == ATTN_OK ? calls : st;
     if (!mover_drain(e, NULL))
         st = ATTN_ETIMEDOUT;
     seqs_wake(e);

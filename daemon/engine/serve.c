@@ -14,6 +14,7 @@
 #include "daemon/engine/hello.h"
 #include "daemon/engine/operator/operator.h"
 #include "daemon/engine/pool/handlers.h"
+#include "daemon/engine/seq/calls.h"
 #include "daemon/engine/seq/sequence.h"
 #include "daemon/engine/step/plan.h"
 #include "daemon/engine/step/step.h"
@@ -44,6 +45,8 @@ static const struct kind kinds[] = {
     [ATTND__REQUEST__BODY_ADOPT] = {.run = control_on_seq},
     [ATTND__REQUEST__BODY_EXPORT] = {.run = control_on_seq},
     [ATTND__REQUEST__BODY_IMPORT] = {.run = control_import},
+    [ATTND__REQUEST__BODY_CALLS] = {.run = calls_run},
+    [ATTND__REQUEST__BODY_PROBE] = {.run = probe_run},
     [ATTND__REQUEST__BODY_INSPECT] = {.run = inspect_run, .is_operators = true},
     [ATTND__REQUEST__BODY_CONFIGURE] = {.run = configure_run, .is_operators = true},
     [ATTND__REQUEST__BODY_RELOAD] = {.run = reload_run, .is_operators = true},

@@ -122,7 +122,8 @@ static bool promote_begin(uint32_t i, const struct kv_tokens *t)
 {
     n_found = 0;
     struct kv_pool_spec spec;
-    uint32_t n_free, most = 1 + below(MAX_FOUND), size = kv_promote_size(kv, pool, 0, t, most);
+    uint32_t n_free, most = 1 + below(MAX_FOUND);
+    uint32_t size = kv_prefix_find(kv, pool, 0, t, most).n_in_tier;
     kv_pool_info(kv, pool, &spec, &n_free);
     n_free -= kv_pool_cached(kv, pool);
     promotions[i].f = kv_promote_begin(kv, pool, 0, t, most);

@@ -168,6 +168,29 @@ FILL(close)
 {
     REQUEST(close, CLOSE, Attnd__Close, attnd__close__init, .seq = SEQ_B, .epoch = 1);
 }
+static uint32_t probe_ids[] = {128000, 9906, 1917};
+FILL(probe)
+{
+    REQUEST(probe, PROBE, Attnd__Probe, attnd__probe__init, .pool = 1, .n_tokens = N(probe_ids),
+            .tokens = probe_ids, .adapter = 0x1122334455667788);
+}
+FILL(calls)
+{
+    static Attnd__Open made;
+    static Attnd__Close gone;
+    static Attnd__Call call[2], *list[] = {&call[0], &call[1]};
+    attnd__open__init(&made);
+    attnd__close__init(&gone);
+    attnd__call__init(&call[0]);
+    attnd__call__init(&call[1]);
+    made = (Attnd__Open){.base = made.base, .seq = SEQ_A, .pool = 1};
+    gone = (Attnd__Close){.base = gone.base, .seq = SEQ_B, .epoch = 300};
+    call[0].body_case = ATTND__CALL__BODY_OPEN;
+    call[0].open = &made;
+    call[1].body_case = ATTND__CALL__BODY_CLOSE;
+    call[1].close = &gone;
+    REQUEST(calls, CALLS, Attnd__Calls, attnd__calls__init, .n_calls = N(list), .calls = list);
+}
 FILL(adopt)
 {
     REQUEST(adopt, ADOPT, Attnd__Adopt, attnd__adopt__init, .seq = SEQ_A);
@@ -310,6 +333,26 @@ FILL(seq_reply)
     REPLY(seq, SEQ, Attnd__SeqReply, attnd__seq_reply__init, .epoch = 300, .pool = 1,
           .n_layer_len = 2, .layer_len = layer_len);
 }
+FILL(probe_reply)
+{
+    REPLY(probe, PROBE, Attnd__ProbeReply, attnd__probe_reply__init, .cached_tokens = 4096,
+          .tier_tokens = 512, .n_blocks = 1000, .n_free_blocks = 300);
+}
+FILL(calls_reply)
+{
+    static Attnd__SeqReply made;
+    static Attnd__CallReply call[2], *list[] = {&call[0], &call[1]};
+    attnd__seq_reply__init(&made);
+    attnd__call_reply__init(&call[0]);
+    attnd__call_reply__init(&call[1]);
+    made = (Attnd__SeqReply){.base = made.base, .epoch = 1, .pool = 1};
+    call[0].body_case = ATTND__CALL_REPLY__BODY_SEQ;
+    call[0].seq = &made;
+    call[1].status = ATTN_ENOTFOUND;
+    call[1].message = "sequence 12682136550675316738 is not open";
+    REPLY(calls, CALLS, Attnd__CallsReply, attnd__calls_reply__init, .n_calls = N(list),
+          .calls = list);
+}
 static uint32_t export_ids[] = {7, 70000};
 static uint64_t export_sums[] = {0x1111111111111111u, 0x2222222222222222u};
 FILL(export_reply)
@@ -367,6 +410,8 @@ const struct sample samples[] = {
     {"request_truncate", "back to 33 tokens", false, 0, fill_truncate},
     {"request_close", "a sequence is given up", false, 0, fill_close},
     {"request_adopt", "a sequence of another session is taken over", false, 0, fill_adopt},
+    {"request_probe", "what is cached of three tokens", false, 0, fill_probe},
+    {"request_calls", "a sequence is opened, another one closed", false, 0, fill_calls},
     /* 3 tokens, 4 q heads, 2 kv heads, head_dim 64 and 32, bf16: q 1536, k 768, v 384 */
     {"request_step", "two items, three tokens; q at 0, k at 1536, v at 2304 of the payload", false,
      2688, fill_step},
@@ -391,6 +436,9 @@ const struct sample samples[] = {
     {"reply_hello", "the session and the limits", true, 0, fill_hello_reply},
     {"reply_pool", "to pool_create and pool_describe", true, 0, fill_pool_reply},
     {"reply_seq", "to adopt and fork: with the lengths", true, 0, fill_seq_reply},
+    {"reply_probe", "4096 tokens at once, 512 more from a tier", true, 0, fill_probe_reply},
+    {"reply_calls", "the first call made a sequence, the second found none", true, 0,
+     fill_calls_reply},
     /* out [3][4][32] bf16 768, lse [3][4] f32 48 */
     {"reply_step", "the second item failed; out at 0, lse at 768 of the payload", true, 816,
      fill_step_reply},

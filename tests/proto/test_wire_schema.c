@@ -48,8 +48,8 @@ static void depth_and_submessages_are_bounded_whatever_the_schema(void **state)
     } cases[] = {
         {WIRE_MAX_DEPTH, 1, NULL},
         {WIRE_MAX_DEPTH + 1, 1,
-         "header field sub[0].sub[0].sub[0].sub is nested 5 deep, the most is 4"},
-        {10000, 1, "header field sub[0].sub[0].sub[0].sub is nested 5 deep, the most is 4"},
+         "header field sub[0].sub[0].sub[0].sub[0].sub is nested 6 deep, the most is 5"},
+        {10000, 1, "header field sub[0].sub[0].sub[0].sub[0].sub is nested 6 deep, the most is 5"},
         {3, 32, NULL}, /* 32 + 32 * 32 = 1056 */
         {3, 33, "header field sub[32].sub is submessage 1101, the most is 1100"}, /* 1122 */
     };

@@ -91,10 +91,12 @@ static bool knows_gone(struct client_request *r)
     case ATTND__REQUEST__BODY_DRAIN:
     case ATTND__REQUEST__BODY_INSPECT:
     case ATTND__REQUEST__BODY_RELOAD:
+    case ATTND__REQUEST__BODY_CALLS:
         r->gone = ATTN_GONE_SESSION;
         return true;
     case ATTND__REQUEST__BODY_STEP:
     case ATTND__REQUEST__BODY_OPEN:
+    case ATTND__REQUEST__BODY_PROBE:
     case ATTND__REQUEST__BODY_POOL_DESCRIBE:
     case ATTND__REQUEST__BODY_POOL_RELEASE:
         r->gone = ATTN_GONE_POOL;

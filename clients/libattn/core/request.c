@@ -239,8 +239,9 @@ attn_status client_request_new(struct attn_client *c, uint64_t timeout_us,
                          ATTN_MAX_IN_FLIGHT);
     }
     uint32_t slot = c->free_slots[--c->n_free_slots];
-    if ((++c->id_high & ((1u << (REQUEST_ID_BITS - REQUEST_SLOT_BITS)) - 1)) == 0)
-        c->id_high++; /* no wire id below the first of slots */
+    c->id_high += 2; /* a message of several calls has the ids behind its own, too */
+    if ((c->id_high & ((1u << (REQUEST_ID_BITS - REQUEST_SLOT_BITS)) - 1)) < 2)
+        c->id_high += 2; /* no wire id below the first of slots */
     r->id = (uint64_t)c->id_high << REQUEST_SLOT_BITS | slot;
     r->session = c->info.session;
     r->max_message_bytes = c->info.max_message_bytes;

@@ -79,6 +79,13 @@ Attnd__ExportReply *answer_export(struct answer *a)
     return a->header.export = &a->body.export;
 }
 
+Attnd__ProbeReply *answer_probe(struct answer *a)
+{
+    attnd__probe_reply__init(&a->body.probe);
+    a->header.body_case = ATTND__REPLY__BODY_PROBE;
+    return a->header.probe = &a->body.probe;
+}
+
 void answer_text(struct answer *a)
 {
     attnd__stats_reply__init(&a->body.stats);

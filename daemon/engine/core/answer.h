@@ -18,6 +18,7 @@ struct answer {
         Attnd__SeqReply seq;
         Attnd__StatsReply stats;
         Attnd__ExportReply export;
+        Attnd__ProbeReply probe;
     } body;
     char *text; /* what body.stats points to; from malloc, freed by engine_end; NULL: none */
     bool is_built; /* req->reply is complete already: header is not used */
@@ -32,6 +33,7 @@ Attnd__HelloReply *answer_hello(struct answer *a);
 Attnd__PoolReply *answer_pool(struct answer *a);
 Attnd__SeqReply *answer_seq(struct answer *a);
 Attnd__ExportReply *answer_export(struct answer *a);
+Attnd__ProbeReply *answer_probe(struct answer *a);
 void answer_text(struct answer *a); /* the body is a->text */
 /* Sets the reason for a refusal; returns st, which is not ATTN_OK. */
 attn_status answer_no(struct answer *a, attn_status st, const char *format, ...)

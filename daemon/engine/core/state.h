@@ -70,6 +70,7 @@ struct engine {
     _Atomic uint64_t token_at_ns; /* draining: when a layer last had tokens appended */
     _Atomic int health; /* attn_status */
     struct queue_count queue; /* requests between engine_submit and their reply */
+    _Atomic uint32_t n_calls; /* messages of several calls that are under way (seq/calls.c) */
     _Atomic uint32_t max_queue_requests;
     _Atomic uint64_t max_queue_bytes;
     _Atomic uint64_t oldest_at_ns; /* arrival of the oldest held request; 0: none */

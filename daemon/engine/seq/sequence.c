@@ -9,10 +9,12 @@
 #include <stdlib.h>
 
 #include "cache/kv_owner.h"
+#include "cache/kv_tier.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/published.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/seq/export.h"
@@ -177,6 +179,25 @@ static attn_status run_open(struct engine *e, struct request *req, uint32_t sess
     st = kv_seq_open_with(e->env.kv, tenant_id(who), o->seq, p->id, session, req->wire.request_id,
                           &known, &p->fx, &made.id);
     return seq_made(e, req, session, &made, st, a);
+}
+
+attn_status probe_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+{
+    const Attnd__Probe *ask = req->wire.header->probe;
+    struct tenant *who = session_tenant(e, session);
+    struct pool *p = pool_of_handle(e, who, ask->pool);
+    if (p == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "probe.pool is %" PRIu32 ", no such pool", ask->pool);
+    const struct kv_tokens t = {
+        .ids = ask->tokens, .n = (uint32_t)ask->n_tokens, .adapter = ask->adapter};
+    struct kv_found found = kv_prefix_find(e->env.kv, p->id, tenant_id(who), &t, UINT32_MAX);
+    struct pool_count all = pool_count_all(e, p);
+    Attnd__ProbeReply *body = answer_probe(a);
+    body->cached_tokens = found.n_published * p->config.block_tokens;
+    body->tier_tokens = found.n_in_tier * p->config.block_tokens;
+    body->n_blocks = (uint32_t)all.blocks;
+    body->n_free_blocks = (uint32_t)all.free;
+    return ATTN_OK;
 }
 
 static_assert((int)WIRE_MAX_RETENTIONS == KV_MAX_RETENTIONS, "ranges of a sequence");

@@ -11,4 +11,7 @@ attn_status control_on_seq(struct engine *e, struct request *req, uint32_t sessi
 attn_status control_import(struct engine *e, struct request *req, uint32_t session,
                            struct answer *a);
 
+/* Says what an open of these tokens would find, and how much room its pool has. */
+attn_status probe_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
+
 #endif

@@ -275,7 +275,7 @@ static bool waits_for_room(struct engine *e, struct pool *p, uint32_t tenant,
     kv_pool_info(e->env.kv, p->id, &s, &n_room);
     if (most <= n_room - kv_pool_cached(e->env.kv, p->id))
         return false; /* room for any promotion */
-    uint32_t n = kv_promote_size(e->env.kv, p->id, tenant, t, most);
+    uint32_t n = kv_prefix_find(e->env.kv, p->id, tenant, t, most).n_in_tier;
     return mover_makes_room(e, p, n) || (n > n_room && mover_makes_room(e, p, n_room));
 }
 

@@ -256,6 +256,7 @@ void rig_run(struct rig *r)
         if (r->second != NULL)
             is_busy |= engine_turn(r->second, 0);
         is_busy |= atomic_load(&r->engine->tier.came) != NULL; /* moves, since it looked */
+        is_busy |= atomic_load(&r->engine->inbox) != NULL; /* calls, as those before them ended */
         n_quiet = is_busy ? 0 : n_quiet + 1;
     }
 }

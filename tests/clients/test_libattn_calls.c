@@ -1,0 +1,221 @@
+/* test_libattn_calls.c: several requests in one message do what they do alone, over sockets and
+ * shared memory, for a worker that takes over what a scheduler has opened; and a probe says what an
+ * open finds. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/clients/seq_rig.h"
+#include "tests/random.h"
+
+enum { N_SEQS = 300, N_BLOCKS = 512, PROMPT = 70, FIRST = 1000 };
+
+static struct attn_seq_call calls[N_SEQS];
+
+static int start(void **state)
+{
+    (void)state;
+    e2e_start(&seq_daemons[0], NULL);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    e2e_stop(&seq_daemons[0]);
+    return 0;
+}
+
+static struct attn_seq_call *call(uint32_t i, attn_call_kind kind, struct attn_seq seq)
+{
+    memset(&calls[i], 0xee, sizeof calls[i]); /* what is not given is not looked at */
+    calls[i].struct_size = sizeof calls[i];
+    calls[i].kind = kind;
+    calls[i].seq = seq;
+    calls[i].tokens = (struct attn_tokens){.n = 0};
+    calls[i].layer_len = NULL;
+    return &calls[i];
+}
+
+static void run(attn_pool *p, uint32_t n)
+{
+    uint32_t n_done = UINT32_MAX;
+    ok(attn_seq_calls(p, calls, n, LONG_US, &n_done));
+    assert_int_equal(n_done, n);
+}
+
+static void all_ok(uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (calls[i].error.status != ATTN_OK)
+            fail_msg("call %u: %s", i, calls[i].error.message);
+}
+
+static void a_worker_takes_over_what_a_scheduler_has_opened(bool is_shm)
+{
+    attn_client *scheduler = client_of(0, is_shm), *worker = client_of(0, is_shm);
+    attn_pool *p = pool_of(scheduler, ATTN_F32, "m", 0.25f, N_BLOCKS);
+    attn_pool *q = pool_of(worker, ATTN_F32, "m", 0.25f, N_BLOCKS);
+    uint32_t n_before = n_free(scheduler, p), lens[N_SEQS][LAYERS];
+    struct attn_seq seqs[N_SEQS];
+    float out[Q_HEADS * DIM];
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        call(i, ATTN_CALL_OPEN, (struct attn_seq){.id = FIRST + i});
+    run(p, N_SEQS);
+    all_ok(N_SEQS);
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        seqs[i] = calls[i].seq;
+    for (uint32_t i = 0; i < N_SEQS; i += 50)
+        for (uint32_t l = 0; l < LAYERS; l++)
+            ok(step(p, &seqs[i], l, 0, 3, true, NULL));
+
+    for (uint32_t i = 0; i < N_SEQS; i++) {
+        call(i, ATTN_CALL_ADOPT, (struct attn_seq){.id = FIRST + i});
+        calls[i].layer_len = memset(lens[i], 0xee, sizeof lens[i]);
+    }
+    call(7, ATTN_CALL_ADOPT, (struct attn_seq){.id = 5});
+    run(q, N_SEQS);
+    for (uint32_t i = 0; i < N_SEQS; i++) {
+        assert_int_equal(calls[i].error.status, i == 7 ? ATTN_ENOTFOUND : ATTN_OK);
+        if (i == 7)
+            continue;
+        assert_true(calls[i].seq.epoch > seqs[i].epoch);
+        for (uint32_t l = 0; l < LAYERS; l++)
+            assert_int_equal(lens[i][l], i % 50 == 0 ? 3 : 0);
+        seqs[i].epoch = calls[i].seq.epoch;
+    }
+    assert_non_null(strstr(calls[7].error.message, "sequence 5"));
+    ok(step(q, &seqs[50], 0, 3, 1, true, out)); /* each is the worker's */
+
+    call(0, ATTN_CALL_TRUNCATE, seqs[50])->len = 2;
+    call(1, ATTN_CALL_FORK, seqs[100]);
+    calls[1].new_id = 1;
+    calls[1].len = ATTN_ALL_TOKENS;
+    call(2, ATTN_CALL_TRUNCATE, seqs[100])->len = 99;
+    call(3, ATTN_CALL_PROBE, (struct attn_seq){.id = 0});
+    run(q, 4);
+    assert_int_equal(calls[0].error.status, ATTN_OK);
+    assert_true(calls[0].seq.epoch > seqs[50].epoch);
+    assert_int_equal(calls[1].error.status, ATTN_OK);
+    assert_int_equal(calls[1].seq.id, 1);
+    assert_int_equal(calls[2].error.status, ATTN_EINVAL);
+    assert_int_equal(calls[3].error.status, ATTN_OK);
+    assert_int_equal(calls[3].probe.cached_tokens, 0);
+    seqs[50] = calls[0].seq;
+    ok(attn_seq_close(q, &calls[1].seq, LONG_US));
+
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        call(i, ATTN_CALL_CLOSE, seqs[i]);
+    run(q, N_SEQS);
+    for (uint32_t i = 0; i < N_SEQS; i++) /* the seventh is the scheduler's still */
+        assert_int_equal(calls[i].error.status, i == 7 ? ATTN_ESTALE : ATTN_OK);
+    ok(attn_seq_close(p, &seqs[7], LONG_US));
+    await_free(scheduler, p, n_before);
+    attn_client_close(scheduler);
+    attn_client_close(worker);
+}
+
+static void over_sockets(void **state)
+{
+    (void)state;
+    a_worker_takes_over_what_a_scheduler_has_opened(false);
+}
+
+static void over_shared_memory(void **state)
+{
+    (void)state;
+    a_worker_takes_over_what_a_scheduler_has_opened(true);
+}
+
+static void a_probe_says_what_an_open_finds(void **state)
+{
+    (void)state;
+    attn_client *c = client_of(0, false);
+    attn_pool *p = pool_of(c, ATTN_F32, "probed", 0.25f, N_BLOCKS);
+    uint64_t rng = 11;
+    uint32_t ids[PROMPT], n_cached;
+    for (uint32_t i = 0; i < PROMPT; i++)
+        ids[i] = (uint32_t)random_mixed(&rng);
+    struct attn_tokens t = {.ids = ids, .n = PROMPT};
+    struct attn_probe probe;
+    struct attn_seq seq, again;
+    ok(attn_seq_probe(p, &t, LONG_US, &probe));
+    assert_int_equal(probe.cached_tokens, 0);
+    assert_true(probe.n_blocks >= N_BLOCKS);
+    assert_int_equal(probe.n_free_blocks, probe.n_blocks);
+    ok(attn_seq_open_with(p, 1, &t, LONG_US, &seq, &n_cached));
+    for (uint32_t l = 0; l < LAYERS; l++)
+        ok(step(p, &seq, l, 0, PROMPT, true, NULL));
+    memset(&probe, 0xee, sizeof probe);
+    ok(attn_seq_probe(p, &t, LONG_US, &probe));
+    assert_cached(probe.cached_tokens, PROMPT);
+    assert_int_equal(probe.tier_tokens, 0);
+    ok(attn_seq_open_with(p, 2, &t, LONG_US, &again, &n_cached));
+    assert_cached(n_cached, probe.cached_tokens + 1);
+    t.adapter = 9;
+    ok(attn_seq_probe(p, &t, LONG_US, &probe));
+    assert_int_equal(probe.cached_tokens, 0);
+    ok(attn_seq_close(p, &seq, LONG_US));
+    ok(attn_seq_close(p, &again, LONG_US));
+    attn_client_close(c);
+}
+
+/* Calls with many tokens go in as many messages as they need. */
+static void calls_larger_than_a_message_are_sent_in_several(void **state)
+{
+    (void)state;
+    enum { N = 120, N_IDS = 4000 }; /* 20 KB each, of messages up to 1 MiB */
+    attn_client *c = client_of(0, false);
+    attn_pool *p = pool_of(c, ATTN_F32, "m", 0.25f, N_BLOCKS);
+    uint32_t *ids = malloc(N_IDS * sizeof *ids);
+    uint64_t rng = 12;
+    for (uint32_t i = 0; i < N_IDS; i++)
+        ids[i] = (uint32_t)random_mixed(&rng) | 1u << 31; /* five bytes each */
+    for (uint32_t i = 0; i < N; i++) {
+        call(i, ATTN_CALL_OPEN, (struct attn_seq){.id = 1 + i});
+        calls[i].tokens = (struct attn_tokens){.ids = ids + i, .n = N_IDS - i};
+    }
+    run(p, N);
+    all_ok(N);
+    for (uint32_t i = 0; i < N; i++)
+        call(i, ATTN_CALL_CLOSE, calls[i].seq);
+    run(p, N);
+    all_ok(N);
+    free(ids);
+    attn_client_close(c);
+}
+
+static void what_is_no_call_is_refused_before_anything_is_sent(void **state)
+{
+    (void)state;
+    attn_client *c = client_of(0, false);
+    attn_pool *p = pool_of(c, ATTN_F32, "m", 0.25f, N_BLOCKS);
+    uint32_t n_done = 77;
+    call(0, ATTN_CALL_OPEN, (struct attn_seq){.id = 1});
+    call(1, (attn_call_kind)8, (struct attn_seq){.id = 1});
+    assert_int_equal(attn_seq_calls(p, calls, 2, LONG_US, &n_done), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error()->message, "calls[1].kind is 8"));
+    assert_int_equal(n_done, 0);
+    call(1, ATTN_CALL_TOKENS, (struct attn_seq){.id = 1})->tokens.n = 3;
+    assert_int_equal(attn_seq_calls(p, calls, 2, LONG_US, NULL), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error()->message, "calls[1].tokens.ids is NULL, n is 3"));
+    calls[1].struct_size = 8;
+    assert_int_equal(attn_seq_calls(p, calls, 2, LONG_US, NULL), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error()->message, "calls[1].struct_size is 8"));
+    assert_int_equal(attn_seq_calls(p, NULL, 1, LONG_US, NULL), ATTN_EINVAL);
+    ok(attn_seq_calls(p, NULL, 0, LONG_US, &n_done));
+    assert_gone(p, 1);
+    attn_client_close(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(over_sockets),
+        cmocka_unit_test(over_shared_memory),
+        cmocka_unit_test(a_probe_says_what_an_open_finds),
+        cmocka_unit_test(calls_larger_than_a_message_are_sent_in_several),
+        cmocka_unit_test(what_is_no_call_is_refused_before_anything_is_sent),
+    };
+    return cmocka_run_group_tests_name("calls", tests, start, stop);
+}
