@@ -14,6 +14,7 @@ needed to import this.
 """
 
 from ._lib import LibraryNotFound
+from ._calls import Calls, Probe
 from .client import Client, ClientCounters, ClientInfo, connect, default_url
 from .daemon import Daemon
 from .errors import (
@@ -49,6 +50,7 @@ __version__ = "0.2.0"
 __all__ = [
     "AlreadyExistsError",
     "AttndError",
+    "Calls",
     "Client",
     "ClientCounters",
     "ClientInfo",
@@ -73,6 +75,7 @@ __all__ = [
     "Pool",
     "PoolGoneError",
     "PoolSpec",
+    "Probe",
     "ProtocolError",
     "Result",
     "Sequence",

@@ -3,10 +3,11 @@ ctypes would cut them to size, closing safely, never pickling."""
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -290,3 +291,14 @@ class Guard:
                 return True
         free()
         return True
+
+
+def random_id() -> int:
+    return int.from_bytes(os.urandom(8), "little")
+
+
+def token_ids(tokens: Iterable[int]) -> Any:
+    """As libattn takes them: of a list, or of an array or tensor of one dimension."""
+    tolist = getattr(tokens, "tolist", None)
+    ids = tolist() if tolist is not None else list(tokens)
+    return (ctypes.c_uint32 * len(ids))(*(whole("token", t, U32_MAX) for t in ids))

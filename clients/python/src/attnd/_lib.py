@@ -137,6 +137,31 @@ class Tokens(Structure):
     ]
 
 
+class Probe(Structure):
+    _fields_ = [
+        ("cached_tokens", c_uint32),
+        ("tier_tokens", c_uint32),
+        ("n_blocks", c_uint32),
+        ("n_free_blocks", c_uint32),
+    ]
+
+
+class SeqCall(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("kind", c_int32),
+        ("seq", Seq),
+        ("new_id", c_uint64),
+        ("pos", c_uint32),
+        ("len", c_uint32),
+        ("tokens", Tokens),
+        ("layer_len", POINTER(c_uint32)),
+        ("n_cached", c_uint32),
+        ("probe", Probe),
+        ("error", Error),
+    ]
+
+
 class SeqFile(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -336,6 +361,11 @@ _FUNCTIONS = {
     "attn_seq_truncate": (c_int, [c_void_p, POINTER(Seq), c_uint32, c_uint64]),
     "attn_seq_close": (c_int, [c_void_p, POINTER(Seq), c_uint64]),
     "attn_seq_adopt": (c_int, [c_void_p, c_uint64, c_uint64, POINTER(Seq), POINTER(c_uint32)]),
+    "attn_seq_probe": (c_int, [c_void_p, POINTER(Tokens), c_uint64, POINTER(Probe)]),
+    "attn_seq_calls": (
+        c_int,
+        [c_void_p, POINTER(SeqCall), c_uint32, c_uint64, POINTER(c_uint32)],
+    ),
     "attn_seq_export": (c_int, [c_void_p, c_uint64, c_char_p, c_uint64, POINTER(SeqFile)]),
     "attn_seq_import": (
         c_int,

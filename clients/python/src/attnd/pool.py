@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _lib
+from ._calls import Calls, Probe, probe_of
 from ._handle import (
     U32_MAX,
     U64_MAX,
@@ -16,7 +17,9 @@ from ._handle import (
     Guard,
     NotPicklable,
     interruptible,
+    random_id,
     timeout_us,
+    token_ids,
     waits_for_signals,
     whole,
 )
@@ -67,7 +70,7 @@ class Sequence(Closing, NotPicklable):
         Copies nothing; blocks are shared until one side writes. new_id None: a random id.
         """
         pool = self.pool
-        new_id = _random_id() if new_id is None else whole("new_id", new_id, U64_MAX)
+        new_id = random_id() if new_id is None else whole("new_id", new_id, U64_MAX)
         n = _lib.ALL_TOKENS
         if n_tokens is not None:
             n = whole("n_tokens", n_tokens, _lib.ALL_TOKENS - 1)
@@ -91,7 +94,7 @@ class Sequence(Closing, NotPicklable):
         Raises InvalidArgumentError: those before pos are not known, or one is known as another.
         """
         pool, c = self.pool, self._c()
-        pos, us, ids = whole("pos", pos, U32_MAX), timeout_us(timeout), _token_ids(tokens)
+        pos, us, ids = whole("pos", pos, U32_MAX), timeout_us(timeout), token_ids(tokens)
 
         def set_tokens() -> None:
             check(pool._lib.attn_seq_tokens(pool._handle, ctypes.byref(c), pos, ids, len(ids), us))
@@ -239,17 +242,6 @@ def sequence_file(path: str | os.PathLike[str]) -> SequenceFile:
     return _file_of(c)
 
 
-def _random_id() -> int:
-    return int.from_bytes(os.urandom(8), "little")
-
-
-def _token_ids(tokens: Iterable[int]) -> Any:
-    """As libattn takes them: of a list, or of an array or tensor of one dimension."""
-    tolist = getattr(tokens, "tolist", None)
-    ids = tolist() if tolist is not None else list(tokens)
-    return (ctypes.c_uint32 * len(ids))(*(whole("token", t, U32_MAX) for t in ids))
-
-
 class _Both:
     """Inside a client's and a pool's guard."""
 
@@ -320,8 +312,8 @@ class Pool(Closing, NotPicklable):
 
         Raises AlreadyExistsError, OverloadedError, DrainingError.
         """
-        seq_id = _random_id() if seq_id is None else whole("seq_id", seq_id, U64_MAX)
-        us, ids = timeout_us(timeout), _token_ids(tokens)
+        seq_id = random_id() if seq_id is None else whole("seq_id", seq_id, U64_MAX)
+        us, ids = timeout_us(timeout), token_ids(tokens)
         known = _lib.Tokens(ids, len(ids), 0, whole("adapter", adapter, U64_MAX))
 
         def open_seq() -> Sequence:
@@ -339,6 +331,31 @@ class Pool(Closing, NotPicklable):
             return Sequence(self, c, n_cached=n_cached.value)
 
         return interruptible(open_seq, Sequence._forget, self._inside())
+
+    def probe(
+        self, tokens: Iterable[int] = (), *, adapter: int = 0, timeout: float | None = None
+    ) -> Probe:
+        """What open() with these tokens would find now, and how much room the pool has."""
+        us, ids = timeout_us(timeout), token_ids(tokens)
+        known = _lib.Tokens(ids, len(ids), 0, whole("adapter", adapter, U64_MAX))
+
+        def probe() -> Probe:
+            c = _lib.Probe()
+            check(
+                self._lib.attn_seq_probe(self._handle, ctypes.byref(known), us, ctypes.byref(c))
+            )
+            return probe_of(c)
+
+        return interruptible(probe, guard=self._inside())
+
+    def calls(self) -> Calls:
+        """Several requests on sequences to be sent in one message: see Calls."""
+        return Calls(self)
+
+    def _sequence(
+        self, c: _lib.Seq, layer_len: tuple[int, ...] = (), n_cached: int = 0
+    ) -> Sequence:
+        return Sequence(self, c, layer_len, n_cached)
 
     def adopt(self, seq_id: int, *, timeout: float | None = None) -> Sequence:
         """Takes over a sequence of any session; whoever had it gets StaleEpochError from now on.
