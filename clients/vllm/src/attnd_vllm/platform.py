@@ -1,0 +1,68 @@
+"""vLLM's CPU platform with attnd in it: sets what the rest of the package needs, and refuses by name
+what would be computed wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.config import KVTransferConfig
+from vllm.platforms.cpu import CpuPlatform
+
+
+def _refuse(what: str, instead: str = "") -> None:
+    raise ValueError(f"attnd-vllm does not support {what}{f': {instead}' if instead else ''}")
+
+
+def check_config(c: Any) -> None:
+    """Raises ValueError, naming the option, for a configuration that attnd can't serve."""
+    parallel, model = c.parallel_config, c.model_config
+    for name in "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size":
+        if getattr(parallel, name, 1) > 1:
+            _refuse(f"{name} {getattr(parallel, name)}")
+    if c.speculative_config is not None and c.speculative_config.method != "ngram":
+        _refuse(f"speculative method {c.speculative_config.method!r}", "ngram is supported")
+    if c.cache_config.cache_dtype not in ("auto", "float16", "bfloat16"):
+        _refuse(f"kv_cache_dtype {c.cache_config.cache_dtype!r}")
+    if c.kv_transfer_config is not None and c.kv_transfer_config.kv_connector not in (
+        None,
+        "AttndConnector",
+    ):
+        _refuse(f"the KV connector {c.kv_transfer_config.kv_connector!r} beside its own")
+    if getattr(c.model_config, "enable_sleep_mode", False):
+        _refuse("sleep mode")
+    if model is None:
+        return
+    if getattr(model, "use_mla", False):
+        _refuse("latent attention (MLA)")
+    if getattr(model, "is_encoder_decoder", False):
+        _refuse("encoder-decoder models")
+    if model.runner_type != "generate":
+        _refuse(f"runner {model.runner_type!r}")
+
+
+class AttndCpuPlatform(CpuPlatform):
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
+        check_config(vllm_config)
+        cache = vllm_config.cache_config
+        cache.enable_prefix_caching = False  # attnd's takes its place
+        if not cache.user_specified_block_size:
+            cache.block_size = 32
+            cache.user_specified_block_size = True
+        vllm_config.scheduler_config.async_scheduling = False  # positions must be known
+        vllm_config.scheduler_config.disable_hybrid_kv_cache_manager = True
+        vllm_config.kv_transfer_config = KVTransferConfig(
+            kv_connector="AttndConnector",
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+        )
+        vllm_config.parallel_config.worker_cls = "attnd_vllm.worker.AttndCpuWorker"
+        super().apply_config_platform_defaults(vllm_config)
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
+    ) -> str:
+        if attn_selector_config.use_mla or attn_selector_config.use_sparse:
+            _refuse("latent (MLA) or sparse attention")
+        return "attnd_vllm.backend.AttndBackend"

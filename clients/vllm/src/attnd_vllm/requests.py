@@ -1,0 +1,296 @@
+"""This worker's requests in attnd: a pool, and one sequence for each request that has tokens there.
+
+Knows nothing of vLLM: a request is a name, a step's rows say which tokens of which request the model
+computes now. What attnd turns out not to have, because its daemon began anew or a pool that others
+use, too, is full, is given back as rows that failed: the engine computes those tokens again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import attnd
+
+FULL_WAIT_S = 600.0  # for blocks that other engines have
+_RETRY_S = 0.01
+
+
+class Opened(NamedTuple):
+    """A request that begins: its first tokens, as far as the cache has been found to have them."""
+
+    request: str
+    tokens: Sequence[int]  # of what is shared, and one more; empty: nothing is
+    n_shared: int
+    adapter: int
+
+
+class Told(NamedTuple):
+    """All ids so far of a request whose blocks may be shared."""
+
+    request: str
+    tokens: Sequence[int]
+
+
+class Row(NamedTuple):
+    """One request's tokens of a step: n tokens from pos on, which are rows [start, start + n) of it.
+
+    The engine can be told that a row failed if it has computed tokens of the request before.
+
+    is_sampled  the engine takes a token from the row's output
+    """
+
+    request: str
+    pos: int
+    n: int
+    start: int
+    is_sampled: bool
+
+    @property
+    def may_fail(self) -> bool:
+        return self.pos > 0
+
+
+class Held:
+    """A request's sequence: its length, and of how many tokens attnd knows the ids."""
+
+    __slots__ = ("seq", "n_tokens", "n_told", "is_behind")
+
+    def __init__(self, seq: attnd.Sequence, n_tokens: int = 0, n_told: int = 0):
+        self.seq, self.n_tokens, self.n_told = seq, n_tokens, n_told
+        self.is_behind = False  # the engine counts on more tokens than there are, unknowingly
+
+
+class Requests:
+    """The requests of one worker.
+
+    make_pool  finds or makes the pool on a client whose session is new
+    failed     request -> tokens that attnd still has of it, for the engine to be told
+    """
+
+    def __init__(self, client: attnd.Client, make_pool: Callable[[attnd.Client], attnd.Pool]):
+        self.client, self._make_pool = client, make_pool
+        self.pool = make_pool(client)
+        self.held: dict[str, Held] = {}
+        self.failed: dict[str, int] = {}
+        self.n_restarts = 0
+
+    # ---- between steps
+
+    def begin(
+        self, ended: Iterable[str], opened: Iterable[Opened], told: Iterable[Told]
+    ) -> None:
+        """What happened since the last step, in one message: ends, beginnings, and ids."""
+        calls, then = self.pool.calls(), []
+        for t in told:  # first: of those that end, too, so that others find their blocks
+            self._tell(calls, then, t)
+        for name in ended:
+            h = self.held.pop(name, None)
+            if h is not None:
+                calls.close(h.seq)
+                then.append(None)
+        for o in opened:
+            old = self.held.pop(o.request, None)
+            if old is not None:
+                calls.close(old.seq)
+                then.append(None)
+            calls.open(tokens=o.tokens, adapter=o.adapter)
+            then.append(lambda seq, o=o: self._take(o, seq))
+        self._run(calls, then)
+
+    def _tell(self, calls: attnd.Calls, then: list, t: Told) -> None:
+        h, size = self.held.get(t.request), self.pool.spec.block_tokens
+        n = 0 if h is None else min(len(t.tokens), h.n_tokens) // size * size
+        if n > (h.n_told if h is not None else 0):
+            calls.set_tokens(h.seq, h.n_told, t.tokens[h.n_told : n])
+            h.n_told = n
+            then.append(None)
+
+    def _take(self, o: Opened, seq: attnd.Sequence) -> None:
+        """A new sequence; where less was found than the engine counts on, the row will fail."""
+        n = min(seq.n_cached, o.n_shared)
+        h = self.held[o.request] = Held(seq, n, n)
+        h.is_behind = n < o.n_shared
+
+    def _run(self, calls: attnd.Calls, then: list[Callable | None]) -> None:
+        """Runs calls; those whose sequence or session is gone are made up for by later rows."""
+        if len(calls) == 0:
+            return
+        try:
+            results = calls.run()
+        except attnd.NotFoundError:
+            self.restart()
+            return
+        for result, take in zip(results, then):
+            if isinstance(result, attnd.NotFoundError):
+                continue
+            if isinstance(result, attnd.AttndError) and not result.is_retryable:
+                raise result
+            if take is not None and not isinstance(result, attnd.AttndError):
+                take(result)
+
+    # ---- a step
+
+    def step(self, rows: list[Row]) -> Step:
+        return Step(self, self._ready(rows))
+
+    def _ready(self, rows: list[Row]) -> list[Row]:
+        """Makes the sequences of a step ready; returns the rows that can be computed.
+
+        Raises RuntimeError for a position that leaves a gap: nothing is ever computed over tokens
+        that are not there.
+        """
+        calls, then, kept = self.pool.calls(), [], []
+        for r in rows:
+            h = self.held.get(r.request)
+            if h is None and r.pos == 0:
+                calls.open()
+                then.append(lambda seq, r=r: self.held.update({r.request: Held(seq)}))
+            elif h is None or (r.pos > h.n_tokens and h.is_behind):
+                self.fail(r)
+                continue
+            elif r.pos > h.n_tokens:
+                raise RuntimeError(
+                    f"request {r.request}: position {r.pos}, attnd has {h.n_tokens} tokens"
+                )
+            elif r.pos < h.n_tokens:  # drafts that were rejected, or tokens computed again
+                calls.truncate(h.seq, r.pos)
+                then.append(None)
+                h.n_tokens, h.n_told = r.pos, min(h.n_told, r.pos)
+            kept.append(r)
+        n_restarts = self.n_restarts
+        self._run(calls, then)
+        if self.n_restarts != n_restarts:
+            return self._ready(rows)
+        for r in kept:
+            if r.request not in self.held:  # it could not be opened
+                raise RuntimeError(f"request {r.request}: attnd has no room for its sequence")
+            self.held[r.request].is_behind = False
+        return kept
+
+    def fail(self, row: Row) -> None:
+        """The row is not computed: the engine has to go back to what attnd has."""
+        h = self.held.get(row.request)
+        if row.may_fail:
+            self.failed[row.request] = 0 if h is None else min(h.n_tokens, row.pos - 1)
+        elif h is not None:
+            h.is_behind = True
+
+    def _without_blocks(self, rows: list[Row], e: attnd.OutOfBlocksError) -> list[Row]:
+        """The rows to try again, after the first layer had no blocks for some.
+
+        Those that can fail do. Where none can, a request of this worker is given up for them, or
+        else others have the blocks, and it waits.
+        """
+        status = e.result.item_status if e.result is not None else [e.status] * len(rows)
+        short = [r for r, st in zip(rows, status) if st == e.status]
+        for r in short:
+            if r.may_fail:
+                self.fail(r)
+        left = [r for r in rows if r.request not in self.failed]
+        if len(left) == len(rows) and not self._give_up_one(rows):
+            time.sleep(_RETRY_S)
+        return [r for r in left if r.request not in self.failed]
+
+    def _give_up_one(self, rows: list[Row]) -> bool:
+        """Frees the blocks of a request of the step, which will be computed from its start."""
+        failed = [name for name in self.failed if name in self.held]
+        for name in [r.request for r in rows if r.may_fail] + failed:
+            self.failed[name] = 0
+            self._close(self.held.pop(name))
+            return True
+        return False
+
+    def _close(self, h: Held) -> None:
+        try:
+            h.seq.close()
+        except attnd.NotFoundError:
+            pass
+
+    # ---- a daemon that began anew
+
+    def restart(self) -> None:
+        """The session is gone, and all sequences with it: a new one, and the pool in it."""
+        self.held.clear()
+        self.client.reopen()
+        self.pool = self._make_pool(self.client)
+        self.n_restarts += 1
+
+    def take_failed(self) -> dict[str, int]:
+        failed, self.failed = self.failed, {}
+        return failed
+
+    def close(self) -> None:
+        """Closes all sequences and the client."""
+        calls = self.pool.calls()
+        for h in self.held.values():
+            calls.close(h.seq)
+        self.held.clear()
+        try:
+            calls.run(timeout=5)
+        except attnd.AttndError:
+            pass  # they end with their session
+        self.client.close()
+
+
+class Step:
+    """The rows of a step that are computed, layer by layer, in order.
+
+    rows   those that are left: fewer after a layer that some had no room for
+    items  theirs
+    """
+
+    def __init__(self, requests: Requests, rows: list[Row]):
+        self._requests, self.rows = requests, rows
+        self.items: attnd.Items | None = None
+
+    def layer(self, at: int, compute: Callable[[Step], None]) -> bool:
+        """Has compute(self) run layer `at` for the rows that are left. False: none are.
+
+        compute raises what Pool.step() raises; it may be called again for fewer rows. Raises
+        RuntimeError where a row can neither be computed nor fail.
+        """
+        if self.items is None:
+            self._first(compute)
+        elif self.rows:
+            try:
+                compute(self)
+            except attnd.NotFoundError as e:
+                self._lost(e)
+        if self.rows and at == self._requests.pool.spec.num_layers - 1:
+            for r in self.rows:
+                self._requests.held[r.request].n_tokens = r.pos + r.n
+        return bool(self.rows)
+
+    def _first(self, compute: Callable[[Step], None]) -> None:
+        """The layer whose appends take the blocks of all layers."""
+        requests, until = self._requests, time.monotonic() + FULL_WAIT_S
+        while True:
+            held = requests.held
+            self.items = requests.pool.items(
+                [(held[r.request].seq, r.pos, r.n) for r in self.rows]
+            )
+            if not self.rows:
+                return
+            try:
+                return compute(self)
+            except attnd.NotFoundError:
+                requests.restart()
+                self.rows = requests._ready(self.rows)
+            except attnd.OutOfBlocksError as e:
+                self.rows = requests._without_blocks(self.rows, e)
+                if time.monotonic() > until:
+                    raise
+
+    def _lost(self, e: Exception) -> None:
+        """The daemon began anew between two layers: what it had has to be computed again."""
+        self._requests.restart()
+        for r in self.rows:
+            if not r.may_fail and r.is_sampled:
+                raise RuntimeError(
+                    f"attnd began anew while the whole prompt of request {r.request} was computed,"
+                    " and the engine can't be told to do that again"
+                ) from e
+            self._requests.fail(r)
+        self.rows = []

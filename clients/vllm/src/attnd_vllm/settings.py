@@ -1,0 +1,25 @@
+"""What a user sets: two environment variables.
+
+ATTND_VLLM       the daemon's endpoint: shm://PATH, ipc://PATH, tcp://HOST:PORT, tls+tcp://HOST:PORT;
+                 credentials are found as attnd.connect() finds them
+ATTND_VLLM_POOL  the pool's name; by default it names the model's weights, so that engines of one
+                 model share a pool and those of different ones do not
+"""
+
+from __future__ import annotations
+
+import os
+
+TIMEOUT_S = 60.0  # of a request to the daemon: longer than a restart takes
+
+
+def is_on() -> bool:
+    return bool(os.environ.get("ATTND_VLLM"))
+
+
+def endpoint() -> str:
+    return os.environ["ATTND_VLLM"]
+
+
+def pool_name() -> str | None:
+    return os.environ.get("ATTND_VLLM_POOL") or None

@@ -1,0 +1,284 @@
+"""requests.py against a daemon, under a small engine that schedules as vLLM does: chunks, preemption,
+rejected drafts, prefixes; a pool that two engines share and that is too small; a daemon that begins
+anew. Texts must be those that a float64 model writes alone.
+"""
+
+import pathlib
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1] / "python/tests"), str(HERE.parent / "src")]
+
+from conftest import Daemon  # noqa: E402
+from reference import attention  # noqa: E402
+
+import attnd  # noqa: E402
+from attnd_vllm.requests import Opened, Requests, Row, Told  # noqa: E402
+
+LAYERS, Q_HEADS, KV_HEADS, DIM, BLOCK, VOCABULARY = 2, 2, 1, 8, 8, 61
+WEIGHTS = np.random.default_rng(1).normal(size=(VOCABULARY, 3, LAYERS, Q_HEADS, DIM))
+LOGITS = np.random.default_rng(2).normal(size=(VOCABULARY, Q_HEADS * DIM))
+
+
+def qkv(ids, layer, salt):
+    """[tokens, heads, DIM] each. Those of a token depend on all tokens before it, as a model's do."""
+    mixed = np.cumsum(np.asarray(ids, float) * np.arange(1, len(ids) + 1)) * 0.37 + salt
+    x = WEIGHTS[np.asarray(ids)][:, :, layer] + np.sin(mixed)[:, None, None, None]
+    return (x[:, i, :heads].astype(np.float32) for i, heads in enumerate((Q_HEADS, KV_HEADS, KV_HEADS)))
+
+
+def token_of(outs):
+    return int(np.argmax(LOGITS @ np.sum(outs, 0).reshape(-1)))
+
+
+def text_of(prompt, n, salt=0):
+    """What the model writes, computed anew for every token."""
+    ids = list(prompt)
+    for _ in range(n):
+        outs = [attention(q[-1:], k, v, len(ids) - 1)[0][0] for q, k, v in (qkv(ids, l, salt) for l in range(LAYERS))]
+        ids.append(token_of(outs))
+    return ids[len(prompt):]
+
+
+class Request:
+    def __init__(self, name, prompt, n, salt):
+        self.name, self.ids, self.n_prompt, self.n, self.salt = name, list(prompt), len(prompt), n, salt
+        self.n_computed, self.n_told, self.is_running = 0, 0, False
+
+    @property
+    def text(self):
+        return self.ids[self.n_prompt:]
+
+
+class Engine:
+    """vLLM's scheduler in small: what it has computed is what it believes, not what attnd has."""
+
+    def __init__(self, url, spec, n_blocks=1 << 20, seed=0, shares=True):
+        self.requests = Requests(attnd.connect(url, timeout=60), lambda c: c.create_pool(spec))
+        self.queue, self.running, self.done = [], [], []
+        self.n_blocks, self.shares = n_blocks, shares
+        self.rng = np.random.default_rng(seed)
+        self.ended, self.told = set(), []
+        self.n_preempted = self.n_shared = self.n_failed = self.n_rejected = 0
+
+    def add(self, name, prompt, n, salt=0):
+        self.queue.append(Request(name, prompt, n, salt))
+
+    def _blocks(self, r, n=0):
+        return -(-(r.n_computed + n) // BLOCK)
+
+    def _tell(self, r):
+        n = len(r.ids) // BLOCK * BLOCK
+        if self.shares and n > r.n_told:
+            self.told.append(Told(r.name, list(r.ids)))
+            r.n_told = n
+
+    def _preempt(self):
+        r = self.running.pop()
+        self._tell(r)
+        self.ended.add(r.name)
+        r.n_computed = r.n_told = 0
+        self.queue.insert(0, r)
+        self.n_preempted += 1
+
+    def _admit(self, opened):
+        while self.queue and len(self.running) < 6:
+            r, n = self.queue[0], 0
+            if self.shares:
+                n = self.requests.pool.probe(r.ids, adapter=r.salt).cached_tokens
+            need = sum(map(self._blocks, self.running)) + -(-(n + 1) // BLOCK)
+            if need > self.n_blocks:
+                return
+            r.n_computed = r.n_told = n
+            self.n_shared += n
+            opened.append(Opened(r.name, r.ids[: n + 1] if self.shares else (), n, r.salt))
+            self.running.append(self.queue.pop(0))
+
+    def step(self, chunk=20):
+        opened, rows, drafts, start = [], [], {}, 0
+        for r in list(self.running):
+            left = len(r.ids) - r.n_computed
+            n = min(left, int(self.rng.integers(1, chunk + 1)) if left > 1 else 1)
+            while r in self.running and sum(self._blocks(x, n if x is r else 0) for x in self.running) > self.n_blocks:
+                self._preempt()
+        self._admit(opened)
+        for r in self.running:
+            self._tell(r)
+        self.requests.begin(self.ended, opened, self.told)
+        self.ended, self.told = set(), []
+        for r in self.running:
+            left = len(r.ids) - r.n_computed
+            n = min(left, int(self.rng.integers(1, chunk + 1))) if left > 1 else 1
+            drafts[r.name] = []
+            if left == 1 and self.n_blocks > 1 << 19 and self.rng.random() < 0.3:  # speculate
+                drafts[r.name] = [int(t) for t in self.rng.integers(0, VOCABULARY, 2)]
+            rows.append(Row(r.name, r.n_computed, n + len(drafts[r.name]), start, left == n))
+            start += rows[-1].n
+        if rows:
+            self._compute(rows, drafts)
+
+    def _compute(self, rows, drafts):
+        by_name = {r.name: r for r in self.running}
+        step, outs = self.requests.step(rows), {}
+
+        def compute(at, step):
+            parts = []
+            for row in step.rows:
+                r = by_name[row.request]
+                ids = r.ids + drafts[r.name]
+                parts.append([x[row.pos : row.pos + row.n] for x in qkv(ids, at, r.salt)])
+            q, k, v = (np.concatenate(x) for x in zip(*parts))
+            out = np.full((len(q), Q_HEADS, DIM), np.nan, np.float32)
+            self.requests.pool.step(at, step.items, q, k, v, out=out)
+            start = 0
+            for row in step.rows:
+                outs.setdefault(row.request, {})[at] = out[start : start + row.n]
+                start += row.n
+
+        for at in range(LAYERS):
+            if not step.layer(at, lambda s: compute(at, s)):
+                break
+        failed = self.requests.take_failed()
+        self.n_failed += len(failed)
+        computed = {row.request for row in step.rows}
+        for row in rows:
+            r = by_name[row.request]
+            if row.request in failed:
+                r.n_computed = failed[row.request] // BLOCK * BLOCK
+                r.n_told = min(r.n_told, r.n_computed)
+                continue
+            n = row.n - len(drafts[r.name])
+            r.n_computed += n
+            if not row.is_sampled:
+                continue
+            assert row.request in computed, "a token would be taken from a row that was not computed"
+            got = [outs[r.name][at] for at in range(LAYERS)]
+            for i, draft in enumerate([*drafts[r.name], None]):
+                r.ids.append(token_of([o[n - 1 + i] for o in got]))
+                if len(r.text) == r.n or r.ids[-1] != draft:
+                    self.n_rejected += draft is not None
+                    break
+                r.n_computed += 1
+            if len(r.text) == r.n:
+                self._tell(r)
+                self.ended.add(r.name)
+                self.running.remove(r)
+                self.done.append(r)
+
+    def run(self, each=lambda: None, chunk=20):
+        while self.queue or self.running:
+            self.step(chunk)
+            each()
+        self.requests.begin(self.ended, [], self.told)
+        self.ended, self.told = set(), []
+
+    def check(self, n):
+        assert len(self.done) == n
+        for r in self.done:
+            assert r.text == text_of(r.ids[: r.n_prompt], r.n, r.salt), r.name
+
+    def close(self):
+        self.requests.close()
+
+
+def spec_of(name, n_blocks=64):
+    return attnd.PoolSpec(name, LAYERS, Q_HEADS, KV_HEADS, DIM, block_tokens=BLOCK, n_blocks=n_blocks)
+
+
+def prompts(n, seed, shared=0, longest=60):
+    rng = np.random.default_rng(seed)
+    begin = list(rng.integers(0, VOCABULARY, shared))
+    return [begin + list(rng.integers(0, VOCABULARY, rng.integers(3, longest))) for _ in range(n)]
+
+
+@pytest.fixture
+def daemon():
+    with Daemon(**{"device.kv_memory": "64M", "engine.lease": "2s"}) as d:
+        yield d
+
+
+def n_sequences(d):
+    with attnd.connect(d.url) as c:
+        return c.stats()["sequences"]
+
+
+def test_chunks_and_drafts(daemon):
+    e = Engine(daemon.url, spec_of("a"))
+    for i, p in enumerate(prompts(10, 3)):
+        e.add(f"r{i}", p, 12)
+    e.run()
+    e.check(10)
+    assert e.n_rejected > 5 and e.n_failed == 0
+    assert n_sequences(daemon) == 0
+    e.close()
+
+
+def test_prefixes_are_shared_but_not_across_adapters(daemon):
+    e = Engine(daemon.url, spec_of("b", 256))
+    for round in range(2):
+        for i, p in enumerate(prompts(8, 4, shared=40)):
+            e.add(f"r{round}.{i}", p, 6, salt=i % 2)
+        e.run()
+    e.check(16)
+    assert e.n_shared > 8 * 40
+    e.close()
+
+
+def test_preemption(daemon):
+    e = Engine(daemon.url, spec_of("c"), n_blocks=24)
+    for i, p in enumerate(prompts(12, 5)):
+        e.add(f"r{i}", p, 20)
+    e.run()
+    e.check(12)
+    assert e.n_preempted > 2
+    assert n_sequences(daemon) == 0
+    e.close()
+
+
+def test_two_engines_in_a_pool_too_small_for_both_go_on(daemon):
+    spec = spec_of("d", n_blocks=24)
+    engines = [Engine(daemon.url, spec, n_blocks=24, seed=i) for i in range(2)]
+    for k, e in enumerate(engines):
+        for i, p in enumerate(prompts(8, 6 + k)):
+            e.add(f"e{k}.{i}", p, 16)
+    threads = [threading.Thread(target=e.run) for e in engines]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for e in engines:
+        e.check(8)
+    assert sum(e.n_failed for e in engines) > 2
+    assert n_sequences(daemon) == 0
+    for e in engines:
+        e.close()
+
+
+def test_a_daemon_that_began_anew_costs_computation_only(daemon):
+    e = Engine(daemon.url, spec_of("e"))
+    for i, p in enumerate(prompts(8, 8)):
+        e.add(f"r{i}", p, 16)
+    n = [0]
+
+    def kill():
+        n[0] += 1
+        if n[0] in (6, 15):
+            daemon.restart()
+
+    e.run(each=kill)
+    e.check(8)
+    assert e.n_failed > 2 and e.requests.n_restarts == 2
+    e.close()
+
+
+def test_a_gap_is_an_error(daemon):
+    e = Engine(daemon.url, spec_of("f"))
+    e.add("r", range(20), 5)
+    e.step(chunk=7)
+    with pytest.raises(RuntimeError, match=r"request r: position 30, attnd has \d+ tokens"):
+        e.requests.step([Row("r", 30, 1, 0, True)])
+    e.close()
