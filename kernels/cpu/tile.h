@@ -7,7 +7,8 @@
  * block table lie where no hardware prefetcher looks.
  *
  * What a row does not see is never multiplied: K there may be NaN, its score is overwritten; V
- * there is not read by that row.
+ * there is not read by that row. Pieces that no row sees are not read at all: a block that a window
+ * has let go is another sequence's by now, and may be written to by another thread.
  */
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/vec.h"
@@ -33,7 +34,7 @@
 
 /* One piece of a tile: tokens that lie behind one another in a block. */
 struct piece {
-    const uint8_t *k, *v; /* codes of its first token */
+    const uint8_t *k, *v; /* codes of its first token; k is NULL if no row sees any */
     const float *k_scales, *v_scales; /* of its tokens, if quantised */
 };
 
@@ -55,7 +56,13 @@ struct tile_state {
 struct step {
     struct branch branch;
     uint32_t kv_head, key, n_keys; /* n_keys 0: past the end */
+    uint32_t hidden, shown; /* keys [hidden, shown) are seen by no row */
 };
+
+INLINE bool is_hidden(const struct step *step, uint32_t key, uint32_t n)
+{
+    return step->hidden <= key && key + n <= step->shown;
+}
 
 INLINE struct piece piece_of(const struct tile_state *t, uint32_t kv_head, uint32_t token)
 {
@@ -205,7 +212,7 @@ INLINE void pair_scores(const struct tile_state *t, const struct piece *pieces,
         const uint8_t *rows[16];
         for (uint32_t j = 0; j < 16; j++) {
             uint32_t i = (col + j) / size, at = (col + j) % size;
-            rows[j] = i < n_pieces ? pieces[i].k + at * k_stride : NULL;
+            rows[j] = i < n_pieces && pieces[i].k != NULL ? pieces[i].k + at * k_stride : NULL;
             for (size_t n = 0; i < n_pieces && k_ahead[i] != NULL && n < k_stride; n += 64)
                 prefetch(k_ahead[i] + at * k_stride + n);
         }
@@ -495,12 +502,16 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
     }
     for (uint32_t i = 0; i < n_pieces; i++) {
         struct piece ahead = {0};
-        pieces[i] = is_gathered ? gather(t, &steps[0]) : piece_of(t, t->kv_head, key + i * size);
+        pieces[i] = (struct piece){0};
+        if (is_gathered)
+            pieces[i] = gather(t, &steps[0]);
+        else if (!is_hidden(&steps[0], key + i * size, size))
+            pieces[i] = piece_of(t, t->kv_head, key + i * size);
         if (i * size < steps[1].n_keys && !is_gathered && is_in_place(&steps[1]))
             ahead = piece_of(t, steps[1].kv_head, steps[1].key + i * size);
         k_ahead[i] = ahead.k;
         v_ahead[i] = ahead.v;
-        if ((dtype == ATTN_INT8 || dtype == ATTN_FP8_E4M3) && !is_gathered) {
+        if ((dtype == ATTN_INT8 || dtype == ATTN_FP8_E4M3) && !is_gathered && pieces[i].k) {
             memcpy(t->x->k_scales + i * size, pieces[i].k_scales, size * sizeof(float));
             memcpy(t->x->v_scales + i * size, pieces[i].v_scales, size * sizeof(float));
         }
@@ -512,6 +523,8 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
 #endif
     for (uint32_t i = 0; i < n_pieces && !t->is_paired; i++) {
         uint32_t n = n_keys - i * size < size ? n_keys - i * size : size;
+        if (pieces[i].k == NULL)
+            continue;
         piece_scores(t, dtype, pieces[i].k, k_ahead[i], n, i * size);
     }
 
@@ -567,7 +580,7 @@ INLINE void attend_tiles(struct tile_state *heads, attn_dtype dtype, uint32_t ti
     struct branch branch = {0};
     struct visible seen = {0};
     struct visible_tiles tiles = {0};
-    struct step steps[STEPS_TO_PAGE + 1] = {{{0}, 0, 0, 0}}, *last = &steps[STEPS_TO_PAGE];
+    struct step steps[STEPS_TO_PAGE + 1] = {{.n_keys = 0}}, *last = &steps[STEPS_TO_PAGE];
     for (uint32_t i = 0; i < n_steps + STEPS_TO_PAGE; i++) {
         memmove(steps, steps + 1, STEPS_TO_PAGE * sizeof *steps);
         *last = (struct step){.n_keys = 0};
@@ -585,6 +598,8 @@ INLINE void attend_tiles(struct tile_state *heads, attn_dtype dtype, uint32_t ti
             last->kv_head = r->kv_head + i % r->n_heads;
             last->key = tile * TILE_TOKENS;
             last->n_keys = left < TILE_TOKENS ? left : TILE_TOKENS;
+            last->hidden = seen.sinks;
+            last->shown = seen.first;
         }
         if (i >= STEPS_TO_PAGE)
             attend_tile(&heads[steps[0].kv_head - r->kv_head], dtype, steps);

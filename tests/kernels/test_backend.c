@@ -12,6 +12,7 @@
 #include "tests/kernels/cases.h"
 #include "tests/kernels/check.h"
 
+#include "kernels/cpu/cpu.h"
 #include "kernels/gpu/sm90/decode.h"
 #include "kernels/gpu/sm90/prefill.h"
 #include "kernels/moves.h"
@@ -26,6 +27,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 // clang-format off
 #include <cmocka.h>
 // clang-format on
@@ -728,6 +731,86 @@ static void the_bytes_read_are_those_of_the_keys_that_are_seen(void **state)
     }
 }
 
+/* --- blocks that windows have let go: they are other sequences' ------------------------------- */
+
+static const uint32_t windowed[] = {CASE_WINDOW, CASE_WINDOW_OF_ONE, CASE_WINDOW_AND_SINKS,
+                                    CASE_ALL};
+/* Blocks that fill pages, several to a tile of the cpu's. */
+static const struct case_geometry paged = {"blocks of 8, dim 256", 4, 2, 256, 256, 8};
+
+/* Sequences that have let blocks go, and a step of each. */
+static void begin_windowed(uint32_t options, uint32_t dtype, struct check_item step[3])
+{
+    static const struct case_item items[3] = {{230, 1}, {90, 20}, {167, 3}};
+    struct check_item history[3];
+    assert_int_equal(begin(&paged, case_dtypes[dtype], &case_options[options], 3), ATTN_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        history[i] =
+            (struct check_item){.seq = i, .n_tokens = items[i].n_before, .flags = BACKEND_APPEND};
+        step[i] = (struct check_item){.seq = i,
+                                      .pos = items[i].n_before,
+                                      .n_tokens = items[i].n_tokens,
+                                      .flags = BACKEND_APPEND | BACKEND_ATTEND};
+    }
+    assert_true(check_submit(&check, history, 3));
+}
+
+/* It would be a data race: they may be written to on other threads. Nothing can be read there. */
+static void the_cpu_reads_no_block_that_a_window_has_let_go(void **state)
+{
+    (void)state;
+    if (strcmp(check.name, "cpu") != 0)
+        skip();
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (uint32_t i = 0; i < CASE_COUNT(windowed); i++)
+        for (uint32_t dtype = i; dtype < CASE_COUNT(case_dtypes); dtype += 4) {
+            struct check_item step[3];
+            begin_windowed(windowed[i], dtype, step);
+            const uint64_t bytes = check.pool->geometry.layout.block_bytes;
+            uintptr_t first = (uintptr_t)check.pool->base + check.foreign_block * bytes;
+            uintptr_t end = (first + bytes) / page * page;
+            first = (first + page - 1) / page * page;
+            assert_true(end - first > bytes / 2);
+            assert_int_equal(mprotect((void *)first, end - first, PROT_NONE), 0);
+            assert_true(check_submit(&check, step, 3));
+            assert_int_equal(mprotect((void *)first, end - first, PROT_READ | PROT_WRITE), 0);
+            assert_true(check_outputs(&check, step, 3));
+        }
+}
+
+/* Whatever a kernel reads there, before, after or in the middle of a write, does not matter. */
+static void blocks_that_windows_have_let_go_may_be_written_meanwhile(void **state)
+{
+    enum { N = 400 };
+    (void)state;
+    for (uint32_t i = 0; i < CASE_COUNT(windowed); i++)
+        for (uint32_t dtype = i; dtype < CASE_COUNT(case_dtypes); dtype += 4) {
+            struct check_item step[3];
+            struct backend_move list[N];
+            begin_windowed(windowed[i], dtype, step);
+            const uint64_t bytes = kv_layout_of(&check.config).block_bytes;
+            void *host;
+            assert_int_equal(check.ops->host_alloc(check.b, 2 * bytes, &host), ATTN_OK);
+            memset(host, 0xff, bytes);
+            for (uint64_t k = 0; k < bytes; k++)
+                ((uint8_t *)host)[bytes + k] = (uint8_t)check_random(&check, 256);
+            for (uint32_t k = 0; k < N; k++)
+                list[k] = move_of(check.foreign_block, (uint8_t *)host + k % 2 * bytes, true);
+            _Atomic bool is_done = false;
+            struct backend_moves moves = {
+                .list = list, .n = N, .done = moves_done, .user = (void *)&is_done};
+            assert_int_equal(check.ops->moves_submit(check.b, &moves), ATTN_OK);
+            for (uint32_t k = 0; k < 2 || (k < 8 && !atomic_load(&is_done)); k++) {
+                assert_true(check_submit(&check, step, 3));
+                assert_true(check_outputs(&check, step, 3));
+                assert_true(check_again(&check, step, 3));
+            }
+            while (!atomic_load(&is_done))
+                sched_yield();
+            check.ops->host_free(check.b, host, 2 * bytes);
+        }
+}
+
 static int close_check(void **state)
 {
     (void)state;
@@ -759,6 +842,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_timed_read_stays_within_the_kv_memory),
         cmocka_unit_test(a_bad_item_starts_nothing_and_is_named),
         cmocka_unit_test(the_bytes_read_are_those_of_the_keys_that_are_seen),
+        cmocka_unit_test(the_cpu_reads_no_block_that_a_window_has_let_go),
+        cmocka_unit_test(blocks_that_windows_have_let_go_may_be_written_meanwhile),
     };
     return cmocka_run_group_tests(tests, NULL, close_check);
 }

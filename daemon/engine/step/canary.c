@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/layer_visible.h"
 #include "kernels/reference.h"
 
 static const double SCORE_ROUNDING = 0x1p-20; /* generous for a dot product in f32 */
@@ -64,6 +65,21 @@ void canary_fini(struct canary *c)
     c->k = c->v = NULL;
 }
 
+/* The keys that the row sees; of a dilated layer all, though it sees fewer. */
+static struct visible seen_of(const struct canary *c)
+{
+    if (c->spec.n_branches > 0)
+        return (struct visible){.end = c->n_keys};
+    return layer_visible(&c->spec, (struct stripes){0}, 0, (struct branch){0}, c->pos, c->n_keys);
+}
+
+bool canary_sees_block(const struct canary *c, uint32_t i)
+{
+    struct visible seen = seen_of(c);
+    uint32_t first = i * c->block_tokens;
+    return first < seen.sinks || first + c->block_tokens > seen.first;
+}
+
 /* Widens one token's row of the head to floats. */
 static void take_row(const struct canary *c, const uint8_t *codes, const uint8_t *scales,
                      uint32_t row, uint32_t dim, float *out)
@@ -106,11 +122,15 @@ static double length_of(const float *row, uint32_t n)
 /* The largest |v|, and how far scores may be off. */
 static void sizes_of(const struct canary *c, double *out_v, double *out_score_error)
 {
+    struct visible seen = seen_of(c);
     double v = 0, k = 0;
-    for (size_t j = 0; j < c->n_keys; j++)
-        k = fmax(k, length_of(c->k + j * c->dk, c->dk));
-    for (size_t i = 0; i < (size_t)c->n_keys * c->dv; i++)
-        v = fmax(v, fabs(c->v[i]));
+    for (uint32_t j = 0; j < c->n_keys; j++) {
+        if (!visible_has(&seen, j))
+            continue;
+        k = fmax(k, length_of(c->k + (size_t)j * c->dk, c->dk));
+        for (uint32_t d = 0; d < c->dv; d++)
+            v = fmax(v, fabs(c->v[(size_t)j * c->dv + d]));
+    }
     *out_v = v;
     *out_score_error = SCORE_ROUNDING * length_of(c->q, c->dk) * k * c->spec.scale;
 }

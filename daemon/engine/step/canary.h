@@ -36,8 +36,10 @@ struct canary {
  * Release with canary_fini. ATTN_ENOTSUP: too many keys. ATTN_ENOMEM. */
 attn_status canary_init(struct canary *c, const struct canary_item *item, uint64_t chance);
 void canary_fini(struct canary *c);
-/* Copies from entry i of the item's block table, a block as backend block_read returns it. Call it
- * once for each of n_blocks. */
+/* Does the row see a key of entry i of the item's block table? Others may be another sequence's. */
+bool canary_sees_block(const struct canary *c, uint32_t i);
+/* Copies from entry i a block as backend block_read returns it. Call it once for each of n_blocks
+ * that the row sees. */
 void canary_take_block(struct canary *c, uint32_t i, const uint8_t *block);
 
 struct canary_verdict {

@@ -128,6 +128,13 @@ static bool is_suitable(const struct engine *e, const struct item *it)
     return (it->task->flags & WIRE_STEP_ATTEND) && req->bell == NULL && !is_shared;
 }
 
+/* Blocks that a window has let go may be written to by a move at this moment. */
+static void skip_unseen(struct canary_watch *w)
+{
+    while (w->n_taken < w->item.n_blocks && !canary_sees_block(&w->item, w->n_taken))
+        w->n_taken++;
+}
+
 static void choose(struct engine *e, const struct batch *b, uint32_t i)
 {
     struct canary_watch *w = e->canary;
@@ -154,6 +161,7 @@ static void choose(struct engine *e, const struct batch *b, uint32_t i)
     w->tenant = info.tenant;
     w->epoch = info.epoch;
     w->n_taken = 0;
+    skip_unseen(w);
     snprintf(w->pool_name, sizeof w->pool_name, "%s", b->pool->spec.wire->name);
     atomic_store(&w->state, CANARY_READING);
 }
@@ -222,8 +230,9 @@ bool canary_work(struct engine *e)
         give_up(w);
         return true;
     }
-    canary_take_block(&w->item, w->n_taken, w->block);
-    if (++w->n_taken == w->item.n_blocks) {
+    canary_take_block(&w->item, w->n_taken++, w->block);
+    skip_unseen(w);
+    if (w->n_taken == w->item.n_blocks) {
         free(w->block);
         w->block = NULL;
         hand_over(w);
