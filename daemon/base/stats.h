@@ -32,7 +32,9 @@
     X(kv_read_bytes, "kv_read_bytes_total", "Cached K and V read by attention")                    \
     X(device_ns, "device_seconds_total", "Time batches ran on the device")                         \
     X(canary_items, "canary_items_total", "Outputs compared with the float64 reference")           \
-    X(canary_wrong, "canary_wrong_total", "Outputs that were beyond their bound")                  \
+    X(canary_wrong, "canary_wrong_total", "Outputs that were beyond their bound, twice")           \
+    X(canary_unrepeated, "canary_unrepeated_total",                                                \
+      "Outputs that were beyond it once, but not when computed again, or could not be")            \
     X(canary_skipped, "canary_skipped_total",                                                      \
       "Outputs chosen that were too long, changed, or came while another was looked at")           \
     X(hellos_refused, "hellos_refused_total",                                                      \

@@ -32,6 +32,7 @@
 #include "daemon/engine/serve.h"
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/step/batch_end.h"
+#include "daemon/engine/step/canary_repeat.h"
 #include "daemon/engine/step/canary_watch.h"
 #include "daemon/engine/step/early_commit.h"
 #include "daemon/engine/step/step.h"
@@ -233,7 +234,7 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
             is_busy = true;
         batches_watch(e, now_ns);
         refuse_if_lost(e);
-    } else if (!is_busy && canary_work(e)) {
+    } else if (!is_busy && (canary_work(e) || canary_repeat(e))) {
         is_busy = true;
     } else if (!is_busy && max_wait_ns > 0) {
         uint64_t wait_ns = idle_ns(e, now_ns, max_wait_ns);

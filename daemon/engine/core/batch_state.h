@@ -16,6 +16,7 @@ struct batch {
     uint64_t n_visible; /* cached tokens that its items attend to */
     uint64_t submitted_ns;
     uint64_t charged_ns; /* to its tenant; an estimate until the batch is back */
+    bool is_again; /* its one item is the canary's, of no step */
     bool is_in_flight;
 };
 

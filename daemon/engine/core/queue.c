@@ -64,6 +64,21 @@ bool seq_is_busy(const struct engine *e, uint32_t seq)
     return s->n_claims > 0 || !TAILQ_EMPTY(&s->waiting) || s->is_moving;
 }
 
+bool seq_take(struct engine *e, uint32_t seq, uint32_t layer)
+{
+    if (seq_is_busy(e, seq) || !seq_claim(&e->seqs[seq], layer))
+        return false;
+    e->seqs[seq].n_active++;
+    return true;
+}
+
+void seq_give(struct engine *e, uint32_t seq, uint32_t layer)
+{
+    seq_unclaim(&e->seqs[seq], layer);
+    e->seqs[seq].n_active--;
+    seq_wake_later(e, seq);
+}
+
 void seq_unlist(struct engine *e, struct seq_state *s)
 {
     if (s->listed_of != 0)

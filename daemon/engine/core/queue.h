@@ -47,6 +47,10 @@ void item_fail(struct item *it, attn_status st, const char *format, ...)
  * ready. */
 void step_advance(struct engine *e, struct task *t);
 
+/* Claims the layer of a sequence that is not busy for work of the engine's own, as an active item
+ * does; false: it is. seq_give ends it. */
+bool seq_take(struct engine *e, uint32_t seq, uint32_t layer);
+void seq_give(struct engine *e, uint32_t seq, uint32_t layer);
 bool seq_is_busy(const struct engine *e, uint32_t seq);
 /* The sequence is closed: items that waited for it look its name up again. */
 void seq_closed(struct engine *e, uint32_t seq);

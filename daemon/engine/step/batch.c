@@ -315,6 +315,7 @@ static struct batch *batch_begin(struct engine *e, struct pool *p)
     b->pool = p;
     b->n_items = b->n_tokens = b->n_tasks = 0;
     b->n_visible = 0;
+    b->is_again = false;
     return b;
 }
 
@@ -330,7 +331,7 @@ static void batch_submit(struct engine *e, struct batch *b)
         .items = b->device_items,
         .patches = b->patches,
         .copies = b->copies,
-        .n_items = b->n_items,
+        .n_items = b->is_again ? 1 : b->n_items,
         .n_patches = fx->n_patches,
         .n_copies = fx->n_copies,
         .user = b,
@@ -378,6 +379,19 @@ bool batch_flush_patches(struct engine *e, struct pool *p)
     if (has_no_place(e))
         return false;
     struct batch *b = batch_begin(e, p);
+    batch_submit(e, b);
+    return b->is_in_flight;
+}
+
+bool batch_launch_again(struct engine *e, struct pool *p, const struct backend_item *item,
+                        uint64_t n_visible)
+{
+    if (has_no_place(e))
+        return false;
+    struct batch *b = batch_begin(e, p);
+    b->is_again = true;
+    b->device_items[0] = *item;
+    b->n_visible = n_visible;
     batch_submit(e, b);
     return b->is_in_flight;
 }

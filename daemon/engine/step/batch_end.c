@@ -133,6 +133,8 @@ static void batch_finish(struct engine *e, struct batch *b)
     }
     if (st != ATTN_OK)
         pool_patch_again(e, b->pool, b->patches, b->device.n_patches);
+    if (b->is_again)
+        canary_repeated(e, st);
     batch_done(e, b, st, why);
 }
 

@@ -2,9 +2,11 @@
  *
  * The bounds of reference.h are for values of about unit size, but live values vary. So the
  * absolute bound grows with the largest |v|, since the output is a mean of them, and with the
- * rounding of scores, which grows with |q| |k|. */
+ * rounding of scores, which grows with |q| |k|. Devices compute in f32: where products or sums of
+ * the worker's finite values may leave its range, an output says nothing about the device. */
 #include "daemon/engine/step/canary.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +15,17 @@
 #include "kernels/reference.h"
 
 static const double SCORE_ROUNDING = 0x1p-20; /* generous for a dot product in f32 */
+static const double LARGEST_CODE = 448;
+static const double LARGEST_WEIGHT = 256; /* kernels' maxima may lag behind by 2^8 */
+
+/* What the device gave for the head in this row. */
+static void take_output(struct canary *c, uint32_t row, const void *out, const float *lse)
+{
+    size_t at = (size_t)row * c->num_q_heads + c->head;
+    for (uint32_t d = 0; d < c->dv; d++)
+        c->got[d] = (float)reference_get(c->q_dtype, out, at * c->dv + d);
+    c->got_lse = c->has_lse ? lse[at] : 0;
+}
 
 attn_status canary_init(struct canary *c, const struct canary_item *item, uint64_t chance)
 {
@@ -39,30 +52,50 @@ attn_status canary_init(struct canary *c, const struct canary_item *item, uint64
         return ATTN_ENOTSUP;
     c->n_blocks = (c->n_keys - 1) / c->block_tokens + 1;
 
-    size_t at = (size_t)row * p->num_q_heads + c->head, n = (size_t)c->n_blocks * c->block_tokens;
-    for (uint32_t d = 0; d < c->dk; d++)
-        c->q[d] = (float)reference_get(c->q_dtype, item->q, at * c->dk + d);
-    for (uint32_t d = 0; d < c->dv; d++)
-        c->got[d] = (float)reference_get(c->q_dtype, item->out, at * c->dv + d);
+    size_t row_bytes = (size_t)p->num_q_heads * c->dk * attn_dtype_bytes(c->q_dtype);
+    size_t n = (size_t)c->n_blocks * c->block_tokens;
+    c->num_q_heads = p->num_q_heads;
+    c->n_queries = row < CANARY_MAX_QUERIES ? row + 1 : CANARY_MAX_QUERIES;
     c->has_lse = item->lse != NULL;
-    c->got_lse = c->has_lse ? item->lse[at] : 0;
+    take_output(c, row, item->out, item->lse);
     if (c->spec.sink_logits != NULL)
         c->sink_logit = c->spec.sink_logits[c->head];
     if (c->spec.alibi_slopes != NULL)
         c->alibi_slope = c->spec.alibi_slopes[c->head];
     c->k = malloc(n * c->dk * sizeof *c->k);
     c->v = malloc(n * c->dv * sizeof *c->v);
-    if (c->k != NULL && c->v != NULL)
-        return ATTN_OK;
-    canary_fini(c);
-    return ATTN_ENOMEM;
+    c->queries = malloc(c->n_queries * row_bytes);
+    if (c->k == NULL || c->v == NULL || c->queries == NULL) {
+        canary_fini(c);
+        return ATTN_ENOMEM;
+    }
+    memcpy(c->queries, (const uint8_t *)item->q + (row + 1 - c->n_queries) * row_bytes,
+           c->n_queries * row_bytes);
+    size_t at = (size_t)(c->n_queries - 1) * p->num_q_heads + c->head;
+    for (uint32_t d = 0; d < c->dk; d++)
+        c->q[d] = (float)reference_get(c->q_dtype, c->queries, at * c->dk + d);
+    return ATTN_OK;
+}
+
+void canary_keep_row(struct canary *c)
+{
+    size_t row_bytes = (size_t)c->num_q_heads * c->dk * attn_dtype_bytes(c->q_dtype);
+    memmove(c->queries, c->queries + (c->n_queries - 1) * row_bytes, row_bytes);
+    c->n_queries = 1;
+}
+
+void canary_take_output(struct canary *c, const void *out, const float *lse)
+{
+    take_output(c, c->n_queries - 1, out, lse);
 }
 
 void canary_fini(struct canary *c)
 {
     free(c->k);
     free(c->v);
+    free(c->queries);
     c->k = c->v = NULL;
+    c->queries = NULL;
 }
 
 /* The keys that the row sees; of a dilated layer all, though it sees fewer. */
@@ -119,8 +152,9 @@ static double length_of(const float *row, uint32_t n)
     return sqrt(sum);
 }
 
-/* The largest |v|, and how far scores may be off. */
-static void sizes_of(const struct canary *c, double *out_v, double *out_score_error)
+/* The largest |v|, how far scores may be off, and whether f32 has room for all on the way. */
+static void sizes_of(const struct canary *c, double *out_v, double *out_score_error,
+                     bool *out_fits_f32)
 {
     struct visible seen = seen_of(c);
     double v = 0, k = 0;
@@ -131,15 +165,20 @@ static void sizes_of(const struct canary *c, double *out_v, double *out_score_er
         for (uint32_t d = 0; d < c->dv; d++)
             v = fmax(v, fabs(c->v[(size_t)j * c->dv + d]));
     }
+    double q = length_of(c->q, c->dk), product = q * k, score = product * c->spec.scale;
+    double codes = c->layout.is_quantised ? q * LARGEST_CODE * sqrt(c->dk) : 0;
+    double bias = fabs(c->alibi_slope) * c->n_keys;
     *out_v = v;
-    *out_score_error = SCORE_ROUNDING * length_of(c->q, c->dk) * k * c->spec.scale;
+    *out_score_error = SCORE_ROUNDING * (score + bias + c->spec.soft_cap);
+    *out_fits_f32 = fmax(product, codes) < FLT_MAX / 4 && score + bias < FLT_MAX / 4 &&
+                    v * c->n_keys * LARGEST_WEIGHT < FLT_MAX / 4;
 }
 
 static void compare(double got, double expected, double bound, uint32_t element,
                     struct canary_verdict *v)
 {
     double ratio = fabs(got - expected) / bound;
-    if (isnan(expected) || isinf(expected)) /* NaN or Inf in the worker's tensors, or an overflow */
+    if (isnan(expected) || isinf(expected)) /* NaN or Inf in the worker's tensors */
         ratio = NAN;
     else if (isnan(got))
         ratio = INFINITY;
@@ -150,16 +189,22 @@ static void compare(double got, double expected, double bound, uint32_t element,
 attn_status canary_judge(const struct canary *c, struct canary_verdict *out)
 {
     double want[CANARY_MAX_DIM], want_lse, largest, score_error;
+    bool fits_f32;
     struct reference_bound b = reference_bound_of(c->q_dtype, c->q_dtype);
     struct attn_layer_spec spec = c->spec;
     spec.sink_logits = spec.sink_logits != NULL ? &c->sink_logit : NULL;
     spec.alibi_slopes = spec.alibi_slopes != NULL ? &c->alibi_slope : NULL;
+    sizes_of(c, &largest, &score_error, &fits_f32);
+    if (!fits_f32) {
+        *out = (struct canary_verdict){.ratio = NAN};
+        return ATTN_OK;
+    }
     attn_status st = reference_attend(&spec, 1, 1, c->dk, c->dv, ATTN_F32, c->q, 1, c->pos, c->k,
                                       c->v, c->n_keys, want, &want_lse);
     if (st != ATTN_OK)
         return st;
-    sizes_of(c, &largest, &score_error);
-    double atol = b.atol * fmax(1, largest) + score_error * largest;
+    /* weights are off by a factor of e^error, so is their sum */
+    double atol = b.atol * fmax(1, largest) + fmin(2, expm1(2 * score_error)) * largest;
     struct canary_verdict v = {.ratio = -1};
     for (uint32_t d = 0; d < c->dv && !isnan(v.ratio); d++)
         compare(c->got[d], want[d], atol + b.rtol * fabs(want[d]), d, &v);

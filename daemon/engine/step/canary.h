@@ -10,6 +10,7 @@
 enum {
     CANARY_MAX_KEYS = 16384, /* longer items are not checked */
     CANARY_MAX_DIM = 256,
+    CANARY_MAX_QUERIES = 64, /* of an item, that are kept to compute it again */
 };
 
 struct canary_item {
@@ -30,10 +31,14 @@ struct canary {
     float q[CANARY_MAX_DIM], got[CANARY_MAX_DIM], got_lse;
     bool has_lse;
     float *k, *v; /* [n_blocks * block_tokens][dk], [dv] */
+    /* the row, the last of them, and what came before it in the item, so that the same kernels
+     * compute it again: positions pos + 1 - n_queries on, as q_dtype */
+    uint32_t n_queries, num_q_heads;
+    uint8_t *queries; /* [n_queries][num_q_heads][dk] */
 };
 
-/* Picks row and head by chance, copies q and the device's output, and allocates room for K and V.
- * Release with canary_fini. ATTN_ENOTSUP: too many keys. ATTN_ENOMEM. */
+/* Picks row and head by chance, copies queries and the device's output, and allocates room for K
+ * and V. Release with canary_fini. ATTN_ENOTSUP: too many keys. ATTN_ENOMEM. */
 attn_status canary_init(struct canary *c, const struct canary_item *item, uint64_t chance);
 void canary_fini(struct canary *c);
 /* Does the row see a key of entry i of the item's block table? Others may be another sequence's. */
@@ -42,8 +47,16 @@ bool canary_sees_block(const struct canary *c, uint32_t i);
  * that the row sees. */
 void canary_take_block(struct canary *c, uint32_t i, const uint8_t *block);
 
+/* Keeps of the queries only the row's. */
+void canary_keep_row(struct canary *c);
+/* Takes the output of the queries, computed again, in place of the first: [n_queries][num_q_heads]
+ * [dv] and, if it has one, lse. */
+void canary_take_output(struct canary *c, const void *out, const float *lse);
+
 struct canary_verdict {
-    double ratio; /* largest error over its bound: above 1 is wrong; NaN: cannot be judged */
+    /* largest error over its bound: above 1 is wrong; NaN: cannot be judged, for some value is NaN
+     * or inf or beyond what f32 has room for on the way, which a worker's values can be */
+    double ratio;
     double got, expected; /* where the error is largest */
     uint32_t element; /* index in the head's output; dv: the lse */
 };

@@ -37,6 +37,7 @@ struct backend {
     uint64_t kv_bytes;
     uint32_t max_in_flight;
     bool is_held; /* poll gives nothing back */
+    bool is_right; /* outputs are those of a cache of zeros, which block_read gives; else not */
     uint32_t features; /* BACKEND_HAS_... */
     attn_status fail_register; /* of host memory */
     uint32_t n_registered;

@@ -255,7 +255,7 @@ static void compute(struct backend *b, const struct backend_batch *batch)
         size_t row = (size_t)c->num_q_heads * c->head_dim_v;
         for (uint32_t t = 0; t < x->n_tokens; t++) {
             for (size_t k = 0; k < row; k++)
-                out[t * row + k] = (float)(x->pos + t + 1);
+                out[t * row + k] = b->is_right ? 0 : (float)(x->pos + t + 1);
             for (uint32_t h = 0; x->lse != NULL && h < c->num_q_heads; h++)
                 x->lse[t * c->num_q_heads + h] = -(float)(x->pos + t);
         }

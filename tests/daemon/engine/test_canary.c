@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/base/health.h"
 #include "daemon/engine/step/canary_watch.h"
 #include "kernels/reference.h"
 #include "tests/daemon/engine/engine_rig.h"
@@ -215,6 +216,29 @@ static void of_a_workers_own_nan_nothing_is_said(void **state)
     free(w.blocks);
 }
 
+/* A device computes in f32: of finite values it makes inf and NaN, and is right. */
+static void what_f32_has_no_room_for_is_not_judged(void **state)
+{
+    static const double sizes[] = {1e30, 3e38};
+    (void)state;
+    for (size_t i = 0; i < 2; i++)
+        for (int is_k = 0; is_k < 2; is_k++) {
+            struct world w;
+            float read[DIM];
+            double row[DIM];
+            world_make(&w, kinds[0], ATTN_F32, is_k ? ATTN_F32 : ATTN_FP8_E4M3, 1);
+            for (uint32_t d = 0; d < DIM; d++)
+                row[d] = sizes[i];
+            for (uint32_t h = 0; h < KV_HEADS; h++)
+                put_row(&w, 1, !is_k, h, 3, row, read);
+            for (uint32_t k = 0; k < N_Q * Q_HEADS * DIM; k++)
+                reference_put(ATTN_F32, w.out, k, INFINITY);
+            double ratio = look(&w, random_mixed(&random_state)).ratio;
+            assert_true(i == 0 ? isinf(ratio) : isnan(ratio));
+            free(w.blocks);
+        }
+}
+
 /* --- in the engine: the rig's backend computes nonsense, which must be found, or not looked at
  * - */
 
@@ -229,8 +253,10 @@ static void every_item(struct rig *rig)
 static void wait_for(uint64_t n)
 {
     while (stats_get(canary_items) + stats_get(canary_skipped) < n ||
-           atomic_load(&r.engine->canary->state) != CANARY_FREE)
+           atomic_load(&r.engine->canary->state) != CANARY_FREE) {
         sched_yield();
+        rig_run(&r); /* what is wrong is computed again */
+    }
     assert_int_equal(stats_get(canary_items) + stats_get(canary_skipped), n);
 }
 
@@ -244,6 +270,95 @@ static void what_stays_is_looked_at(void **state)
         wait_for(1 + pos / 10);
     }
     assert_int_equal(stats_get(canary_wrong), 2);
+    assert_int_equal(stats_get(canary_unrepeated), 0);
+    rig_close(&r);
+}
+
+/* An item of n tokens at 0 that is doubted, and not yet computed again. */
+static void make_doubt(uint64_t seq, uint32_t n)
+{
+    int state;
+    do { /* the judge can be so quick that rig_item computes it again */
+        assert_int_equal(rig_item(&r, seq, 0, 0, n), ATTN_OK);
+        while ((state = atomic_load(&r.engine->canary->state)) == CANARY_JUDGING)
+            sched_yield();
+    } while (state != CANARY_DOUBTED);
+}
+
+static void what_is_wrong_once_changes_no_health(void **state)
+{
+    (void)state;
+    uint64_t before;
+    rig_open(&r, every_item);
+    rig_open_many(&r, 1, 1);
+    make_doubt(1, 100);
+    before = health_n_wrong();
+    r.backend.is_right = true;
+    while (atomic_load(&r.engine->canary->state) != CANARY_FREE)
+        rig_run(&r);
+    assert_int_equal(stats_get(canary_unrepeated), 1);
+    uint64_t n = stats_get(canary_items);
+    assert_int_equal(rig_item(&r, 1, 0, 100, 1), ATTN_OK);
+    while (stats_get(canary_items) == n)
+        rig_run(&r);
+    assert_int_equal(stats_get(canary_unrepeated), 1);
+    assert_int_equal(health_n_wrong(), before);
+    rig_close(&r);
+}
+
+static void nor_does_what_can_not_be_computed_again(void **state)
+{
+    enum { TRUNCATED, CLOSED, WRITTEN, FAILED, REFUSED, N };
+    (void)state;
+    rig_open(&r, every_item);
+    rig_open_many(&r, 1, N);
+    for (uint32_t how = 0; how < N; how++) {
+        uint64_t seq = 1 + how, then = 0;
+        make_doubt(seq, 3);
+        uint64_t n_wrong = stats_get(canary_wrong);
+        if (how == TRUNCATED)
+            then = rig_send_truncate(&r, seq, 0);
+        else if (how == CLOSED)
+            then = rig_send_close(&r, seq);
+        else if (how == WRITTEN) /* it may be other bytes */
+            then = rig_send_item(&r, seq, 0, 0, 3);
+        else if (how == FAILED)
+            r.backend.fail_batch = ATTN_EINTERNAL;
+        else
+            r.backend.fail_submit = ATTN_EINTERNAL;
+        rig_run(&r);
+        if (then != 0)
+            assert_int_equal(rig_answer(&r, then)->status, ATTN_OK);
+        while (atomic_load(&r.engine->canary->state) != CANARY_FREE)
+            rig_run(&r);
+        assert_int_equal(stats_get(canary_unrepeated), 1 + how);
+        assert_int_equal(stats_get(canary_wrong), n_wrong);
+    }
+    rig_close(&r);
+}
+
+/* Its sequence is in work meanwhile: closing and writing wait. */
+static void what_is_computed_again_keeps_its_sequence(void **state)
+{
+    (void)state;
+    rig_open(&r, every_item);
+    rig_open_many(&r, 1, 1);
+    make_doubt(1, 70);
+    uint64_t n_wrong = stats_get(canary_wrong);
+    r.backend.is_held = true;
+    rig_run(&r);
+    assert_int_equal(atomic_load(&r.engine->canary->state), CANARY_REPEATING);
+    uint64_t written = rig_send_item(&r, 1, 0, 0, 1), closed = rig_send_close(&r, 1);
+    rig_run(&r);
+    assert_null(rig_reply(&r, written));
+    assert_null(rig_reply(&r, closed));
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, written)->status, ATTN_OK);
+    assert_int_equal(rig_answer(&r, closed)->status, ATTN_OK);
+    while (atomic_load(&r.engine->canary->state) != CANARY_FREE)
+        rig_run(&r);
+    assert_int_equal(stats_get(canary_wrong), n_wrong + 1);
     rig_close(&r);
 }
 
@@ -296,7 +411,11 @@ int main(void)
         cmocka_unit_test(wrong_ones_do_not),
         cmocka_unit_test(what_no_row_sees_changes_no_verdict),
         cmocka_unit_test(of_a_workers_own_nan_nothing_is_said),
+        cmocka_unit_test(what_f32_has_no_room_for_is_not_judged),
         cmocka_unit_test(what_stays_is_looked_at),
+        cmocka_unit_test(what_is_wrong_once_changes_no_health),
+        cmocka_unit_test(nor_does_what_can_not_be_computed_again),
+        cmocka_unit_test(what_is_computed_again_keeps_its_sequence),
         cmocka_unit_test(what_changes_before_the_engine_is_idle_is_not),
         cmocka_unit_test(one_in_so_many_is_chosen),
     };
