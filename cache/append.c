@@ -117,7 +117,7 @@ static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint3
                               const struct kv_effects *fx)
 {
     const struct kv_seq_rec *s = &kv->seqs[seq];
-    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    struct kv_pool_rec *p = &kv->pools[s->pool];
     unsigned long long name = s->name;
     uint64_t n_blocks = (uint64_t)n_new + n_copies;
     uint64_t n_patches = n_blocks + (s->is_lazy || s->is_dirty ? s->n_blocks : 0);
@@ -129,7 +129,7 @@ static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint3
     if (s->n_outstanding == KV_MAX_OUTSTANDING)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding", name,
                        s->n_outstanding);
-    if (n_blocks > kv_n_available(p)) {
+    if (!kv_block_make_room(kv, p, n_blocks)) {
         kv_count(&kv->heads->stats.out_of_blocks, 1);
         if (p->n_pinned > 0)
             return kv_fail(kv, ATTN_ENOBLOCKS,

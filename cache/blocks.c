@@ -6,6 +6,8 @@
  */
 #include "cache/kv_internal.h"
 
+#include <stdlib.h>
+
 static void free_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
     struct kv_block_rec *b = kv_block(kv, p, block);
@@ -31,12 +33,81 @@ static void tell_evicted(const struct kv *kv, const struct kv_pool_rec *p, uint3
         kv->tier.evicted(kv->tier.arg, &c, block);
 }
 
-void kv_block_evict_first(struct kv *kv, struct kv_pool_rec *p)
+static void evict(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
-    uint32_t block = kv_lru_first(kv, p);
     tell_evicted(kv, p, block);
     kv_lru_count_eviction(kv, p, block);
     kv_block_drop_published(kv, p, block);
+}
+
+void kv_block_evict_first(struct kv *kv, struct kv_pool_rec *p)
+{
+    evict(kv, p, kv_lru_first(kv, p));
+}
+
+/* A publication, and whether some block before it is none any more. */
+struct chained {
+    uint64_t serial, parent;
+    uint32_t block, index;
+    bool is_lost;
+};
+
+static int by_serial(const void *a, const void *b)
+{
+    uint64_t x = ((const struct chained *)a)->serial, y = ((const struct chained *)b)->serial;
+    return (x > y) - (x < y);
+}
+
+static int by_index(const void *a, const void *b)
+{
+    uint32_t x = (*(struct chained *const *)a)->index, y = (*(struct chained *const *)b)->index;
+    return (x > y) - (x < y);
+}
+
+/* All publications of the pool; *out_n of them. NULL: no memory. */
+static struct chained *list_published(const struct kv *kv, const struct kv_pool_rec *p,
+                                      uint32_t *out_n)
+{
+    struct chained *all = malloc((p->n_ever_published + 1) * sizeof *all);
+    uint32_t n = 0;
+    for (uint32_t i = 0; all != NULL && i < p->n_ever_published; i++) {
+        const struct kv_published_rec *r = kv_published(kv, p, i);
+        if (kv_is_published(kv, p, i))
+            all[n++] = (struct chained){r->serial, r->parent, i, r->index, false};
+    }
+    *out_n = n;
+    return all;
+}
+
+static void drop_lost(struct kv *kv, struct kv_pool_rec *p)
+{
+    uint32_t n = 0;
+    struct chained *all = list_published(kv, p, &n);
+    struct chained **order = malloc((n + 1) * sizeof(struct chained *));
+    if (all != NULL && order != NULL) {
+        qsort(all, n, sizeof *all, by_serial);
+        for (uint32_t i = 0; i < n; i++)
+            order[i] = &all[i];
+        qsort(order, n, sizeof(struct chained *), by_index); /* parents come first */
+        for (uint32_t i = 0; i < n; i++) {
+            struct chained *c = order[i], key = {.serial = c->parent};
+            const struct chained *parent = bsearch(&key, all, n, sizeof *all, by_serial);
+            c->is_lost = c->parent != 0 && (parent == NULL || parent->is_lost);
+            if (c->is_lost && kv_block(kv, p, c->block)->n_refs == 0 &&
+                kv_retained(kv, p, c->block)->is_pinned)
+                evict(kv, p, c->block);
+        }
+        kv->n_parted[p - kv->pools] = 0;
+    }
+    free(all);
+    free(order);
+}
+
+bool kv_block_make_room(struct kv *kv, struct kv_pool_rec *p, uint64_t n)
+{
+    if (n > kv_n_available(p) && p->n_pinned > 0 && kv->n_parted[p - kv->pools] > 0)
+        drop_lost(kv, p);
+    return n <= kv_n_available(p);
 }
 
 uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p)

@@ -64,7 +64,7 @@ attn_status kv_seq_import_reserve(struct kv *kv, struct kv_seq_import *a, uint32
     uint32_t n_taken = 0;
     for (uint32_t i = first; i < n_blocks && i < a->n_blocks; i++)
         n_taken += a->blocks[i] != KV_NO_BLOCK;
-    if (n_blocks > kv->config.max_seq_blocks || n - n_taken > kv_n_available(p))
+    if (n_blocks > kv->config.max_seq_blocks || !kv_block_make_room(kv, p, n - n_taken))
         return kv_fail(kv, ATTN_ENOBLOCKS,
                        "pool %s: blocks %u to %llu of a sequence come, %u can be had", p->name,
                        first, (unsigned long long)n_blocks, n_taken + kv_n_available(p));

@@ -76,6 +76,7 @@ struct kv {
     uint32_t now_s;
     uint32_t epoch_bits, epoch_maker; /* kv_set_epochs */
     struct kv_tier_ops tier; /* all NULL: no tier */
+    uint32_t *n_parted; /* [max_pools] since lost blocks were looked for (kv_block_make_room) */
     LIST_HEAD(, kv_promote) promotions; /* of this process, as are the next two lists */
     LIST_HEAD(, kv_seq_import) imports;
     LIST_HEAD(, kv_idle_move) idle_moves;
@@ -178,6 +179,14 @@ static inline uint32_t kv_pool_size(const struct kv_pool_rec *p)
 /* blocks.c. Ids are pool-local. The caller of kv_block_alloc has checked that kv_n_available > 0;
  * the new block has one reference. */
 uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p);
+/* Are n blocks available? Pinned ones that no walk finds any more, because one before them was
+ * evicted, are dropped before the answer is no: nobody could take the pin back. */
+bool kv_block_make_room(struct kv *kv, struct kv_pool_rec *p, uint64_t n);
+/* A block of the pool was unpublished, or a pinned one released: there may be lost ones. */
+static inline void kv_note_parted(struct kv *kv, const struct kv_pool_rec *p)
+{
+    kv->n_parted[p - kv->pools]++;
+}
 /* Evicts the block that is first in the order of eviction; there must be one. */
 void kv_block_evict_first(struct kv *kv, struct kv_pool_rec *p);
 void kv_block_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);

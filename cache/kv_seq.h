@@ -27,7 +27,7 @@ struct kv_retention {
     int32_t priority; /* the lowest are evicted first */
     uint32_t life_s; /* after the last use, rounded up to a power of two: an expired block is
                         evicted before others of its priority; 0: no limit */
-    uint32_t is_pinned; /* 1: never evicted, only dropped with its pool */
+    uint32_t is_pinned; /* 1: never evicted, unless a block before it was */
 };
 
 /* What a client says of a sequence's tokens. */

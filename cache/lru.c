@@ -58,6 +58,7 @@ static void list(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
     if (kv_retained(kv, p, block)->is_pinned) {
         p->n_pinned++;
+        kv_note_parted(kv, p);
         kv_count(&kv->heads->stats.blocks_pinned, 1);
     } else {
         link_last(kv, p, block);

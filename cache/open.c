@@ -238,6 +238,11 @@ attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char 
     }
     kv->base = base;
     bind_sections(kv);
+    kv->n_parted = calloc(c->max_pools, sizeof *kv->n_parted);
+    if (kv->n_parted == NULL) {
+        st = kv_fail(kv, ATTN_ENOMEM, "no memory for %u pools", c->max_pools);
+        goto fail;
+    }
     if (!kv_pages_init(kv)) {
         st = kv_fail(kv, ATTN_ENOMEM, "no memory for the map of %u idle pages", c->idle_pages);
         goto fail;
@@ -268,6 +273,7 @@ void kv_close(struct kv *kv)
     kv_seq_imports_forget(kv);
     kv_idle_moves_forget(kv);
     free(kv->pages.map);
+    free(kv->n_parted);
     if (kv->base != NULL)
         munmap(kv->base, kv->bytes);
     if (kv->fd >= 0)

@@ -9,7 +9,8 @@
  *
  * A published block is never written to. A sequence that has its only reference unpublishes it
  * first; others copy it (append.c). Two sequences may compute the same block side by side; the
- * second one's stays private and is freed when that sequence is closed.
+ * second one's stays private and is freed when that sequence is closed. What that sequence says of
+ * how long blocks stay (retention.c) holds for the first one's.
  */
 #include "cache/kv_internal.h"
 
@@ -268,9 +269,14 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
             break; /* its ids came after a window had freed it */
         if (block == 0) {
             block = row[w.index] + 1;
-            if (kv_is_published(kv, p, block - 1)) /* the block before it was evicted since */
+            bool is_again = kv_is_published(kv, p, block - 1);
+            struct kv_retained_rec *t = kv_retained(kv, p, block - 1), said = *t;
+            if (is_again) /* the block before it was evicted since */
                 kv_unpublish(kv, p, block - 1);
             publish(kv, p, &w, block - 1, serial_in_tier(kv, &w));
+            said.used_s = t->used_s;
+            if (is_again)
+                *t = said;
         }
         kv_retain(kv, seq, w.index, block - 1);
         walk_on(kv, &w, block - 1);
@@ -280,6 +286,60 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
     g->parent_serial = w.serial;
     if (kv->seqs[seq].n_maybe_shared < w.index)
         kv->seqs[seq].n_maybe_shared = w.index;
+}
+
+/* --- retention -------------------------------------------------------------------------------- */
+
+/* What the sequence says holds for the published blocks of its tokens from this one on: its own,
+ * and those that equal them. */
+static void retain_from(struct kv *kv, uint32_t seq, uint32_t token)
+{
+    const struct kv_seq_rec *s = &kv->seqs[seq];
+    struct kv_pool_rec *p = &kv->pools[s->pool];
+    const struct kv_given_rec *g = &kv->given[seq];
+    const uint32_t *row = kv_row(kv, seq), first = kv_blocks_of(p, token);
+    struct walk w = {.p = p,
+                     .tenant = s->tenant,
+                     .adapter = g->adapter,
+                     .ids = kv_given_ids(kv, seq),
+                     .past = g->n_ids >> p->block_shift};
+    walk_begin(kv, &w, 0);
+    while (w.index < w.past) {
+        walk_hash(kv, &w);
+        uint32_t i = w.index, block = walk_find(kv, &w);
+        bool is_own =
+            i < s->n_blocks && !kv_in_hole(kv, p, seq, i) && kv_is_published(kv, p, row[i]);
+        if (i >= first && block != 0)
+            kv_retain(kv, seq, i, block - 1);
+        if (i >= first && is_own && row[i] + 1 != block)
+            kv_retain(kv, seq, i, row[i]); /* the block before it was evicted since */
+        if (block == 0 && !is_own)
+            return;
+        walk_on(kv, &w, block != 0 ? block - 1 : row[i]);
+    }
+}
+
+attn_status kv_seq_retain(struct kv *kv, kv_seq_id seq, const struct kv_retention *r, uint32_t n)
+{
+    const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    if (s == NULL)
+        return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", seq.index);
+    attn_status st = kv_retention_check(kv, s->name, r, n);
+    if (st != ATTN_OK || n == 0)
+        return st;
+    struct kv_given_rec *g = &kv->given[seq.index];
+    uint32_t n_before = 0;
+    while (n_before < g->n_retentions && g->retention[n_before].from < r[0].from)
+        n_before++;
+    if (n_before + n > KV_MAX_RETENTIONS)
+        return kv_fail(kv, ATTN_EINVAL,
+                       "sequence %llu: retention has %u ranges before and %u more, at most %d",
+                       (unsigned long long)s->name, n_before, n, KV_MAX_RETENTIONS);
+    kv_publish32(&g->n_retentions, n_before);
+    memcpy(g->retention + n_before, r, n * sizeof r[0]);
+    kv_publish32(&g->n_retentions, n_before + n);
+    retain_from(kv, seq.index, r[0].from);
+    return ATTN_OK;
 }
 
 /* --- promotions ------------------------------------------------------------------------------- */

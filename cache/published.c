@@ -35,6 +35,7 @@ void kv_unpublish(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
     *at = kv_block(kv, p, block)->chain;
     kv_block(kv, p, block)->chain = 0;
     kv_count(&kv->heads->stats.blocks_published, -1);
+    kv_note_parted(kv, p);
 }
 
 void kv_published_move(struct kv *kv, const struct kv_pool_rec *p, uint32_t from, uint32_t to)

@@ -65,7 +65,7 @@ attn_status kv_pool_grow(struct kv *kv, kv_pool_id pool, uint32_t n_blocks)
 
 static attn_status shrink_check(struct kv *kv, kv_pool_id pool, uint32_t n_blocks)
 {
-    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
     if (p == NULL)
         return kv_fail(kv, ATTN_ENOTFOUND, "pool index %u: no such pool", pool.index);
     if (n_blocks < 1 || n_blocks >= p->n_blocks)
@@ -74,7 +74,7 @@ static attn_status shrink_check(struct kv *kv, kv_pool_id pool, uint32_t n_block
     if (kv_seq_import_is_of(kv, pool.index) || kv_promote_is_of(kv, pool.index) ||
         kv_idle_is_of(kv, pool.index))
         return kv_fail(kv, ATTN_EOVERLOAD, "pool %s: blocks of it are on their way", p->name);
-    if (kv_n_available(p) < p->n_blocks - n_blocks)
+    if (!kv_block_make_room(kv, p, p->n_blocks - n_blocks))
         return kv_fail(kv, ATTN_ENOBLOCKS,
                        "pool %s: n_blocks is %u, %u blocks are in use and %u pinned", p->name,
                        n_blocks, p->n_blocks - p->n_free - p->n_cached, p->n_pinned);

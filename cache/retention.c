@@ -2,7 +2,8 @@
  * ranges of tokens, and what is stored with each published block.
  *
  * A range begins at a token and ends where the next one begins. A block follows the range of its
- * first token. The last sequence that published or found a block and asked for a retention decides.
+ * first token. The last sequence that published or found a block, or has a block equal to it, and
+ * asked for a retention decides (prefix.c finds them).
  * Retention only orders evictions, so a record half written by a kill does no harm.
  */
 #include "cache/kv_internal.h"
@@ -74,33 +75,6 @@ void kv_retain(struct kv *kv, uint32_t seq, uint32_t index, uint32_t block)
         i--;
     if (i > 0)
         retain(kv, p, block, &g->retention[i - 1]);
-}
-
-attn_status kv_seq_retain(struct kv *kv, kv_seq_id seq, const struct kv_retention *r, uint32_t n)
-{
-    const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
-    if (s == NULL)
-        return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", seq.index);
-    attn_status st = kv_retention_check(kv, s->name, r, n);
-    if (st != ATTN_OK || n == 0)
-        return st;
-    struct kv_given_rec *g = &kv->given[seq.index];
-    uint32_t n_before = 0;
-    while (n_before < g->n_retentions && g->retention[n_before].from < r[0].from)
-        n_before++;
-    if (n_before + n > KV_MAX_RETENTIONS)
-        return kv_fail(kv, ATTN_EINVAL,
-                       "sequence %llu: retention has %u ranges before and %u more, at most %d",
-                       (unsigned long long)s->name, n_before, n, KV_MAX_RETENTIONS);
-    kv_publish32(&g->n_retentions, n_before);
-    memcpy(g->retention + n_before, r, n * sizeof r[0]);
-    kv_publish32(&g->n_retentions, n_before + n);
-    const struct kv_pool_rec *p = &kv->pools[s->pool];
-    const uint32_t *row = kv_row(kv, seq.index);
-    for (uint32_t i = r[0].from >> p->block_shift; i < g->n_looked_at && i < s->n_blocks; i++)
-        if (!kv_in_hole(kv, p, seq.index, i) && kv_is_published(kv, p, row[i]))
-            kv_retain(kv, seq.index, i, row[i]);
-    return ATTN_OK;
 }
 
 void kv_retention_recover(struct kv *kv, uint32_t seq)

@@ -366,7 +366,8 @@ struct attn_retention {
     uint32_t time_to_live_s; /* since the last use, at most 2^20, rounded up to a power of two: then
                                 it goes before others of its priority; 0: no end */
     uint32_t is_pinned; /* 1: it is never evicted, and its pool has that much less; until somebody
-                           with the same tokens says otherwise, or the pool is dropped */
+                           with the same tokens says otherwise, or the pool is dropped. What comes
+                           after tokens that were evicted is lost all the same. */
 };
 /* Sets the ranges r [n], at most 8, in order of first_token. They replace earlier ones from
  * r[0].first_token on and also apply to blocks that are shared already. ATTN_EINVAL: the message

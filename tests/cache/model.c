@@ -125,6 +125,8 @@ bool model_make_room(struct model *m, uint32_t n_full)
         if (e->serial == 0 || model_references(m, e->block) > 0)
             continue;
         n++;
+        if (e->is_pinned)
+            continue;
         bool is_first = oldest == NULL || goes_at(m, e) < goes_at(m, oldest) ||
                         (goes_at(m, e) == goes_at(m, oldest) && !e->was_found);
         oldest = is_first ? e : oldest;
@@ -134,6 +136,42 @@ bool model_make_room(struct model *m, uint32_t n_full)
     *oldest = (struct model_published){0};
     m->n_evicted++;
     return true;
+}
+
+static uint32_t n_available(const struct model *m)
+{
+    uint32_t n = model_n_blocks(m) - model_n_used(m);
+    for (uint32_t i = 0; i < M_BLOCKS; i++) {
+        const struct model_published *e = &m->published[i];
+        n -= e->serial != 0 && e->is_pinned && model_references(m, e->block) == 0;
+    }
+    return n;
+}
+
+/* Does a walk from the first block find it? */
+static bool is_found(const struct model *m, const struct model_published *e)
+{
+    for (uint32_t i = 0; e->parent != 0 && i < M_BLOCKS; i++)
+        if (m->published[i].serial == e->parent)
+            return is_found(m, &m->published[i]);
+    return e->parent == 0;
+}
+
+bool model_has_room(struct model *m, uint32_t n)
+{
+    bool is_lost[M_BLOCKS];
+    for (uint32_t i = 0; i < M_BLOCKS; i++) {
+        const struct model_published *e = &m->published[i];
+        is_lost[i] =
+            e->serial != 0 && e->is_pinned && model_references(m, e->block) == 0 && !is_found(m, e);
+    }
+    bool do_go = n > n_available(m);
+    for (uint32_t i = 0; i < M_BLOCKS; i++)
+        if (do_go && is_lost[i]) {
+            m->published[i] = (struct model_published){0};
+            m->n_lost++;
+        }
+    return n <= n_available(m);
 }
 
 uint64_t model_block_new(struct model *m)
@@ -152,6 +190,34 @@ static struct model_published *published_find(struct model *m, uint32_t tenant, 
             return e;
     }
     return NULL;
+}
+
+static void retain(struct model *m, const struct model_seq *s, struct model_published *e)
+{
+    if (s->said == SAID_NOTHING)
+        return;
+    e->is_pinned = s->said == SAID_PINNED;
+    if (model_references(m, e->block) == 0)
+        e->used = ++m->clock;
+}
+
+void model_retain(struct model *m, uint32_t slot)
+{
+    const struct model_seq *s = &m->seq[slot];
+    uint64_t parent = 0;
+    for (uint32_t i = 0; i < s->n_ids / M_BLOCK_TOKENS; i++) {
+        struct model_published *own =
+            model_has_block(s, i) ? model_published_block(m, s->block[i]) : NULL;
+        struct model_published *e =
+            published_find(m, slot / M_NAMES, s->adapter, i, parent, s->id + i * M_BLOCK_TOKENS);
+        if (e != NULL)
+            retain(m, s, e);
+        if (own != NULL && own != e)
+            retain(m, s, own);
+        if (e == NULL && own == NULL)
+            return;
+        parent = e != NULL ? e->serial : own->serial;
+    }
 }
 
 void model_publish(struct model *m, uint32_t slot)
@@ -185,11 +251,14 @@ void model_publish(struct model *m, uint32_t slot)
                                           .block = s->block[i],
                                           .adapter = s->adapter,
                                           .tenant = slot / M_NAMES,
-                                          .index = i};
+                                          .index = i,
+                                          .was_found = e->was_found,
+                                          .is_pinned = e->is_pinned};
             memcpy(e->id, id, sizeof e->id);
             for (uint32_t l = 0; l < M_LAYERS; l++)
                 memcpy(e->token[l], s->token[l] + i * M_BLOCK_TOKENS, sizeof e->token[l]);
         }
+        retain(m, s, e);
         s->parent = e->serial;
         s->n_looked_at = i + 1;
     }

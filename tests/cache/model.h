@@ -32,6 +32,10 @@
 #ifndef M_PAGES
 #define M_PAGES 0
 #endif
+/* How often sequences say that their blocks are pinned, or are not; 0: never. */
+#ifndef M_RETAINS
+#define M_RETAINS 0
+#endif
 #define M_KEPT_BLOCKS ((M_KEPT + M_BLOCK_TOKENS - 1) / M_BLOCK_TOKENS)
 
 struct model_seq {
@@ -46,6 +50,7 @@ struct model_seq {
     uint32_t token[M_LAYERS][M_TOKENS];
     uint64_t adapter;
     uint32_t prompt, n_ids, id[M_TOKENS];
+    enum { SAID_NOTHING, SAID_UNPINNED, SAID_PINNED } said; /* of all its blocks */
     uint32_t n_looked_at; /* leading blocks that are published, the last as serial parent */
     uint64_t parent;
 };
@@ -53,7 +58,7 @@ struct model_seq {
 struct model_published {
     uint64_t serial, parent, used; /* serial 0: none */
     uint64_t block, adapter;
-    bool was_found;
+    bool was_found, is_pinned;
     uint32_t tenant, index;
     uint32_t id[M_BLOCK_TOKENS], token[M_LAYERS][M_BLOCK_TOKENS];
 };
@@ -80,7 +85,7 @@ struct model {
     struct model_pending pending[M_SLOTS][M_LAYERS];
     struct model_published published[M_BLOCKS];
     uint64_t next_block, clock;
-    uint32_t n_hits, n_evicted, n_taken_back, n_unseen;
+    uint32_t n_hits, n_evicted, n_taken_back, n_unseen, n_lost;
     uint32_t n_less; /* blocks than M_BLOCKS */
     uint32_t ended; /* the highest epoch of a closed sequence */
     uint64_t last_request;
@@ -104,6 +109,7 @@ enum op_kind {
     OP_UNSEEN,
     OP_FREE_TO,
     OP_RESIZE,
+    OP_RETAIN,
     OP_MOVE_OUT,
     OP_MOVE_IN,
     OP_MOVE_END,

@@ -275,7 +275,7 @@ static attn_status apply_reserve(struct model *m, const struct op *op)
     }
     if (n_copies_outstanding(m, op->slot) > 0 || (n_copies > 0 && !model_is_quiet(m, op->slot)))
         return ATTN_EOVERLOAD;
-    if (n_new + n_copies > model_n_blocks(m) - model_n_used(m))
+    if (!model_has_room(m, n_new + n_copies))
         return ATTN_ENOBLOCKS;
 
     struct model_pending q = {.is_outstanding = true,
@@ -381,13 +381,20 @@ static attn_status apply_resize(struct model *m, const struct op *op)
         return ATTN_EINVAL;
     if (is_smaller && m->move.is_under_way)
         return ATTN_EOVERLOAD;
-    if (op->n < model_n_used(m))
+    if (is_smaller && !model_has_room(m, model_n_blocks(m) - op->n))
         return ATTN_ENOBLOCKS;
     if (is_smaller && !model_are_all_quiet(m))
         return ATTN_EOVERLOAD;
     while (model_make_room(m, op->n + 1))
         ;
     m->n_less = M_BLOCKS - op->n;
+    return ATTN_OK;
+}
+
+static attn_status apply_retain(struct model *m, const struct op *op)
+{
+    m->seq[op->slot].said = op->n > 0 ? SAID_PINNED : SAID_UNPINNED;
+    model_retain(m, op->slot);
     return ATTN_OK;
 }
 
@@ -421,6 +428,8 @@ static attn_status apply(struct model *m, const struct op *op)
         return apply_free_to(m, op);
     case OP_RESIZE:
         return apply_resize(m, op);
+    case OP_RETAIN:
+        return apply_retain(m, op);
     case OP_MOVE_OUT:
     case OP_MOVE_IN:
     case OP_MOVE_END: /* model_learn says what came of it */

@@ -146,6 +146,8 @@ static attn_status carry_out(struct kv *kv, const struct op *op, struct kv_effec
         return kv_seq_free_to(kv, id, op->pos, op->n, fx);
     case OP_RESIZE:
         return kv_resize(kv, pool, op->n, fx);
+    case OP_RETAIN:
+        return kv_seq_retain(kv, id, &(struct kv_retention){.is_pinned = op->n}, 1);
     case OP_MOVE_OUT:
     case OP_MOVE_IN:
         move_begin(kv, id, op->kind == OP_MOVE_IN, op->n);
@@ -366,7 +368,12 @@ const char *model_difference(struct kv *kv, const struct model *m, const struct 
         return diff;
     struct kv_stats stats;
     kv_stats_read(kv, &stats);
-    uint32_t n_tiered = 0;
+    uint32_t n_tiered = 0, n_pinned = 0;
+    for (uint32_t i = 0; i < M_BLOCKS; i++)
+        n_pinned += m->published[i].serial != 0 && m->published[i].is_pinned &&
+                    model_references(m, m->published[i].block) == 0;
+    if (stats.blocks_pinned != n_pinned)
+        return DIFFER("stats: %u blocks pinned, not %u", (unsigned)stats.blocks_pinned, n_pinned);
     for (uint32_t slot = 0; slot < M_SLOTS; slot++)
         n_tiered += model_n_paged_out(&m->seq[slot]);
     if (stats.blocks_tiered != n_tiered)

@@ -22,6 +22,7 @@ static enum op_kind draw_kind(uint64_t *random)
                                                [OP_UNSEEN] = M_WINDOW > 0 ? 8 : 0,
                                                [OP_FREE_TO] = M_WINDOW > 0 ? 3 : 0,
                                                [OP_RESIZE] = 4,
+                                               [OP_RETAIN] = M_RETAINS,
                                                [OP_MOVE_OUT] = M_PAGES > 0 ? 24 : 0,
                                                [OP_MOVE_IN] = M_PAGES > 0 ? 24 : 0,
                                                [OP_MOVE_END] = M_PAGES > 0 ? 24 : 0};
@@ -105,6 +106,9 @@ static bool draw_of_sequence(const struct model *m, struct op *op, uint64_t *ran
         op->pos = random_below(random, 12) > 0 ? M_KEPT_BLOCKS : random_below(random, 3);
         op->n = random_below(random, M_ROW + 2);
         return true;
+    case OP_RETAIN:
+        op->n = random_below(random, 6) == 0;
+        return true;
     case OP_MOVE_OUT:
     case OP_MOVE_IN:
         if (m->move.is_under_way)
@@ -160,9 +164,10 @@ struct op model_op(const struct model *m, uint64_t *random)
 
 const char *op_text(const struct op *op)
 {
-    static const char *const name[] = {
-        "open",   "fork",    "truncate", "close",   "adopt",  "tokens", "reserve", "commit",
-        "cancel", "recover", "unseen",   "free to", "resize", "out",    "in",      "end"};
+    static const char *const name[] = {"open",   "fork",    "truncate", "close",  "adopt",
+                                       "tokens", "reserve", "commit",   "cancel", "recover",
+                                       "unseen", "free to", "resize",   "retain", "out",
+                                       "in",     "end"};
     static char text[160];
     snprintf(text, sizeof text,
              "%s slot %u to %u layer %u pos %u n %u prompt %u owner %u request %u", name[op->kind],

@@ -39,8 +39,14 @@ struct model_published *model_published_block(struct model *m, uint64_t block);
 
 /* A reference is gone: a published block that nobody has any more was used now. */
 void model_release(struct model *m, uint64_t block);
-/* Of n_full blocks that are used or published, a published one goes; false: there are fewer. */
+/* Of n_full blocks that are used or published, a published one goes that is not pinned; false:
+ * there are fewer. */
 bool model_make_room(struct model *m, uint32_t n_full);
+/* Can n more blocks be had? If not, published ones that are pinned and behind one that is gone go
+ * first. */
+bool model_has_room(struct model *m, uint32_t n);
+/* What the sequence says holds for what is published of its ids. */
+void model_retain(struct model *m, uint32_t slot);
 uint64_t model_block_new(struct model *m);
 
 /* Publishes what the sequence has full blocks and ids of. */

@@ -8,7 +8,14 @@
 #include "tests/cache/kv_test.h"
 #include "tests/random.h"
 
-enum { BLOCK_TOKENS = 4, N_BLOCKS = 32, MAX_TOKENS = 32, N_ROUNDS = 3000, MOST_HELD = 6 };
+enum {
+    N_PROMPTS = 9,
+    BLOCK_TOKENS = 4,
+    N_BLOCKS = 32,
+    MAX_TOKENS = 32,
+    N_ROUNDS = 3000,
+    MOST_HELD = 6
+};
 
 static struct kv *kv;
 static kv_pool_id pool;
@@ -113,14 +120,79 @@ static uint32_t must_go(void)
     return best;
 }
 
+/* One that was found and one that was not can have their turn at the same time. */
+static bool is_tie(uint32_t a, uint32_t b)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    const struct kv_retained_rec *t = kv_retained(kv, p, a), *u = kv_retained(kv, p, b);
+    return t->priority == u->priority && is_over(t) == is_over(u) && t->was_found != u->was_found &&
+           goes_at(p, a) == goes_at(p, b);
+}
+
 static void check_order(void)
 {
     struct kv_evictable next[N_BLOCKS];
     uint32_t n = kv_pool_next_evicted(kv, pool, N_BLOCKS, next), first = must_go();
     assert_int_equal(n, kv_pool_cached(kv, pool));
-    assert_int_equal(n == 0 ? N_BLOCKS : next[0].block, first);
+    assert_int_equal(n == 0, first == N_BLOCKS);
+    if (n > 0)
+        assert_true(next[0].block == first || is_tie(next[0].block, first));
     for (uint32_t i = 1; i < n; i++)
         assert_true(next[i].priority >= next[i - 1].priority);
+}
+
+/* What was last said of the blocks of each prompt that are published now. */
+static struct said {
+    uint64_t serial;
+    struct kv_retention r; /* from: not used */
+} said[N_PROMPTS][MAX_TOKENS / BLOCK_TOKENS];
+
+/* The published blocks of a prompt that a walk finds; their number. */
+static uint32_t find_published(uint32_t prompt, uint32_t out[MAX_TOKENS / BLOCK_TOKENS])
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    uint64_t parent = 0;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < N_BLOCKS && n < MAX_TOKENS / BLOCK_TOKENS; i++) {
+        const struct kv_published_rec *r = kv_published(kv, p, i);
+        if (!kv_is_published(kv, p, i) || r->parent != parent || r->index != n ||
+            kv_published_ids(kv, p, i)[0] != prompt * 1000 + n * BLOCK_TOKENS)
+            continue;
+        out[n++] = i;
+        parent = r->serial;
+        i = UINT32_MAX; /* from the first again */
+    }
+    return n;
+}
+
+/* A sequence of the prompt says so of its first n_blocks blocks, from token `from` on. */
+static void say(uint32_t prompt, uint32_t n_blocks, uint32_t from, const struct kv_retention *r,
+                uint32_t n_ranges)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    uint32_t blocks[MAX_TOKENS / BLOCK_TOKENS], n = find_published(prompt, blocks);
+    for (uint32_t i = 0; i < n; i++) {
+        struct said *s = &said[prompt][i];
+        if (s->serial != kv_published(kv, p, blocks[i])->serial)
+            *s = (struct said){.serial = kv_published(kv, p, blocks[i])->serial};
+        for (uint32_t k = 0; k < n_ranges && i < n_blocks && i * BLOCK_TOKENS >= from; k++)
+            if (r[k].from <= i * BLOCK_TOKENS)
+                s->r = r[k];
+    }
+}
+
+static void check_last_words(uint32_t prompt)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    uint32_t blocks[MAX_TOKENS / BLOCK_TOKENS], n = find_published(prompt, blocks);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct kv_retained_rec *t = kv_retained(kv, p, blocks[i]);
+        const struct kv_retention *r = &said[prompt][i].r;
+        assert_int_equal(t->priority + KV_MIN_PRIORITY, r->priority);
+        assert_int_equal(t->is_pinned, r->is_pinned);
+        assert_int_equal(t->life > 0, r->life_s > 0);
+        assert_true(t->life == 0 || 1u << (t->life - 1) >= r->life_s);
+    }
 }
 
 /* Blocks that somebody reads: of those that go next. */
@@ -164,21 +236,43 @@ static uint32_t some_ranges(struct kv_retention *r)
     return n;
 }
 
+/* The sequence of the prompt, which has n_ranges in r, may say something else. */
+static void maybe_retain(kv_seq_id seq, uint32_t prompt, uint32_t n_blocks, struct kv_retention *r,
+                         uint32_t n_ranges)
+{
+    struct kv_retention more[KV_MAX_RETENTIONS];
+    uint32_t n_more = below(4) == 0 ? some_ranges(more) : 0, n_before = 0;
+    if (n_more == 0)
+        return;
+    more[0].from = below(12);
+    for (uint32_t i = 1; i < n_more; i++)
+        more[i].from += more[0].from;
+    while (n_before < n_ranges && r[n_before].from < more[0].from)
+        n_before++;
+    assert_int_equal(kv_seq_retain(kv, seq, more, n_more), ATTN_OK);
+    memcpy(r + n_before, more, n_more * sizeof more[0]);
+    say(prompt, n_blocks, more[0].from, r, n_before + n_more);
+}
+
 static void some_round(uint32_t round)
 {
     struct kv_retention r[KV_MAX_RETENTIONS], none = {0};
     uint32_t n_cached, n_dropped, n_ranges = some_ranges(r);
+    uint32_t prompt = below(N_PROMPTS), n = 1 + below(MAX_TOKENS);
     kv_seq_id seq;
     now_s += below(6);
     kv_set_time(kv, now_s);
-    attn_status st = open_prompt(below(9), 1 + below(MAX_TOKENS), r, n_ranges, &seq, &n_cached);
+    attn_status st = open_prompt(prompt, n, r, n_ranges, &seq, &n_cached);
     assert_true(st == ATTN_OK || st == ATTN_ENOBLOCKS);
     if (st == ATTN_ENOBLOCKS)
         assert_non_null(strstr(kv_last_error(kv), "are pinned"));
-    if (below(4) == 0)
-        assert_int_equal(kv_seq_retain(kv, seq, r, some_ranges(r)), ATTN_OK);
-    if (st == ATTN_ENOBLOCKS || below(20) == 0)
+    say(prompt, (st == ATTN_OK ? n : n_cached) / BLOCK_TOKENS, 0, r, n_ranges);
+    maybe_retain(seq, prompt, n / BLOCK_TOKENS, r, n_ranges);
+    if (st == ATTN_ENOBLOCKS || below(20) == 0) {
         assert_int_equal(kv_seq_retain(kv, seq, &none, 1), ATTN_OK); /* unpins */
+        say(prompt, n / BLOCK_TOKENS, 0, &none, 1);
+    }
+    check_last_words(prompt);
     check();
     check_order();
     kv_seq_close(kv, seq);
@@ -196,6 +290,10 @@ static void some_round(uint32_t round)
         check();
         assert_int_equal(must_go(), before);
         check_order();
+        for (prompt = 0; prompt < N_PROMPTS; prompt++) {
+            say(prompt, 0, 0, NULL, 0);
+            check_last_words(prompt);
+        }
     }
 }
 
@@ -312,6 +410,83 @@ static void what_is_pinned_stays(void **state)
     kv_close(kv);
 }
 
+/* A second sequence of a prompt computes its last block itself, also where that is full. */
+static void what_a_second_sequence_says_holds_for_the_last_block_too(void **state)
+{
+    const struct kv_retention pin = {.is_pinned = 1}, none = {0};
+    struct kv_stats s;
+    kv_seq_id seq;
+    uint32_t n_cached;
+    (void)state;
+    begin();
+    for (uint32_t n = 1; n <= 4 * BLOCK_TOKENS; n++)
+        for (uint32_t when = 0; when < 3; when++) { /* opened; closed before its step; after it */
+            uint32_t prompt = 10 * n + when, ids[MAX_TOKENS];
+            use(prompt, n, &pin, 1);
+            kv_stats_read(kv, &s);
+            assert_int_equal(s.blocks_pinned, n / BLOCK_TOKENS);
+            if (when == 1) {
+                for (uint32_t i = 0; i < n; i++)
+                    ids[i] = prompt * 1000 + i;
+                const struct kv_tokens t = {ids, n, 0, NULL, 0};
+                struct kv_patch patches[16];
+                struct kv_effects fx = {patches, NULL, 0, 0, 16, 0};
+                assert_int_equal(kv_seq_open_with(kv, 0, next_name++, pool, KV_NO_OWNER,
+                                                  KV_NO_REQUEST, &t, &fx, &seq),
+                                 ATTN_OK);
+            } else {
+                assert_int_equal(
+                    open_prompt(prompt, n, when == 0 ? &none : NULL, when == 0, &seq, &n_cached),
+                    ATTN_OK);
+            }
+            if (when > 0)
+                assert_int_equal(kv_seq_retain(kv, seq, &none, 1), ATTN_OK);
+            kv_seq_close(kv, seq);
+            kv_stats_read(kv, &s);
+            assert_int_equal(s.blocks_pinned, 0);
+            check();
+        }
+    kv_close(kv);
+}
+
+/* Pins behind blocks that were evicted: nothing finds these blocks. */
+static void what_is_pinned_and_lost_makes_way(void **state)
+{
+    const uint32_t half = MAX_TOKENS / 2, n_half = half / BLOCK_TOKENS;
+    const struct kv_retention end[] = {{0}, {.from = half, .is_pinned = 1}};
+    const struct kv_retention all = {.is_pinned = 1};
+    struct kv_stats s;
+    kv_seq_id seq;
+    uint32_t n_cached;
+    (void)state;
+    begin();
+    for (uint32_t prompt = 1; prompt < 200; prompt++) {
+        use(prompt, MAX_TOKENS, end, 2);
+        check();
+    }
+    kv_stats_read(kv, &s);
+    assert_true(s.blocks_pinned >= n_half && s.blocks_pinned <= N_BLOCKS);
+    /* what can be found stays: pinned from the start, and of one that is in use */
+    use(300, MAX_TOKENS, &all, 1);
+    assert_int_equal(open_prompt(301, MAX_TOKENS, end, 2, &seq, &n_cached), ATTN_OK);
+    for (uint32_t prompt = 310; prompt < 330; prompt++)
+        use(prompt, MAX_TOKENS, end, 2);
+    kv_seq_close(kv, seq);
+    assert_int_equal(use(300, MAX_TOKENS, NULL, 0), MAX_TOKENS - BLOCK_TOKENS);
+    assert_int_equal(use(301, MAX_TOKENS, NULL, 0), MAX_TOKENS - BLOCK_TOKENS);
+    /* a pool that a sequence comes into makes room so, too */
+    kv_close(kv);
+    begin();
+    for (uint32_t prompt = 1; prompt < 5; prompt++)
+        use(prompt, MAX_TOKENS, end, 2);
+    use(5, MAX_TOKENS, end, 2); /* evicts beginnings */
+    struct kv_seq_import *in = kv_seq_import_begin(kv, pool);
+    assert_int_equal(kv_seq_import_reserve(kv, in, 0, MAX_TOKENS / BLOCK_TOKENS), ATTN_OK);
+    kv_seq_import_cancel(kv, in);
+    check();
+    kv_close(kv);
+}
+
 static void what_is_read_stays_and_then_goes_when_it_would_have(void **state)
 {
     struct kv_evictable before[N_BLOCKS], after[N_BLOCKS];
@@ -422,6 +597,8 @@ int main(void)
         cmocka_unit_test(the_lowest_priority_goes_first),
         cmocka_unit_test(what_has_expired_goes_before_what_is_older),
         cmocka_unit_test(what_is_pinned_stays),
+        cmocka_unit_test(what_a_second_sequence_says_holds_for_the_last_block_too),
+        cmocka_unit_test(what_is_pinned_and_lost_makes_way),
         cmocka_unit_test(what_is_read_stays_and_then_goes_when_it_would_have),
         cmocka_unit_test(what_is_read_and_used_meanwhile_counts_as_used),
         cmocka_unit_test(a_pool_of_which_blocks_are_read_stays),
