@@ -119,7 +119,8 @@ const struct config_option config_options[] = {
         "Memory shared with one shm client: its requests and replies in flight, together, take no\n"
         "more. Pages count as they are touched; on a GPU backend all are pinned."),
     BYTES("listen", "shm_memory", shm_memory_bytes, AT_ONCE, "4G", MIB, 64 * TIB,
-        "The same for all shm clients together; more clients are refused."),
+        "The same for all shm clients together, with 6 KiB for each slot, and for lanes: the regions\n"
+        "of both sides. More clients are refused."),
 
     COUNT("cache", "max_sequences", max_sequences, RESTART, "4096", 1, 16777216,
         "Sequences open at once, of all pools."),

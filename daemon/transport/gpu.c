@@ -24,11 +24,17 @@
 #include "daemon/engine/step/lane_device.h"
 #include "daemon/transport/shm_internal.h"
 
+/* What a lane takes beside its regions: its page, its books, and plans of the most items. */
+enum {
+    LANE_BOOKS_BYTES =
+        LANE_PAGE_BYTES + sizeof(struct lane) + (LANE_MAX_PLANS + LANE_BELLS) * LANE_MAX_PLAN_BYTES,
+};
+
 static attn_status check_hello(const struct shm_client *c, const struct lane_hello *h,
                                size_t hello_bytes, int fd, const struct lane_device *ours,
                                char *why, size_t why_bytes)
 {
-    const struct config *cfg = c->t->env->cfg;
+    uint64_t most = config_now(c->t->env->cfg, shm_client_bytes);
     if (hello_bytes != sizeof *h || h->magic != LANE_MAGIC) {
         stats_add(peers_cut_handshake, 1);
         snprintf(why, why_bytes, "its first packet is no hello of a lane");
@@ -46,12 +52,11 @@ static attn_status check_hello(const struct shm_client *c, const struct lane_hel
         snprintf(why, why_bytes, "the hello came without one descriptor, of the worker's region");
         return ATTN_EPROTO;
     }
-    if (h->out_bytes == 0 || h->out_bytes % LANE_REGION_ALIGN != 0 ||
-        h->out_bytes > cfg->shm_client_bytes) {
+    if (h->out_bytes == 0 || h->out_bytes % LANE_REGION_ALIGN != 0 || h->out_bytes > most) {
         snprintf(why, why_bytes,
                  "out_bytes is %" PRIu64 ", it must be a multiple of %u up to %" PRIu64
                  " (listen.shm_client)",
-                 h->out_bytes, LANE_REGION_ALIGN, cfg->shm_client_bytes);
+                 h->out_bytes, LANE_REGION_ALIGN, most);
         return ATTN_EINVAL;
     }
     return ATTN_OK;
@@ -100,23 +105,23 @@ static attn_status regions_open(struct shm_client *c, const struct lane_hello *h
                                 const struct lane_device *ours, int *out_fd, char *why,
                                 size_t why_bytes)
 {
-    struct transport_env *env = c->t->env;
     struct lane *l = c->lane;
-    uint64_t most = env->cfg->shm_client_bytes, bytes = h->in_bytes;
+    uint64_t most = config_now(c->t->env->cfg, shm_client_bytes), bytes = h->in_bytes;
     if (bytes == 0 || bytes > most)
         bytes = most;
     bytes = bytes / LANE_REGION_ALIGN * LANE_REGION_ALIGN;
-    if (bytes == 0 || bytes > env->cfg->shm_memory_bytes - env->shared_bytes) {
+    if (bytes == 0) {
         snprintf(why, why_bytes,
-                 "%" PRIu64 " bytes for a region, %" PRIu64 " of listen.shm_memory's %" PRIu64
-                 " are free",
-                 bytes, env->cfg->shm_memory_bytes - env->shared_bytes, env->cfg->shm_memory_bytes);
+                 "listen.shm_client is %" PRIu64 ", a region of a lane has %u at least", most,
+                 LANE_REGION_ALIGN);
         return ATTN_EQUOTA;
     }
-    attn_status st = lane_region_open(l->engine, bytes, -1, &l->in, why, why_bytes);
+    attn_status st = shm_memory_take(c, bytes + h->out_bytes + LANE_BOOKS_BYTES, why, why_bytes);
     if (st != ATTN_OK)
         return st;
-    env->shared_bytes += l->in.bytes;
+    st = lane_region_open(l->engine, bytes, -1, &l->in, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
     st = worker_region_open(c, h, worker_fd, ours, why, why_bytes);
     if (st == ATTN_OK && l->ops->region_export(l->backend, &l->in, out_fd) != ATTN_OK) {
         snprintf(why, why_bytes, "the daemon's region has no descriptor: %s", strerror(errno));
@@ -153,11 +158,9 @@ static attn_status lane_open(struct shm_client *c, const struct lane_hello *h, i
 
 void lane_free(struct shm_client *c)
 {
-    struct transport_env *env = c->t->env;
     struct lane *l = c->lane;
     if (l == NULL)
         return;
-    env->shared_bytes -= l->in.bytes;
     lane_fini(l);
     if (l->in.p != NULL && !l->is_stuck)
         l->ops->region_close(l->backend, &l->in);

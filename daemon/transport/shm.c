@@ -52,6 +52,7 @@ static void client_free(struct shm_client *c)
     struct transport_shm *t = c->t;
     lane_free(c);
     shm_region_close(c);
+    shm_memory_give(c);
     if (c->fd >= 0)
         close(c->fd);
     share_give(c->share, SHARE_PEERS, 1);
@@ -261,11 +262,12 @@ static void client_open(struct transport_shm *t, int fd)
     struct principal who = principal_of_socket(fd);
     struct shm_client *c = calloc(1, sizeof *c);
     struct share *share = share_open(t->env->shares, &who);
-    uint32_t n_free = t->env->cfg->max_peers - t->env->n_peers;
+    uint32_t all = config_now(t->env->cfg, max_peers);
+    uint32_t n_free = all > t->env->n_peers ? all - t->env->n_peers : 0;
     bool is_taken = false;
     if (c != NULL && share != NULL && n_free > 0 && who.kind == PRINCIPAL_USER &&
         may_connect(t, fd, &who))
-        is_taken = share_take(share, SHARE_PEERS, 1, n_free, t->env->cfg->max_peers) == NULL;
+        is_taken = share_take(share, SHARE_PEERS, 1, n_free, all) == NULL;
     if (!is_taken || uv_poll_init(t->env->loop, &c->poll, fd) != 0) {
         stats_add(peers_refused, 1);
         if (is_taken)

@@ -57,6 +57,7 @@ struct shm_client {
     struct lane *lane; /* NULL: rings */
     uint8_t *base; /* NULL: no region yet */
     uint64_t region_bytes, data_offset;
+    uint64_t shared_bytes; /* counted for it in listen.shm_memory and in its share */
     struct shm_control *control;
     const volatile struct shm_submit *submits; /* [n_slots] */
     volatile struct shm_complete *completes; /* [n_slots] */
@@ -104,6 +105,11 @@ struct transport_shm {
 
 /* transport/shm_region.c */
 
+/* Counts bytes more of listen.shm_memory for the client and in its share. ATTN_EQUOTA: nothing was
+ * counted, and why names who has how much, and the setting. */
+attn_status shm_memory_take(struct shm_client *c, uint64_t bytes, char *why, size_t why_bytes);
+void shm_memory_give(struct shm_client *c); /* all that is counted for it */
+
 /* Makes what the hello asks for, within the settings: a memfd that can neither shrink nor grow,
  * mapped and registered with the backend, with c's rings in it; and an eventfd. The caller sends
  * *out_fd, the memfd, and closes it. ATTN_EQUOTA, ATTN_ENOMEM: why says which limit;
@@ -139,6 +145,7 @@ void shm_close(struct transport *base);
  * ATTN_ENOMEM. */
 attn_status shm_client_init(struct shm_client *c);
 void shm_client_fini(struct shm_client *c); /* also one that was never initialised */
+uint64_t shm_client_bytes(const struct shm_client *c); /* of the heap, for its n_slots */
 /* Offsets of a region with n_slots; returns where the data area begins. */
 uint64_t shm_layout(uint32_t n_slots, uint64_t *out_submits, uint64_t *out_completes);
 

@@ -22,13 +22,42 @@ static uint32_t power_of_two(uint32_t n)
     return n;
 }
 
+attn_status shm_memory_take(struct shm_client *c, uint64_t bytes, char *why, size_t why_bytes)
+{
+    struct transport_env *env = c->t->env;
+    uint64_t all = config_now(env->cfg, shm_memory_bytes);
+    uint64_t n_free = all > env->shared_bytes ? all - env->shared_bytes : 0;
+    if (bytes > n_free) {
+        snprintf(why, why_bytes,
+                 "%" PRIu64 " bytes of shared memory, %" PRIu64 " of listen.shm_memory's %" PRIu64
+                 " are free",
+                 bytes, n_free, all);
+        return ATTN_EQUOTA;
+    }
+    const struct share *full = share_take(c->share, SHARE_SHM_BYTES, bytes, n_free, all);
+    if (full != NULL) {
+        char text[SHARE_TEXT_BYTES];
+        snprintf(why, why_bytes, "%s", share_say(full, SHARE_SHM_BYTES, n_free, text));
+        return ATTN_EQUOTA;
+    }
+    env->shared_bytes += bytes;
+    c->shared_bytes += bytes;
+    return ATTN_OK;
+}
+
+void shm_memory_give(struct shm_client *c)
+{
+    c->t->env->shared_bytes -= c->shared_bytes;
+    share_give(c->share, SHARE_SHM_BYTES, c->shared_bytes);
+    c->shared_bytes = 0;
+}
+
 attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int *out_fd, char *why,
                             size_t why_bytes)
 {
     struct transport_shm *t = c->t;
     const struct config *cfg = t->env->cfg;
     uint64_t bytes = h->region_bytes, most_bytes = config_now(cfg, shm_client_bytes);
-    uint64_t memory_bytes = config_now(cfg, shm_memory_bytes);
     uint32_t n_slots = config_now(cfg, shm_slots);
     if (bytes == 0 || bytes > most_bytes)
         bytes = most_bytes;
@@ -36,21 +65,10 @@ attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int
         bytes = MIN_REGION_BYTES;
     bytes = bytes / PAGE_BYTES * PAGE_BYTES;
     c->n_slots = power_of_two(h->n_slots == 0 || h->n_slots > n_slots ? n_slots : h->n_slots);
-    uint64_t n_free = memory_bytes > t->env->shared_bytes ? memory_bytes - t->env->shared_bytes : 0;
-    if (bytes > n_free) {
-        snprintf(why, why_bytes,
-                 "%" PRIu64 " bytes of shared memory, %" PRIu64 " of listen.shm_memory's %" PRIu64
-                 " are free",
-                 bytes, n_free, memory_bytes);
-        return ATTN_EQUOTA;
-    }
-    const struct share *full = share_take(c->share, SHARE_SHM_BYTES, bytes, n_free, memory_bytes);
-    if (full != NULL) {
-        char text[SHARE_TEXT_BYTES];
-        snprintf(why, why_bytes, "%s", share_say(full, SHARE_SHM_BYTES, n_free, text));
-        return ATTN_EQUOTA;
-    }
-    attn_status st = ATTN_ENOMEM;
+    attn_status st = shm_memory_take(c, bytes + shm_client_bytes(c), why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = ATTN_ENOMEM;
     int fd = memfd_create("attnd-shm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     void *p = MAP_FAILED;
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0 ||
@@ -72,14 +90,12 @@ attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int
     }
     c->base = p; /* from here on shm_region_close frees everything */
     c->region_bytes = bytes;
-    t->env->shared_bytes += bytes;
     *out_fd = fd;
     st = shm_client_init(c);
     if (st != ATTN_OK)
         snprintf(why, why_bytes, "no memory for %" PRIu32 " slots", c->n_slots);
     return st;
 fail:
-    share_give(c->share, SHARE_SHM_BYTES, bytes);
     if (p != MAP_FAILED)
         munmap(p, bytes);
     if (fd >= 0)
@@ -93,8 +109,6 @@ void shm_region_close(struct shm_client *c)
     if (c->base != NULL) {
         env->backend_ops->host_unregister(env->backend, c->base, c->region_bytes);
         munmap(c->base, c->region_bytes);
-        env->shared_bytes -= c->region_bytes;
-        share_give(c->share, SHARE_SHM_BYTES, c->region_bytes);
     }
     shm_client_fini(c);
     if (c->wake_fd >= 0)

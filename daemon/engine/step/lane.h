@@ -24,6 +24,13 @@ enum {
     LANE_BELLS = 4,
 };
 
+/* The most that a plan takes: the struct, then its items and layers. */
+enum {
+    LANE_ITEM_BYTES = sizeof(uint64_t) + 3 * sizeof(uint32_t),
+    LANE_MAX_PLAN_BYTES =
+        512 + WIRE_MAX_STEP_ITEMS * LANE_ITEM_BYTES + WIRE_MAX_LAYERS * sizeof(uint32_t),
+};
+
 struct lane_plan {
     uint32_t n_refs; /* one of the lane, one of each bell */
     uint32_t first_bell, n_layers;

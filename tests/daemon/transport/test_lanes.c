@@ -22,7 +22,7 @@
 
 enum { MAX_SEQS = 8, LONG_MS = 20000, MIB = 1 << 20 };
 
-static struct e2e d;
+static struct e2e d, one;
 static uint64_t random_state = 1;
 
 static uint32_t random_to(uint32_t n)
@@ -228,6 +228,69 @@ static void a_hello_that_cannot_be_is_refused_by_name(void **state)
     lane_link_close(&l);
 }
 
+static void set(struct e2e_client *c, const char *name, const char *value)
+{
+    Attnd__Configure set = ATTND__CONFIGURE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    set.name = (char *)(uintptr_t)name;
+    set.value = (char *)(uintptr_t)value;
+    h.session = c->session;
+    h.body_case = ATTND__REQUEST__BODY_CONFIGURE;
+    h.configure = &set;
+    const Attnd__Reply *r = e2e_call(c, &h);
+    if (r->status != ATTN_OK)
+        fail_msg("%s = %s: %s", name, value, r->message);
+}
+
+/* Opens lanes of 6 MiB until one is refused, which must name this; how many are open. */
+static uint32_t open_most(struct lane_link *l, uint32_t n, uint32_t most, const char *name)
+{
+    for (; n < most; n++)
+        if (!lane_link_open(&l[n], one.gpu_path, 2 * MIB, 4 * MIB))
+            break;
+    if (n == most)
+        fail_msg("%u lanes are open", n);
+    assert_int_equal(l[n].welcome.status, ATTN_EQUOTA);
+    if (strstr(l[n].welcome.message, name) == NULL)
+        fail_msg("%s", l[n].welcome.message);
+    return n;
+}
+
+static void what_both_sides_share_is_bounded(void **state)
+{
+    (void)state;
+    enum { MOST = 20 };
+    static const char *const flags[] = {"--listen.shm_client",
+                                        "4M",
+                                        "--listen.shm_memory",
+                                        "64M",
+                                        "--listen.principal_share",
+                                        "50",
+                                        NULL};
+    struct lane_link l[MOST];
+    struct e2e_client c;
+    e2e_start(&one, flags);
+    e2e_connect_shm(&c, &one); /* as an operator; its memory counts, too */
+    uint32_t n = open_most(l, 0, MOST, "listen.principal_share");
+    assert_in_range(n, 1, 4); /* half of what is left: a third of all */
+    set(&c, "listen.principal_share", "100");
+    set(&c, "listen.peer_share", "100");
+    n = open_most(l, n, MOST, "listen.shm_memory");
+    assert_in_range(n, 5, 9);
+    set(&c, "listen.shm_memory", "8M"); /* less than what is in use */
+    assert_int_equal(open_most(l, n, MOST, "listen.shm_memory"), n);
+    while (n > 1)
+        lane_link_close(&l[--n]);
+    set(&c, "listen.shm_memory", "20M"); /* the client's and two lanes */
+    while (!lane_link_open(&l[1], one.gpu_path, 2 * MIB, 4 * MIB)) /* once it has noticed */
+        assert_non_null(strstr(l[1].welcome.message, "listen.shm_memory"));
+    assert_int_equal(open_most(l, 2, MOST, "listen.shm_memory"), 2);
+    lane_link_close(&l[0]);
+    lane_link_close(&l[1]);
+    e2e_disconnect(&c);
+    e2e_stop(&one);
+}
+
 /* A worker in a process of its own, which is killed at some moment of its work. */
 static pid_t start_worker(uint64_t name)
 {
@@ -314,6 +377,7 @@ int main(void)
         cmocka_unit_test(layers_rung_for_are_what_steps_compute),
         cmocka_unit_test(a_plan_left_half_way_is_planned_again),
         cmocka_unit_test(a_hello_that_cannot_be_is_refused_by_name),
+        cmocka_unit_test(what_both_sides_share_is_bounded),
         cmocka_unit_test(bells_that_lie_are_refused_and_counted),
         cmocka_unit_test(workers_that_are_killed_harm_nobody),
         cmocka_unit_test(a_daemon_that_is_killed_hangs_up),

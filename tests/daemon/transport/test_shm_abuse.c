@@ -233,7 +233,7 @@ static void memory_is_bounded(void **state)
     static const char *const flags[] = {"--listen.shm_client",
                                         "1M",
                                         "--listen.shm_memory",
-                                        "4M",
+                                        "10M", /* with a request of the heap for each slot */
                                         "--listen.peer_share",
                                         "100",
                                         "--listen.principal_share",
