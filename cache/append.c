@@ -168,6 +168,9 @@ static attn_status reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_
     uint32_t n_new = past > s->n_blocks ? past - s->n_blocks : 0;
     uint32_t n_copies = count_shared(kv, seq.index, p, pos, end);
     st = room_check(kv, seq.index, n_new, n_copies, fx);
+    if (st == ATTN_OK)
+        st = kv_room_take(kv, s->tenant, s->name, kv->given[seq.index].n_ids, s->n_blocks + n_new,
+                          &kv->links[seq.index].n_pages);
     if (st != ATTN_OK)
         return st;
 
@@ -233,8 +236,10 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
 static void reserve_end(struct kv *kv, uint32_t seq)
 {
     struct kv_seq_rec *s = &kv->seqs[seq];
-    if (--s->n_outstanding == 0)
+    if (--s->n_outstanding == 0) {
         kv_seq_trim(kv, seq, kv_blocks_of(&kv->pools[s->pool], s->longest));
+        kv_room_trim(kv, seq);
+    }
     if (s->n_outstanding == 0 && s->has_ids)
         kv_prefix_publish(kv, seq);
 }

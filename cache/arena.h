@@ -18,7 +18,8 @@
 #include "cache/kv_seq.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 10
+#define KV_ARENA_VERSION 11
+#define KV_ARENA_PAGE_BYTES 4096
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
 #define KV_MAX_OUTSTANDING 8191 /* reserves of a sequence; fits in 13 bits */
@@ -36,7 +37,7 @@
     X(LENS, uint32_t, (uint64_t)c->max_sequences * c->max_layers)                                  \
     X(HOLES, uint32_t, c->max_sequences)                                                           \
     X(GIVEN, struct kv_given_rec, c->max_sequences)                                                \
-    X(GIVEN_IDS, uint32_t, (uint64_t)c->max_sequences * c->max_seq_tokens)                         \
+    X(GIVEN_IDS, uint32_t, c->max_sequences *kv_row_words(c->max_seq_tokens))                      \
     X(PUBLISHED, struct kv_published_rec, c->max_blocks)                                           \
     X(RETAINED, struct kv_retained_rec, c->max_blocks)                                             \
     X(PUBLISHED_IDS, uint32_t, (uint64_t)c->max_blocks * c->max_block_tokens)                      \
@@ -47,7 +48,7 @@
     X(EARLY_BATCHES, struct kv_early_slot, KV_EARLY_SLOTS)                                         \
     X(EARLY, struct kv_early_rec, KV_EARLY_SLOTS *kv_early_capacity(c))                            \
     X(EARLY_WORDS, struct kv_early_words, 1)                                                       \
-    X(TABLES, uint32_t, (uint64_t)c->max_sequences * c->max_seq_blocks)
+    X(TABLES, uint32_t, c->max_sequences *kv_row_words(c->max_seq_blocks))
 #define KV_DERIVED_MAP(X)                                                                          \
     X(BLOCKS, struct kv_block_rec, c->max_blocks)                                                  \
     X(LINKS, struct kv_seq_links, c->max_sequences)                                                \
@@ -232,6 +233,7 @@ struct kv_seq_links {
     uint32_t fork; /* plus one: the first fork that reads its table */
     uint32_t fork_prev, fork_next; /* plus one: other forks that read the same table */
     uint32_t n_fork_tokens; /* no fork that reads its table has more tokens */
+    uint32_t n_pages; /* counted for its ids and table (room.c) */
     uint32_t n_paged_out; /* entries of its table whose blocks are in idle memory */
 };
 
@@ -246,6 +248,14 @@ struct kv_heads {
     uint32_t journal_free, journal_n_fresh, journal_n_free;
     struct kv_stats stats;
 };
+
+/* Words from one sequence's row to the next, of ids or of table entries: rows of more than a page
+ * begin on one. */
+static inline uint64_t kv_row_words(uint32_t n)
+{
+    const uint64_t page = KV_ARENA_PAGE_BYTES / sizeof(uint32_t);
+    return n <= page ? n : (n + page - 1) / page * page;
+}
 
 /* Most copies in flight: one for every sequence, plus one whole row. */
 static inline uint32_t kv_journal_capacity(const struct kv_config *c)

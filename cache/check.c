@@ -393,6 +393,9 @@ static attn_status check_pools(struct kv *kv, struct scratch *x)
                       (unsigned long long)n_pools, (unsigned long long)n_blocks,
                       (unsigned long long)x->n_used, (unsigned long long)x->n_shared,
                       (unsigned long long)x->n_cached, (unsigned long long)x->n_published);
+    if (s->table_bytes != kv_room_count(kv))
+        return DIFFER("stats: table_bytes is %llu, not %llu", (unsigned long long)s->table_bytes,
+                      (unsigned long long)kv_room_count(kv));
     if (s->blocks_tiered != x->n_tiered)
         return DIFFER("stats: %llu blocks tiered counted, %llu there",
                       (unsigned long long)s->blocks_tiered, (unsigned long long)x->n_tiered);

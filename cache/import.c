@@ -234,7 +234,10 @@ static attn_status end_check(struct kv *kv, const struct kv_seq_import *a,
 attn_status kv_seq_import_end(struct kv *kv, struct kv_seq_import *a, const struct kv_seq_export *d,
                               struct kv_effects *fx, kv_seq_id *out_seq)
 {
+    uint32_t n_pages = 0;
     attn_status st = end_check(kv, a, d, fx);
+    if (st == ATTN_OK)
+        st = kv_room_take(kv, d->tenant, d->name, d->tokens.n, d->n_blocks, &n_pages);
     if (st != ATTN_OK)
         return st;
     struct kv_pool_rec *p = &kv->pools[a->pool];
@@ -245,7 +248,8 @@ attn_status kv_seq_import_end(struct kv *kv, struct kv_seq_import *a, const stru
                          .request = d->request,
                          .tokens = d->tokens,
                          .n_cached = d->n_cached,
-                         .hole = d->hole};
+                         .hole = d->hole,
+                         .n_pages = n_pages};
     uint32_t *row = kv_own_row(kv, kv_record_next(kv));
     for (uint32_t i = 0; i < d->n_blocks; i++)
         row[i] = in_hole(p, d, i) ? 0 : a->blocks[i]; /* in a hole any value will do */

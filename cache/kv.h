@@ -46,6 +46,8 @@ struct kv_config {
     uint32_t max_owners; /* sessions */
     uint32_t block_layout; /* the caller's version of the block format; an arena made with another
                               one is refused */
+    /* Most pages of 4 KiB for what tables take beyond kv_fixed_bytes; 0: no bound. Not compared: */
+    uint32_t table_pages;
     /* Idle memory (kv_idle.h). Not recorded in the arena: */
     uint32_t idle_pages; /* its size, below 2^31; 0: no idle memory */
     uint32_t idle_is_new; /* 1: the memory is new and empty: sequences of an existing arena that
@@ -78,6 +80,7 @@ struct kv_effects {
     X(blocks_cached) /* published, used by no sequence; evicted when blocks run out */             \
     X(blocks_pinned) /* cached blocks that are never evicted */                                    \
     X(blocks_published) /* can be found by their token ids */                                      \
+    X(table_bytes) /* counted against kv_config.table_pages */                                     \
     X(blocks_tiered) /* blocks in idle memory, which take no block of a pool */                    \
     X(sequences)                                                                                   \
     X(pools)                                                                                       \
@@ -122,11 +125,28 @@ int kv_fd(const struct kv *kv);
 /* A random id of the arena, the same for its whole life. Stored beside the memory that holds the
  * blocks' bytes, it shows whether the two belong together. */
 uint64_t kv_arena_id(const struct kv *kv);
+/* The most memory that an arena of this config ever takes, but for what kv_config.table_pages bounds:
+ * a sequence's ids and table entries beyond the first page of each, and the records of blocks. */
+uint64_t kv_fixed_bytes(const struct kv_config *c);
+/* The same with all of that. */
+uint64_t kv_full_bytes(const struct kv_config *c);
 /* The sentence of the latest failure; valid until the next one. */
 const char *kv_last_error(const struct kv *kv);
 /* Sets the current time in seconds, from a clock that continues across processes. Ages and times to
  * live are measured by it. */
 void kv_set_time(struct kv *kv, uint32_t now_s);
+
+/* Whom the memory beyond kv_fixed_bytes that sequences take is counted for. take: ATTN_EQUOTA with a
+ * sentence in why, nothing is taken. */
+struct kv_room_ops {
+    void *user;
+    attn_status (*take)(void *user, uint32_t tenant, uint64_t bytes, char *why, size_t why_bytes);
+    void (*give)(void *user, uint32_t tenant, uint64_t bytes);
+    void (*count)(void *user, uint32_t tenant, uint64_t bytes); /* takes, whatever the bound */
+};
+/* What the open sequences have is given back by the old ones, and counted by the new ones. NULL:
+ * nobody counts. */
+void kv_set_room_ops(struct kv *kv, const struct kv_room_ops *ops);
 
 /* kv_recover: rebuilds all derived state from the truth, rolls the copy journal back and finishes a
  * truncation that was under way. Appends that were reserved and not committed are lost. Rows of the

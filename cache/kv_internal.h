@@ -10,6 +10,7 @@
  *   idle     blocks in host memory
  *   prefix   publishing, promotions       fork         lazy forks            window freed blocks
  *   blocks   references, free lists       retention    how long blocks stay
+ *   room     memory of tables that fill
  *   lru      which block is evicted       published    records, their index  dedup repeats, epochs
  *   records  in use, seals, failures      index        (tenant, name) -> sequence
  *   siphash  the keyed hash               tier_store   (by itself) a store for evicted blocks
@@ -54,7 +55,7 @@ struct kv {
     uint32_t *holes; /* [max_sequences] past the kept entries, those below this one name no block */
     uint32_t *latest; /* [max_sequences][max_layers] position of the latest append, for windows */
     struct kv_given_rec *given; /* [max_sequences] */
-    uint32_t *given_ids; /* [max_sequences][max_seq_tokens] */
+    uint32_t *given_ids; /* [max_sequences][kv_row_words(max_seq_tokens)] */
     struct kv_published_rec *published; /* [max_blocks] */
     struct kv_retained_rec *retained; /* [max_blocks] */
     uint32_t *published_ids; /* each pool's from first_block * max_block_tokens on */
@@ -65,7 +66,7 @@ struct kv {
     struct kv_early_slot *early_slots; /* [KV_EARLY_SLOTS] */
     struct kv_early_rec *early; /* [KV_EARLY_SLOTS][kv_early_max] */
     struct kv_early_words *early_words;
-    uint32_t *tables; /* [max_sequences][max_seq_blocks] */
+    uint32_t *tables; /* [max_sequences][kv_row_words(max_seq_blocks)] */
     struct kv_block_rec *blocks; /* [max_blocks] */
     struct kv_seq_links *links;
     struct kv_index_slot *slots;
@@ -81,6 +82,7 @@ struct kv {
     LIST_HEAD(, kv_seq_import) imports;
     LIST_HEAD(, kv_idle_move) idle_moves;
     struct kv_pages pages;
+    struct kv_room_ops room;
     char error[256];
 };
 
@@ -108,7 +110,7 @@ static inline void kv_count(uint64_t *counter, int64_t n)
 /* The sequence's own table, to be written; kv_row is the one that it reads, maybe its source's. */
 static inline uint32_t *kv_own_row(const struct kv *kv, uint32_t seq)
 {
-    return kv->tables + (size_t)seq * kv->config.max_seq_blocks;
+    return kv->tables + seq * kv_row_words(kv->config.max_seq_blocks);
 }
 static inline uint32_t *kv_row(const struct kv *kv, uint32_t seq)
 {
@@ -207,6 +209,23 @@ static inline uint32_t kv_n_available(const struct kv_pool_rec *p)
     return p->n_free + p->n_cached - p->n_pinned;
 }
 
+/* room.c. kv_room_take: takes what ids and table entries need beyond *n_pages, and sets that. Called
+ * before they are written, and last before anything changes. ATTN_EQUOTA: nothing is taken.
+ * kv_room_give: gives back what was taken for record seq, which was not made. kv_room_trim: gives back
+ * what a sequence has no need of any more; of one that is not open, all. */
+attn_status kv_room_take(struct kv *kv, uint32_t tenant, uint64_t name, uint32_t n_ids,
+                         uint32_t n_blocks, uint32_t *n_pages);
+void kv_room_give(struct kv *kv, uint32_t tenant, uint32_t seq, uint32_t n_pages);
+void kv_room_trim(struct kv *kv, uint32_t seq);
+/* The same for n records of blocks more, ATTN_ENOMEM; and for those of blocks [first, past), which
+ * hold nothing any more. */
+attn_status kv_room_take_blocks(struct kv *kv, const struct kv_pool_rec *p, uint32_t n);
+void kv_room_give_blocks(struct kv *kv, const struct kv_pool_rec *p, uint32_t first, uint32_t past);
+uint64_t kv_room_of_blocks(const struct kv_pool_rec *p, uint32_t n_blocks); /* bytes */
+/* Counts anew what sequences and pools have, and gives back all else. kv_room_count: only counts. */
+void kv_room_recover(struct kv *kv);
+uint64_t kv_room_count(const struct kv *kv);
+
 /* lru.c. kv_lru_put makes an unreferenced published block a cached one, as the one used last;
  * kv_lru_put_back at the place of its last use. kv_lru_take takes it out. */
 void kv_lru_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
@@ -269,7 +288,7 @@ static inline uint32_t *kv_published_ids(const struct kv *kv, const struct kv_po
 }
 static inline uint32_t *kv_own_ids(const struct kv *kv, uint32_t seq)
 {
-    return kv->given_ids + (size_t)seq * kv->config.max_seq_tokens;
+    return kv->given_ids + seq * kv_row_words(kv->config.max_seq_tokens);
 }
 static inline uint32_t *kv_given_ids(const struct kv *kv, uint32_t seq)
 {
@@ -353,6 +372,7 @@ struct kv_birth {
     uint32_t n_cached; /* how many of len came from published blocks */
     uint32_t hole; /* as in its source */
     uint32_t row_of; /* the sequence whose table it reads, plus one; 0: its own */
+    uint32_t n_pages; /* taken for it (kv_room_take) */
 };
 uint32_t kv_record_next(const struct kv *kv);
 uint32_t kv_record_take(struct kv *kv, const struct kv_birth *b);

@@ -18,7 +18,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PAGE_BYTES 4096
 #define MAX_ARENA_BYTES (UINT64_C(1) << 46)
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 
@@ -51,11 +50,35 @@ static uint64_t layout(const struct kv_config *c, uint64_t offset[KV_N_SECTIONS]
     uint64_t at = 0;
 #define X(name, type, count)                                                                       \
     offset[KV_##name] = at;                                                                        \
-    at += ((count) * sizeof(type) + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    at += ((count) * sizeof(type) + KV_ARENA_PAGE_BYTES - 1) / KV_ARENA_PAGE_BYTES *               \
+          KV_ARENA_PAGE_BYTES;
     KV_TRUTH_MAP(X)
     KV_DERIVED_MAP(X)
 #undef X
     return at;
+}
+
+uint64_t kv_full_bytes(const struct kv_config *c)
+{
+    uint64_t offset[KV_N_SECTIONS];
+    return layout(c, offset);
+}
+
+uint64_t kv_fixed_bytes(const struct kv_config *c)
+{
+    uint64_t offset[KV_N_SECTIONS + 1];
+    uint64_t bytes = offset[KV_N_SECTIONS] = layout(c, offset);
+    static const enum kv_section of_blocks[] = {KV_PUBLISHED, KV_RETAINED, KV_PUBLISHED_IDS,
+                                                KV_BLOCKS};
+    static const enum kv_section of_rows[] = {KV_GIVEN_IDS, KV_TABLES};
+    for (size_t i = 0; i < sizeof of_blocks / sizeof of_blocks[0]; i++)
+        bytes -= offset[of_blocks[i] + 1] - offset[of_blocks[i]];
+    for (size_t i = 0; i < sizeof of_rows / sizeof of_rows[0]; i++) {
+        uint64_t rows = offset[of_rows[i] + 1] - offset[of_rows[i]];
+        uint64_t first_pages = (uint64_t)c->max_sequences * KV_ARENA_PAGE_BYTES;
+        bytes -= rows > first_pages ? rows - first_pages : 0;
+    }
+    return bytes;
 }
 
 static uint64_t header_seal(const struct kv_header *h)

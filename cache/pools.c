@@ -137,6 +137,9 @@ attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_
         .n_free = s->n_blocks,
     };
     strcpy(p->name, s->name);
+    st = kv_room_take_blocks(kv, p, s->n_blocks);
+    if (st != ATTN_OK)
+        return st;
     if (s->spec_bytes > 0)
         memcpy(kv->specs + (size_t)i * KV_SPEC_BYTES, s->spec, s->spec_bytes);
     p->seal = kv_pool_seal(kv, i);
@@ -203,6 +206,7 @@ attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool)
             kv_block_drop_published(kv, p, block);
     p->generation++; /* first: nothing that named the old pool may name the next */
     kv_publish32(&p->state, 0);
+    kv_room_give_blocks(kv, p, 0, p->n_blocks);
     kv_count(&stats->pools, -1);
     kv_count(&stats->blocks_total, -(int64_t)p->n_blocks);
     kv_count(&stats->blocks_free, -(int64_t)p->n_free);

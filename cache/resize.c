@@ -56,6 +56,9 @@ attn_status kv_pool_grow(struct kv *kv, kv_pool_id pool, uint32_t n_blocks)
     if (n_blocks > kv_pool_room(kv, pool))
         return kv_fail(kv, ATTN_ENOMEM, "pool %s: n_blocks is %u, there is room for %u", p->name,
                        n_blocks, kv_pool_room(kv, pool));
+    attn_status st = kv_room_take_blocks(kv, p, n_blocks - p->n_blocks);
+    if (st != ATTN_OK)
+        return st;
     kv_publish64(&p->sized, kv_pool_sized(kv, pool.index, n_blocks));
     count_free(kv, p, (int64_t)n_blocks - p->n_blocks);
     return ATTN_OK;
@@ -231,11 +234,13 @@ void kv_pool_shrink_end(struct kv *kv, const struct kv_shrink *s)
     for (uint32_t i = 0; i < s->n_patches; i++)
         kv_publish32(&kv_own_row(kv, s->patches[i].row)[s->patches[i].index], s->patches[i].block);
     kv_publish64(&p->sized, kv_pool_sized(kv, s->pool.index, s->n_blocks));
-    count_free(kv, p, (int64_t)s->n_blocks - p->n_blocks);
+    uint32_t n_blocks = p->n_blocks;
+    count_free(kv, p, (int64_t)s->n_blocks - n_blocks);
     if (p->n_ever_published > s->n_blocks)
         kv_publish32(&p->n_ever_published, s->n_blocks);
     if (p->n_fresh > s->n_blocks)
         p->n_fresh = s->n_blocks;
+    kv_room_give_blocks(kv, p, s->n_blocks, n_blocks);
     move_parents(kv, s);
     build_lists(kv, p);
 }

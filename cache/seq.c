@@ -95,7 +95,7 @@ uint32_t kv_record_take(struct kv *kv, const struct kv_birth *b)
         h->seq_free = kv->links[seq].next;
     else
         h->seq_n_fresh++;
-    kv->links[seq] = (struct kv_seq_links){0};
+    kv->links[seq] = (struct kv_seq_links){.n_pages = b->n_pages};
     kv->given[seq] = (struct kv_given_rec){.adapter = b->tokens.adapter,
                                            .n_cached = b->n_cached,
                                            .n_ids = b->tokens.n,
@@ -179,10 +179,15 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
         st = kv_retention_check(kv, name, t->retention, t->n_retentions);
     if (st != ATTN_OK)
         return st;
+    st = kv_room_take(kv, tenant, name, t->n, t->n >> p->block_shift, &b.n_pages);
+    if (st != ATTN_OK)
+        return st;
     struct kv_prefix m = kv_prefix_match(kv, p, tenant, t, kv_own_row(kv, kv_record_next(kv)));
-    if (m.n_blocks > fx->patches_capacity - fx->n_patches)
+    if (m.n_blocks > fx->patches_capacity - fx->n_patches) {
+        kv_room_give(kv, tenant, kv_record_next(kv), b.n_pages);
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches",
                        (unsigned long long)name, m.n_blocks);
+    }
     b.n_cached = b.len = m.n_blocks << p->block_shift;
     uint32_t seq = kv_record_take(kv, &b);
     kv_record_publish(kv, seq);
@@ -197,6 +202,7 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
     kv->given[seq].n_looked_at = m.n_blocks;
     kv->given[seq].parent = m.block;
     kv->given[seq].parent_serial = m.serial;
+    kv_room_trim(kv, seq);
     count_hits(kv, p, &m, t->n);
     kv_count(&kv->heads->stats.opens, 1);
     *out_seq = (kv_seq_id){seq};
@@ -227,6 +233,9 @@ attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint
                            pos + i, ids[i], known[pos + i]);
     if (pos + n <= g->n_ids)
         return ATTN_OK;
+    st = kv_room_take(kv, s->tenant, name, pos + n, s->n_blocks, &kv->links[seq.index].n_pages);
+    if (st != ATTN_OK)
+        return st;
     kv_fork_own_ids(kv, seq.index);
     memcpy(kv_own_ids(kv, seq.index) + pos, ids, n * sizeof ids[0]);
     kv_publish32(&g->n_ids, pos + n);
@@ -311,6 +320,9 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     const struct kv_given_rec *g = &kv->given[src.index];
     b.tokens = (struct kv_tokens){kv_given_ids(kv, src.index), g->n_ids < len ? g->n_ids : len,
                                   g->adapter, g->retention, g->n_retentions};
+    st = kv_room_take(kv, s->tenant, new_name, b.tokens.n, n_blocks, &b.n_pages);
+    if (st != ATTN_OK)
+        return st;
     if (!has_table)
         b.row_of = s->is_lazy ? g->row_of : src.index + 1;
     uint32_t seq = kv_record_take(kv, &b);
@@ -393,6 +405,7 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t
         kv_publish32(&s->redo_len, 0);
         if (len == 0)
             kv_fork_materialize(kv, seq.index);
+        kv_room_trim(kv, seq.index);
     } else {
         kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
     }
@@ -434,6 +447,7 @@ void kv_seq_close(struct kv *kv, kv_seq_id seq)
     }
     kv_seq_trim(kv, seq.index, 0);
     kv_idle_closed(kv, seq.index);
+    kv_room_trim(kv, seq.index);
     if (s->is_lazy)
         kv_fork_unlink(kv, seq.index);
     kv_index_remove(kv, seq.index);
