@@ -106,6 +106,7 @@
     X(blocks_disk, "blocks_disk", "Evicted blocks on disk")                                        \
     X(disk_used_bytes, "disk_used_bytes", "Bytes of those blocks")                                 \
     X(host_memory_bytes, "host_memory_bytes", "Host memory taken for evicted blocks")              \
+    X(table_bytes, "table_bytes", "Memory that tables have taken of cache.table_memory")           \
     X(kv_memory_bytes, "kv_memory_bytes", "KV memory, as configured")                              \
     X(kv_given_bytes, "kv_memory_given_bytes", "KV memory given to pools")                         \
     X(kv_used_bytes, "kv_memory_used_bytes", "KV memory of blocks in use")                         \
@@ -144,12 +145,13 @@ struct stats_histogram {
     X(4, "count", "tenant_pools", "gauge", "Pools of the tenant")                                  \
     X(5, "bytes", "tenant_host_bytes", "gauge", "Bytes of the tenant's blocks in host memory")     \
     X(6, "bytes", "tenant_disk_bytes", "gauge", "Bytes of the tenant's blocks on disk")            \
-    X(7, "count", "tenant_steps_total", "counter", "Steps of the tenant answered with ok")         \
-    X(8, "count", "tenant_steps_failed_total", "counter",                                          \
+    X(7, "bytes", "tenant_table_bytes", "gauge", "Bytes of the tenant's ids and block tables")     \
+    X(8, "count", "tenant_steps_total", "counter", "Steps of the tenant answered with ok")         \
+    X(9, "count", "tenant_steps_failed_total", "counter",                                          \
       "Steps of the tenant answered otherwise")                                                    \
-    X(9, "device_ns", "tenant_device_seconds_total", "counter",                                    \
+    X(10, "device_ns", "tenant_device_seconds_total", "counter",                                   \
       "Device time of the tenant's batches")
-enum { STATS_TENANT_STEPS = 7, STATS_TENANT_FAILED, STATS_TENANT_DEVICE, STATS_TENANT_N };
+enum { STATS_TENANT_STEPS = 8, STATS_TENANT_FAILED, STATS_TENANT_DEVICE, STATS_TENANT_N };
 
 #define STATS_MAX_CARDS 8
 /* X(number, field, name, type, help): per card, where there are several */
@@ -193,7 +195,7 @@ struct stats_card {
 
 struct stats_tenant {
     char name[64];
-    _Atomic uint64_t used[STATS_TENANT_N]; /* the first seven by enum tenant_quota */
+    _Atomic uint64_t used[STATS_TENANT_N]; /* the first eight by enum tenant_quota */
 };
 
 struct stats {

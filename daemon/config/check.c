@@ -1,10 +1,14 @@
 /* check.c: rules over several settings: which must agree, and what follows from them. */
+#include <inttypes.h>
 #include <string.h>
 
 #include "daemon/base/address.h"
 #include "daemon/config/option.h"
 
 #define TIER_STAGING_BYTES ((uint64_t)64 << 20) /* for a disk where cache.host_memory is 0 */
+#define TABLE_BYTES ((uint64_t)64 << 20) /* cache.table_memory where that is 0, with */
+#define TABLE_LEAST_BYTES ((uint64_t)1 << 20)
+#define TABLE_PART_OF_KV 256 /* so much of device.kv_memory, for the records of small blocks */
 
 /* Which settings an address requires depends on how far it can be reached. */
 static attn_status check_listeners(const struct config *c, char *why, size_t why_bytes)
@@ -64,6 +68,11 @@ attn_status config_check(const struct config *c, char *why, size_t why_bytes)
                  origins[0], names[1], text[1], origins[1]);
         return ATTN_EINVAL;
     }
+    if (c->table_memory_bytes > 0 && c->table_memory_bytes < TABLE_LEAST_BYTES) {
+        snprintf(why, why_bytes, "cache.table_memory = %" PRIu64 " is less than 1M; 0: automatic",
+                 c->table_memory_bytes);
+        return ATTN_EINVAL;
+    }
     if ((c->disk_bytes > 0) != (c->disk_path[0] != '\0')) {
         bool has_size = c->disk_bytes > 0;
         snprintf(why, why_bytes, "cache.%s is set, and cache.%s is not",
@@ -77,6 +86,12 @@ uint64_t config_tier_bytes(const struct config *c)
 {
     return c->host_memory_bytes > 0 || c->disk_bytes == 0 ? c->host_memory_bytes
                                                           : TIER_STAGING_BYTES;
+}
+
+uint64_t config_table_bytes(const struct config *c)
+{
+    return c->table_memory_bytes > 0 ? c->table_memory_bytes
+                                     : TABLE_BYTES + c->kv_memory_bytes / TABLE_PART_OF_KV;
 }
 
 bool config_admin_url(const struct config *c, char *out, size_t out_bytes)

@@ -41,6 +41,7 @@ struct config {
     char *tenants; /* file; "": there are no tenants */
     /* [cache] */
     uint32_t max_sequences, max_seq_tokens, max_pools, max_layers;
+    uint64_t table_memory_bytes; /* of each card, for tables that fill; 0: config_table_bytes */
     uint64_t io_memory_bytes; /* message buffers */
     uint64_t host_memory_bytes; /* of each card, for evicted blocks; 0: none */
     uint64_t idle_memory_bytes; /* of each card, for blocks of idle sequences; 0: none */
@@ -116,6 +117,8 @@ void config_set(struct config *c, const char *name, const struct config *next);
 void config_print(const struct config *c, FILE *f);
 /* Host memory of each card for evicted blocks, including blocks on their way to the disk file. */
 uint64_t config_tier_bytes(const struct config *c);
+/* Host memory of each card for what the cache's tables take as they fill. */
+uint64_t config_table_bytes(const struct config *c);
 /* Parses a list of devices, as of device.index. *out_n 0: all devices. false: it is not valid. */
 struct config_device {
     char backend[8]; /* "": device.backend */

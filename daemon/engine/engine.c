@@ -340,8 +340,20 @@ struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes)
         .max_layers = cfg->max_layers,
         .max_owners = cfg->max_sessions,
         .block_layout = KV_LAYOUT_VERSION,
+        .table_pages = (uint32_t)(config_table_bytes(cfg) / KV_PAGE_BYTES),
         .idle_pages = (uint32_t)(cfg->idle_memory_bytes / KV_PAGE_BYTES),
     };
+}
+
+uint64_t engine_table_bytes(const struct config *c)
+{
+    uint64_t a_sequence = sizeof(struct seq_state) + 2 * sizeof(uint32_t);
+    uint64_t a_session = sizeof(struct session) + 4 * sizeof(void *) +
+                         c->max_pools * sizeof(*((struct engine *)0)->holds);
+    uint64_t an_item = sizeof(struct backend_item) + sizeof(struct item *) + 4 * sizeof(uint64_t);
+    return c->max_sequences * a_sequence + c->max_sessions * a_session +
+           BACKEND_MAX_IN_FLIGHT * c->max_batch_items * an_item +
+           (c->max_pools + BACKEND_MAX_IN_FLIGHT) * pool_effects_bytes(c);
 }
 
 attn_status engine_open(const struct engine_env *env, struct engine **out_engine, char *why,
@@ -397,6 +409,7 @@ attn_status engine_open(const struct engine_env *env, struct engine **out_engine
         snprintf(why, why_bytes, "no descriptors for the engine: %s", strerror(errno));
         goto fail;
     }
+    tenants_count_tables(e, true);
     gauges_publish(e);
     if (is_primary(e))
         log_set_listener(watchers_wake, e);

@@ -15,6 +15,8 @@
 
 /* Limits of a cache for a device with kv_bytes of KV memory. */
 struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes);
+/* The most that an engine's own tables take, beside the cache's. */
+uint64_t engine_table_bytes(const struct config *cfg);
 
 /* Opens an engine without a thread; engine_start gives it one. why gets the reason of a failure.
  * Errors   ATTN_ENOMEM; ATTN_EINVAL a tier setting that cannot be met; ATTN_EINTERNAL */

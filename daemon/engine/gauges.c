@@ -31,6 +31,7 @@ void gauges_publish(struct engine *e)
     stats_add(eviction_age_seconds, e->gauges.eviction_age_seconds - last.eviction_age_seconds);
     stats_add(cached_dropped, e->gauges.cached_dropped - last.cached_dropped);
     stats_add(blocks_tiered, e->gauges.blocks_tiered - last.blocks_tiered);
+    stats_add(table_bytes, e->gauges.table_bytes - last.table_bytes);
     tier_publish(e);
     idle_publish(e);
     if (e->env.card == 0)

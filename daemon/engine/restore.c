@@ -13,6 +13,7 @@
 #include "daemon/engine/pool/create.h"
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/step/batch_end.h"
+#include "daemon/engine/tenants.h"
 
 static const uint64_t WAIT_NS = 1000 * 1000;
 
@@ -110,6 +111,7 @@ static void restore_sessions(struct engine *e, struct engine_kept *kept)
 attn_status engine_restore_pools(struct engine *e, struct engine_kept *out_kept)
 {
     struct engine_kept kept = {0};
+    tenants_count_tables(e, false); /* until it is known what stays */
     attn_status st = restore_pools(e, &kept);
     if (st == ATTN_OK)
         *out_kept = kept;
@@ -123,6 +125,7 @@ attn_status engine_restore(struct engine *e, struct engine_kept *kept)
     if (st != ATTN_OK)
         return st;
     restore_sessions(e, kept);
+    tenants_count_tables(e, true);
     kv_stats_read(e->env.kv, &s);
     kept->n_dropped = s.damaged;
     return ATTN_OK;

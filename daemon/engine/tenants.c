@@ -10,6 +10,37 @@
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/pool/create.h"
 
+/* --- tables ----------------------------------------------------------------------------------- */
+
+static attn_status tables_take(void *user, uint32_t tenant, uint64_t bytes, char *why,
+                               size_t why_bytes)
+{
+    struct engine *e = user;
+    return tenant_take(tenants_of_id(e->env.tenants, tenant), TENANT_TABLE_BYTES, bytes, why,
+                       why_bytes);
+}
+
+static void tables_give(void *user, uint32_t tenant, uint64_t bytes)
+{
+    struct engine *e = user;
+    tenant_give(tenants_of_id(e->env.tenants, tenant), TENANT_TABLE_BYTES, bytes);
+}
+
+static void tables_count(void *user, uint32_t tenant, uint64_t bytes)
+{
+    struct engine *e = user;
+    tenant_count(tenants_of_id(e->env.tenants, tenant), TENANT_TABLE_BYTES, bytes);
+}
+
+void tenants_count_tables(struct engine *e, bool is_on)
+{
+    const struct kv_room_ops ops = {
+        .user = e, .take = tables_take, .give = tables_give, .count = tables_count};
+    kv_set_room_ops(e->env.kv, is_on ? &ops : NULL);
+}
+
+/* --- another file ----------------------------------------------------------------------------- */
+
 static void take_tenants(struct engine *e, struct tenants *now)
 {
     tenants_close(atomic_exchange(&e->new_tenants, now)); /* an older file, not applied yet */

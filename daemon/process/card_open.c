@@ -5,7 +5,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sysexits.h>
+#include <unistd.h>
 
 #include "daemon/base/health.h"
 #include "daemon/base/log.h"
@@ -15,7 +17,13 @@
 #include "daemon/cards/restore.h"
 #include "daemon/keeper/keep.h"
 
-enum { CARD_WHY_BYTES = 512, LAST_ROUNDS = 4 };
+enum {
+    CARD_WHY_BYTES = 512,
+    LAST_ROUNDS = 4,
+    STAT_BLOCK_BYTES = 512, /* stat(2) */
+    MEMORY_TRIES = 15, /* three seconds, until memory is given up that a predecessor has left */
+    MEMORY_AGAIN_US = 200000,
+};
 
 /* --- devices ---------------------------------------------------------------------------------- */
 
@@ -28,23 +36,69 @@ static void start_empty(struct card_list *list, const char *why)
             kept_cache_drop(&list->at[i].kept);
 }
 
+/* What the memory of this descriptor, -1 none, has taken of the host's. */
+static uint64_t taken_bytes(int fd)
+{
+    struct stat sb;
+    return fd < 0 || fstat(fd, &sb) != 0 ? 0 : (uint64_t)sb.st_blocks * STAT_BLOCK_BYTES;
+}
+
+static uint64_t tables_taken_bytes(const struct card_list *list)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < list->n; i++)
+        n += taken_bytes(list->at[i].kept.arena_fd) + taken_bytes(list->at[i].kept.idle_fd);
+    return n;
+}
+
+/* Opens a card's device with its predecessor's memory. Where host memory is short, what has ended
+ * may not be gone yet, so it is tried again for a while. */
+static attn_status device_take(const struct config *cfg, const struct card_list *list,
+                               struct device_choice *which, struct card *card, char *why,
+                               size_t why_bytes)
+{
+    attn_status st = ATTN_EQUOTA;
+    which->taken_bytes = tables_taken_bytes(list);
+    for (uint32_t i = 0; i < MEMORY_TRIES && st == ATTN_EQUOTA; i++) {
+        if (i > 0)
+            usleep(MEMORY_AGAIN_US);
+        st = device_import(cfg, which, card->kept.backend, card->kept.memory_fd, &card->device, why,
+                           why_bytes);
+    }
+    return st;
+}
+
+/* Opens it without. After a cache was given up, the keeper may still be letting go of it. */
+static attn_status device_make(const struct config *cfg, const struct device_choice *which,
+                               bool was_kept, struct card *card)
+{
+    attn_status st = device_open(cfg, which, &card->device);
+    for (uint32_t i = 1; i < MEMORY_TRIES && st != ATTN_OK && was_kept; i++) {
+        usleep(MEMORY_AGAIN_US);
+        st = device_open(cfg, which, &card->device);
+    }
+    return st;
+}
+
 static int device_begin(const struct config *cfg, struct card_list *list,
-                        const struct device_choice *which, struct card *card)
+                        struct device_choice *which, struct card *card)
 {
     char why[CARD_WHY_BYTES];
-    if (card->kept.arena_fd >= 0) {
-        attn_status st = device_import(cfg, which, card->kept.backend, card->kept.memory_fd,
-                                       &card->device, why, sizeof why);
+    bool was_kept = card->kept.arena_fd >= 0;
+    if (was_kept) {
+        attn_status st = device_take(cfg, list, which, card, why, sizeof why);
         if (st == ATTN_OK)
             return EX_OK;
-        if (st != ATTN_EINVAL) { /* it may work later: end and be restarted, to save the cache */
+        if (st != ATTN_EINVAL &&
+            st != ATTN_EQUOTA) { /* it may work later: end and be restarted, to save the cache */
             log_error("backend %s, whose cache is kept, can't be used: %s", card->kept.backend,
                       why);
             return EX_UNAVAILABLE;
         }
         start_empty(list, why);
     }
-    return device_open(cfg, which, &card->device) == ATTN_OK ? EX_OK : EX_UNAVAILABLE;
+    which->taken_bytes = tables_taken_bytes(list);
+    return device_make(cfg, which, was_kept, card) == ATTN_OK ? EX_OK : EX_UNAVAILABLE;
 }
 
 /* Takes what a predecessor with the same cards left, of all cards or of none. */

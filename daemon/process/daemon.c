@@ -358,6 +358,19 @@ static int transports_start(struct daemon *d)
     return EX_OK;
 }
 
+/* Bounds what clients on this host may share by what is left beside all else. */
+static void shared_memory_begin(struct daemon *d, uint64_t left_bytes)
+{
+    bool is_asked = false;
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        is_asked |= d->transports[i]->ops->is_polled;
+    d->env.shared_most = left_bytes;
+    if (is_asked && left_bytes < d->cfg->shm_memory_bytes)
+        log_warn("of listen.shm_memory, %" PRIu64 " MiB, only %" PRIu64
+                 " MiB fit beside the other memory: clients get no more than that",
+                 d->cfg->shm_memory_bytes >> 20, left_bytes >> 20);
+}
+
 /* Opens what transports need before they serve: devices, message buffers, caches and engines.
  * Returns an exit code. */
 static int engine_and_device_start(struct daemon *d)
@@ -379,6 +392,7 @@ static int engine_and_device_start(struct daemon *d)
         log_error("%s", why);
         return EX_OSERR;
     }
+    shared_memory_begin(d, device->left_bytes);
     d->env.backend_ops = device->ops;
     d->env.backend = device->backend;
     d->env.engine = d->engine;

@@ -5,8 +5,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cache/kv.h"
 #include "daemon/base/log.h"
+#include "daemon/engine/engine.h"
 #include "daemon/process/memory.h"
+#include "daemon/transport/transport.h"
 #include "kernels/faults.h"
 #include "kernels/load.h"
 #include "kernels/selftest.h"
@@ -68,12 +71,19 @@ static attn_status open_one(const struct config *cfg, const struct device_choice
     };
     /* imported memory is counted as used already */
     bool takes_kv = strcmp(name, "cpu") == 0 && import_fd < 0;
-    st = memory_check("", takes_kv ? bc.kv_bytes * which->n_alike_to_come : 0,
-                      which->n == 0 ? cfg->io_memory_bytes : 0,
-                      (config_tier_bytes(cfg) + cfg->idle_memory_bytes) * which->n_all, why,
-                      why_bytes);
-    if (st != ATTN_OK)
-        return st;
+    struct kv_config kc = engine_kv_config(cfg, cfg->kv_memory_bytes);
+    uint64_t full = kv_full_bytes(&kc), most = kv_fixed_bytes(&kc) + config_table_bytes(cfg);
+    const struct memory_need need = {
+        .kv_bytes = takes_kv ? bc.kv_bytes * which->n_alike_to_come : 0,
+        .io_bytes = which->n == 0 ? cfg->io_memory_bytes : 0,
+        .tier_bytes = (config_tier_bytes(cfg) + cfg->idle_memory_bytes) * which->n_all,
+        .table_bytes = ((full < most ? full : most) + engine_table_bytes(cfg)) * which->n_all,
+        .client_bytes = transport_client_bytes(cfg),
+        .taken_bytes = which->taken_bytes,
+    };
+    uint64_t left;
+    if (memory_check("", &need, &left, why, why_bytes) != ATTN_OK)
+        return ATTN_EQUOTA;
     struct backend *b = NULL;
     st = ops->open(&bc, &b);
     if (st != ATTN_OK) {
@@ -82,7 +92,7 @@ static attn_status open_one(const struct config *cfg, const struct device_choice
         ops->close(b);
         return st;
     }
-    *out = (struct device){ops, b};
+    *out = (struct device){ops, b, left};
     return ATTN_OK;
 }
 

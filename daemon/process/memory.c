@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { ITSELF_BYTES = 24 << 20 }; /* of the program, its threads and full tables of default size */
+enum { ITSELF_BYTES = 24 << 20 }; /* of the program, its libraries and threads */
 
 static const uint64_t NO_LIMIT = UINT64_MAX;
 
@@ -123,28 +123,39 @@ void memory_room_read(const char *root, struct memory_room *out)
     *out = room;
 }
 
-attn_status memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes,
-                         uint64_t tier_bytes, char *why, size_t why_bytes)
+static uint64_t add(uint64_t a, uint64_t b)
+{
+    return a + b < a ? UINT64_MAX : a + b;
+}
+
+attn_status memory_check(const char *root, const struct memory_need *need, uint64_t *out_left,
+                         char *why, size_t why_bytes)
 {
     struct memory_room room;
     memory_room_read(root, &room);
-    uint64_t io = 1;
-    while (io < io_bytes)
+    uint64_t io = need->io_bytes > 0 ? 1 : 0;
+    while (io < need->io_bytes)
         io *= 2; /* iobuf.c rounds up, too */
-    if (kv_bytes <= room.free_bytes && io <= room.free_bytes - kv_bytes &&
-        ITSELF_BYTES <= room.free_bytes - kv_bytes - io &&
-        tier_bytes <= room.free_bytes - kv_bytes - io - ITSELF_BYTES)
+    uint64_t all = add(add(need->kv_bytes, io), add(need->tier_bytes, ITSELF_BYTES));
+    all = add(all, add(need->table_bytes, need->client_bytes));
+    all -= need->taken_bytes < all ? need->taken_bytes : all;
+    if (all <= room.free_bytes) {
+        *out_left = room.free_bytes == NO_LIMIT ? NO_LIMIT : room.free_bytes - all;
         return ATTN_OK;
+    }
     char kv_text[64] = "", tier_text[64] = "";
-    if (tier_bytes > 0)
+    if (need->tier_bytes > 0)
         snprintf(tier_text, sizeof tier_text, "cache.host_memory and idle_memory %" PRIu64 " MiB, ",
-                 tier_bytes >> 20);
-    if (kv_bytes > 0)
-        snprintf(kv_text, sizeof kv_text, "device.kv_memory %" PRIu64 " MiB, ", kv_bytes >> 20);
-    snprintf(why, why_bytes,
-             "%s%scache.io_memory %" PRIu64 " MiB and %d MiB for attnd itself do not fit: %" PRIu64
-             " MiB of %" PRIu64 " are free (%s)",
-             kv_text, tier_text, io >> 20, ITSELF_BYTES >> 20, room.free_bytes >> 20,
-             room.limit_bytes >> 20, room.what);
+                 need->tier_bytes >> 20);
+    if (need->kv_bytes > 0)
+        snprintf(kv_text, sizeof kv_text, "device.kv_memory %" PRIu64 " MiB, ",
+                 need->kv_bytes >> 20);
+    snprintf(
+        why, why_bytes,
+        "%s%scache.io_memory %" PRIu64 " MiB, tables (cache.max_sequences, table_memory) %" PRIu64
+        " MiB, clients (listen.max_peers, engine.max_queue_requests) %" PRIu64
+        " MiB and %d MiB for attnd itself do not fit: %" PRIu64 " MiB of %" PRIu64 " are free (%s)",
+        kv_text, tier_text, io >> 20, need->table_bytes >> 20, need->client_bytes >> 20,
+        ITSELF_BYTES >> 20, room.free_bytes >> 20, room.limit_bytes >> 20, room.what);
     return ATTN_ENOMEM;
 }

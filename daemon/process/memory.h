@@ -20,10 +20,19 @@ struct memory_room {
  * as free. root: "", or for tests a directory with proc/ and sys/. */
 void memory_room_read(const char *root, struct memory_room *out);
 
-/* Checks that these fit together: kv_bytes of KV memory (0: the device has its own), io_bytes of
- * message buffers, tier_bytes of evicted blocks, and what the process needs beside them.
- * ATTN_ENOMEM: why names all sizes and settings. */
-attn_status memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes,
-                         uint64_t tier_bytes, char *why, size_t why_bytes);
+/* The most that the daemon will take of host memory, beside what the process itself needs. */
+struct memory_need {
+    uint64_t kv_bytes; /* 0: the device has its own */
+    uint64_t io_bytes; /* of message buffers */
+    uint64_t tier_bytes; /* of evicted and idle blocks */
+    uint64_t table_bytes; /* of arenas and engines */
+    uint64_t client_bytes; /* of connections and of requests that are not answered */
+    uint64_t taken_bytes; /* of all these, what a predecessor's memory has taken already */
+};
+
+/* Checks that all of it fits; *out_left is what is left beside it, UINT64_MAX: not known. ATTN_ENOMEM:
+ * why names all sizes and settings. */
+attn_status memory_check(const char *root, const struct memory_need *need, uint64_t *out_left,
+                         char *why, size_t why_bytes);
 
 #endif

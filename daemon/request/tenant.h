@@ -11,6 +11,7 @@
  *   bytes_in_flight = 64M          of steps that are not answered
  *   host_bytes = 8G                of its evicted blocks in host memory (cache.host_memory)
  *   disk_bytes = 100G              the same in the file behind it (cache.disk_path)
+ *   table_bytes = 64M              of token ids and block tables (cache.table_memory)
  *   share = 3                      of device time: three times that of a tenant with 1; default 1
  *
  * A certificate with a tenant's name as common name identifies that tenant. Each tenant has its own
@@ -43,6 +44,7 @@ enum tenant_quota {
     TENANT_POOLS,
     TENANT_HOST_BYTES,
     TENANT_DISK_BYTES,
+    TENANT_TABLE_BYTES,
     TENANT_N_QUOTAS
 };
 

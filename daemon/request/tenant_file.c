@@ -108,7 +108,8 @@ static int set_users(struct reader *r, struct tenant *who, const char *value)
 
 static bool is_size(enum tenant_quota what)
 {
-    return what == TENANT_BYTES || what == TENANT_HOST_BYTES || what == TENANT_DISK_BYTES;
+    return what == TENANT_BYTES || what == TENANT_HOST_BYTES || what == TENANT_DISK_BYTES ||
+           what == TENANT_TABLE_BYTES;
 }
 
 static int set_quota(struct reader *r, struct tenant *who, enum tenant_quota what,
@@ -157,7 +158,7 @@ static int handle_line(void *user, const char *name, const char *key, const char
             return set_quota(r, who, (enum tenant_quota)i, value);
     return refuse(r,
                   "[%s] %.64s is none of token_sha256, users, blocks, sequences, sessions, pools, "
-                  "bytes_in_flight, host_bytes, disk_bytes and share",
+                  "bytes_in_flight, host_bytes, disk_bytes, table_bytes and share",
                   name, key);
 }
 

@@ -13,7 +13,8 @@
 #include "daemon/request/tenant_internal.h"
 
 static const char *const quota_names[TENANT_N_QUOTAS] = {
-    "blocks", "sequences", "sessions", "bytes_in_flight", "pools", "host_bytes", "disk_bytes"};
+    "blocks", "sequences",  "sessions",   "bytes_in_flight",
+    "pools",  "host_bytes", "disk_bytes", "table_bytes"};
 
 bool tenant_hash(const char *text, uint8_t out[TENANT_HASH_BYTES])
 {

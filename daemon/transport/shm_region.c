@@ -26,6 +26,8 @@ attn_status shm_memory_take(struct shm_client *c, uint64_t bytes, char *why, siz
 {
     struct transport_env *env = c->t->env;
     uint64_t all = config_now(env->cfg, shm_memory_bytes);
+    if (all > env->shared_most)
+        all = env->shared_most;
     uint64_t n_free = all > env->shared_bytes ? all - env->shared_bytes : 0;
     if (bytes > n_free) {
         snprintf(why, why_bytes,

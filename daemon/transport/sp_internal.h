@@ -53,6 +53,8 @@ enum {
     SP_MAX_GATHER = 32, /* replies in one write */
     SP_MAX_PIECES = 2 * SP_MAX_GATHER,
     SP_READ_AHEAD_BYTES = 64 << 10,
+    SP_LOOP_BYTES = 1 << 10, /* of libuv and the allocator, for a peer */
+    SP_TLS_BYTES = 64 << 10, /* of OpenSSL for a peer, with a record of each direction */
     SP_PROGRESS_BYTES = 128 << 10, /* least progress of a large message in two seconds */
 };
 

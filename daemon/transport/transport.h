@@ -30,6 +30,7 @@ struct transport_env {
     /* counts by the transports, on the loop's thread */
     uint32_t n_peers; /* connected, over all transports */
     uint64_t shared_bytes; /* of listen.shm_memory, in use */
+    uint64_t shared_most; /* what host memory has room for, whatever the setting says */
     uint64_t arriving_bytes; /* of bufs, held by large messages that are incomplete */
 };
 
@@ -43,6 +44,9 @@ extern const struct transport_ops transport_ipc_ops, transport_tcp_ops, transpor
 extern const struct transport_ops transport_shm_ops; /* transport/shm.c */
 extern const struct transport_ops transport_gpu_ops; /* transport/gpu.c */
 
+/* The most that connections take of the heap, with their messages until they are answered and the
+ * answers are read. */
+uint64_t transport_client_bytes(const struct config *c);
 /* The table for a url's scheme; NULL: no transport has it. */
 const struct transport_ops *transport_find(const char *url);
 

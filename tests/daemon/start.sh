@@ -23,9 +23,9 @@ fails 78 'engine.default_timeout = 20m .*is more than engine.max_timeout = 10m' 
 fails 64 'engine.max_timeout = 1m \(flag ' --config "$dir/conf" --engine.max_timeout 1m
 printf '[engine]\nleese = 3s\n' >"$dir/conf"
 fails 78 'conf:2: .*engine.leese.*lease' --config "$dir/conf"
-fails 69 'device.kv_memory 62914560 MiB, cache.io_memory 256 MiB and .* are free' --device.kv_memory 60T --listen "ipc://$dir/s"
-fails 71 'max_sequences 1000000' --cache.max_sequences 1000000 --cache.max_seq_tokens 268435456 \
-  --device.kv_memory 16M --listen "ipc://$dir/s"
+fails 69 'device.kv_memory 62914560 MiB, cache.io_memory 256 MiB, .* are free' --device.kv_memory 60T --listen "ipc://$dir/s"
+fails 69 'tables \(cache.max_sequences, table_memory\) [0-9]{6,} MiB' --cache.max_sequences 16777216 \
+  --cache.max_layers 512 --device.kv_memory 16M --listen "ipc://$dir/s"
 fails 73 "directory $dir/a/b" --device.kv_memory 16M --listen "ipc://$dir/a/b/s"
 touch "$dir/file"
 for transport in ipc shm; do

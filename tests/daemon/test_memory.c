@@ -112,28 +112,62 @@ static void version_1_is_read_too(void **state)
     assert_room(60, 100, "/sys/fs/cgroup/memory/pods/7/memory.limit_in_bytes");
 }
 
+static uint64_t left; /* by the last check */
+
+static attn_status check(const char *at, uint64_t kv, uint64_t io, uint64_t tier, char *why)
+{
+    const struct memory_need need = {.kv_bytes = kv, .io_bytes = io, .tier_bytes = tier};
+    left = 77;
+    return memory_check(at, &need, &left, why, 512);
+}
+
 static void a_refusal_is_one_sentence_with_all_sizes(void **state)
 {
     (void)state;
     char why[512];
     write_file("proc/self/cgroup", "0::/x\n");
     group("/x", "134217728\n", 8, 0);
-    assert_int_equal(memory_check(root, 256 * MIB, 16 * MIB, 0, why, sizeof why), ATTN_ENOMEM);
-    assert_string_equal(why, "device.kv_memory 256 MiB, cache.io_memory 16 MiB and 24 MiB for "
-                             "attnd itself do not fit: 120 MiB of 128 are free "
-                             "(/sys/fs/cgroup/x/memory.max)");
-    assert_int_equal(memory_check(root, 64 * MIB, 32 * MIB, 0, why, sizeof why), ATTN_OK);
-    assert_int_equal(memory_check(root, 64 * MIB, 32 * MIB, 1, why, sizeof why), ATTN_ENOMEM);
-    assert_int_equal(memory_check(root, 32 * MIB, 32 * MIB, 32 * MIB, why, sizeof why), ATTN_OK);
-    assert_int_equal(memory_check(root, 0, 16 * MIB, 256 * MIB, why, sizeof why), ATTN_ENOMEM);
+    assert_int_equal(check(root, 256 * MIB, 16 * MIB, 0, why), ATTN_ENOMEM);
+    assert_string_equal(why,
+                        "device.kv_memory 256 MiB, cache.io_memory 16 MiB, tables "
+                        "(cache.max_sequences, table_memory) 0 MiB, clients (listen.max_peers, "
+                        "engine.max_queue_requests) 0 MiB and 24 MiB for attnd itself do not fit: "
+                        "120 MiB of 128 are free (/sys/fs/cgroup/x/memory.max)");
+    assert_int_equal(left, 77);
+    assert_int_equal(check(root, 64 * MIB, 32 * MIB, 0, why), ATTN_OK);
+    assert_int_equal(left, 0);
+    assert_int_equal(check(root, 64 * MIB, 32 * MIB, 1, why), ATTN_ENOMEM);
+    assert_int_equal(check(root, 32 * MIB, 32 * MIB, 32 * MIB, why), ATTN_OK);
+    assert_int_equal(check(root, 0, 16 * MIB, 256 * MIB, why), ATTN_ENOMEM);
     assert_non_null(strstr(why, "cache.host_memory and idle_memory 256 MiB"));
-    assert_int_equal(memory_check(root, 0, 1, UINT64_MAX, why, sizeof why), ATTN_ENOMEM);
-    assert_int_equal(memory_check(root, 64 * MIB, 33 * MIB, 0, why, sizeof why), ATTN_ENOMEM);
-    assert_int_equal(memory_check(root, 0, 128 * MIB, 0, why, sizeof why), ATTN_ENOMEM);
-    assert_string_equal(why, "cache.io_memory 128 MiB and 24 MiB for attnd itself do not fit: "
-                             "120 MiB of 128 are free (/sys/fs/cgroup/x/memory.max)");
-    assert_int_equal(memory_check(root, UINT64_MAX, 1, 0, why, sizeof why), ATTN_ENOMEM);
-    assert_int_equal(memory_check("/nowhere", 64 * MIB, MIB, 0, why, sizeof why), ATTN_OK);
+    assert_int_equal(check(root, 0, 1, UINT64_MAX, why), ATTN_ENOMEM);
+    assert_int_equal(check(root, 64 * MIB, 33 * MIB, 0, why), ATTN_ENOMEM);
+    assert_int_equal(check(root, UINT64_MAX, 1, 0, why), ATTN_ENOMEM);
+    assert_int_equal(check("/nowhere", 64 * MIB, MIB, 0, why), ATTN_OK);
+    assert_true(left == UINT64_MAX);
+}
+
+static void tables_and_clients_count_and_what_is_taken_does_not(void **state)
+{
+    (void)state;
+    char why[512];
+    write_file("proc/self/cgroup", "0::/x\n");
+    group("/x", "134217728\n", 8, 0); /* leaves 120 */
+    struct memory_need need = {
+        .io_bytes = 16 * MIB, .table_bytes = 50 * MIB, .client_bytes = 20 * MIB};
+    assert_int_equal(memory_check(root, &need, &left, why, sizeof why), ATTN_OK);
+    assert_int_equal(left, 10 * MIB);
+    need.table_bytes += 11 * MIB;
+    assert_int_equal(memory_check(root, &need, &left, why, sizeof why), ATTN_ENOMEM);
+    assert_non_null(strstr(why, "table_memory) 61 MiB, clients"));
+    assert_non_null(strstr(why, "max_queue_requests) 20 MiB"));
+    need.taken_bytes = MIB;
+    assert_int_equal(memory_check(root, &need, &left, why, sizeof why), ATTN_OK);
+    assert_int_equal(left, 0);
+    need.table_bytes = need.client_bytes = UINT64_MAX;
+    assert_int_equal(memory_check(root, &need, &left, why, sizeof why), ATTN_ENOMEM);
+    need.taken_bytes = UINT64_MAX;
+    assert_int_equal(memory_check(root, &need, &left, why, sizeof why), ATTN_OK);
 }
 
 int main(void)
@@ -144,6 +178,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_container_sees_its_group_as_the_top, make_root,
                                         drop_root),
         cmocka_unit_test_setup_teardown(version_1_is_read_too, make_root, drop_root),
+        cmocka_unit_test_setup_teardown(tables_and_clients_count_and_what_is_taken_does_not,
+                                        make_root, drop_root),
         cmocka_unit_test_setup_teardown(a_refusal_is_one_sentence_with_all_sizes, make_root,
                                         drop_root),
     };

@@ -155,12 +155,13 @@ uint64_t notify_watchdog_us(void)
     return 0;
 }
 
-attn_status __wrap_memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes, char *why,
-                                size_t why_bytes);
-attn_status __wrap_memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes, char *why,
-                                size_t why_bytes)
+attn_status __wrap_memory_check(const char *root, const struct memory_need *need,
+                                uint64_t *out_left, char *why, size_t why_bytes);
+attn_status __wrap_memory_check(const char *root, const struct memory_need *need,
+                                uint64_t *out_left, char *why, size_t why_bytes)
 {
-    (void)root, (void)kv_bytes, (void)io_bytes, (void)why, (void)why_bytes;
+    (void)root, (void)need, (void)why, (void)why_bytes;
+    *out_left = UINT64_MAX;
     return ATTN_OK;
 }
 

@@ -11,16 +11,30 @@ enum { MIN_BLOCK_TOKENS = 8 };
 /* A handle is the index plus one; the bits above count earlier pools at that index. */
 enum { HANDLE_INDEX_BITS = 11 };
 
+/* For every block that a batch can touch, and a few forks of the longest sequence. */
+static void effects_size(const struct config *c, uint32_t max_row_blocks, uint32_t *out_copies,
+                         uint32_t *out_patches, uint32_t *out_margin)
+{
+    *out_copies = c->max_batch_tokens / MIN_BLOCK_TOKENS + 2 * c->max_batch_items;
+    *out_patches = *out_copies + 4 * max_row_blocks;
+    *out_margin = (BACKEND_MAX_IN_FLIGHT + 1) * *out_copies;
+}
+
+uint64_t pool_effects_bytes(const struct config *c)
+{
+    uint32_t n_copies, n_patches, n_margin;
+    effects_size(c, c->max_seq_tokens / MIN_BLOCK_TOKENS + 1, &n_copies, &n_patches, &n_margin);
+    return ((uint64_t)n_patches + n_margin) * sizeof(struct kv_patch) +
+           n_copies * sizeof(struct kv_copy);
+}
+
 attn_status pools_init(struct engine *e)
 {
     const struct config *c = e->env.cfg;
     uint32_t max_row_blocks = c->max_seq_tokens / MIN_BLOCK_TOKENS + 1;
     if (max_row_blocks > e->n_blocks)
         max_row_blocks = e->n_blocks;
-    /* for every block that a batch can touch, and a few forks of the longest sequence */
-    e->copies_capacity = c->max_batch_tokens / MIN_BLOCK_TOKENS + 2 * c->max_batch_items;
-    e->patches_capacity = e->copies_capacity + 4 * max_row_blocks;
-    e->patches_margin = (BACKEND_MAX_IN_FLIGHT + 1) * e->copies_capacity;
+    effects_size(c, max_row_blocks, &e->copies_capacity, &e->patches_capacity, &e->patches_margin);
     e->pools = calloc(c->max_pools, sizeof *e->pools);
     e->published = calloc(c->max_pools, sizeof *e->published);
     e->pool_keys = calloc(c->max_pools, sizeof *e->pool_keys);

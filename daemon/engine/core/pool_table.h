@@ -6,6 +6,8 @@
 
 /* ATTN_ENOMEM. Undone by pools_fini (engine/pool/create.h). */
 attn_status pools_init(struct engine *e);
+/* Bytes of the patches and copies that wait for a pool's next batch, at most. */
+uint64_t pool_effects_bytes(const struct config *c);
 
 bool pool_is_made(const struct pool *p);
 /* Finds a pool by name or handle (the tenant's), or by cache id. NULL: none. */

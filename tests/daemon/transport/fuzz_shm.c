@@ -73,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     struct shm_client c;
     rig_open(&r, NULL);
     uv_loop_init(&loop);
-    env = (struct transport_env){.cfg = &r.cfg, .engine = r.engine};
+    env = (struct transport_env){.cfg = &r.cfg, .engine = r.engine, .shared_most = UINT64_MAX};
     t = (struct transport_shm){
         .env = &env,
         .poller = {.poll = shm_poll, .may_sleep = shm_may_sleep, .awake = shm_awake},

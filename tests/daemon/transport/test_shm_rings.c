@@ -35,7 +35,7 @@ static int open_rig(void **state)
     (void)state;
     rig_open(&r, NULL);
     uv_loop_init(&loop);
-    env = (struct transport_env){.cfg = &r.cfg, .engine = r.engine};
+    env = (struct transport_env){.cfg = &r.cfg, .engine = r.engine, .shared_most = UINT64_MAX};
     t = (struct transport_shm){
         .env = &env,
         .poller = {.poll = shm_poll, .may_sleep = shm_may_sleep, .awake = shm_awake},

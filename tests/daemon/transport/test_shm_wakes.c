@@ -191,7 +191,8 @@ static int daemon_start_with(uint64_t spin_us)
                                    .backend = &d.backend,
                                    .engine = d.engine,
                                    .bufs = d.bufs,
-                                   .shares = share_table_open(100, 100)};
+                                   .shares = share_table_open(100, 100),
+                                   .shared_most = UINT64_MAX};
     if (transport_shm_ops.open(&d.env, url, &d.t, why, sizeof why) != ATTN_OK)
         fail_msg("%s", why);
     assert_int_equal(pthread_create(&d.thread, NULL, run_loop, NULL), 0);
