@@ -36,15 +36,25 @@ struct wire_preamble {
     uint64_t request_id;
 };
 
-/* A bump allocator over the caller's memory; falls back to malloc in chunks up to limit_bytes. */
+/* Where an arena has its chunks from. take: at least *bytes, which gets how many there are, or NULL;
+ * *out_handle is given back. */
+struct wire_arena_source {
+    void *(*take)(void *user, size_t *bytes, void **out_handle);
+    void (*give)(void *handle);
+    void *user;
+};
+
+/* A bump allocator over the caller's memory; then in chunks, from malloc or another source, up to
+ * limit_bytes. */
 struct wire_arena {
     uint8_t *base;
     size_t capacity_bytes, used_bytes; /* of base */
     size_t limit_bytes; /* base and chunks together */
-    size_t chunk_bytes; /* taken from malloc */
+    size_t chunk_bytes;
+    struct wire_arena_source source; /* all NULL: malloc */
     struct wire_arena_chunk *chunks; /* newest first */
     bool is_over_limit; /* an allocation failed at limit_bytes, */
-    bool is_out_of_memory; /* or in malloc; both stay set until reset */
+    bool is_out_of_memory; /* or for want of memory; both stay set until reset */
 };
 /* base may be NULL with base_bytes 0. */
 void wire_arena_init(struct wire_arena *a, void *base, size_t base_bytes, size_t limit_bytes);

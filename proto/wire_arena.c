@@ -1,6 +1,6 @@
 /* wire_arena.c: the bump allocator into which a message's header is unpacked.
  *
- * It takes memory from the caller's base first, then from malloc in chunks of at least CHUNK_BYTES
+ * It takes memory from the caller's base first, then from its source in chunks of at least CHUNK_BYTES
  * unless the limit leaves less. Nothing is freed one by one: the header of a request lives as long
  * as the request.
  */
@@ -12,6 +12,7 @@ enum { ARENA_ALIGN = 16, CHUNK_BYTES = 16 << 10 };
 
 struct wire_arena_chunk {
     struct wire_arena_chunk *next;
+    void *handle; /* the source's */
     size_t capacity_bytes, used_bytes;
     _Alignas(ARENA_ALIGN) uint8_t bytes[];
 };
@@ -56,11 +57,14 @@ void *wire_arena_alloc(struct wire_arena *a, size_t bytes)
     size_t size = sizeof(struct wire_arena_chunk) + bytes;
     if (size < CHUNK_BYTES)
         size = left < CHUNK_BYTES ? left : CHUNK_BYTES;
-    struct wire_arena_chunk *c = malloc(size);
+    void *handle = NULL;
+    struct wire_arena_chunk *c =
+        a->source.take == NULL ? malloc(size) : a->source.take(a->source.user, &size, &handle);
     if (c == NULL) {
         a->is_out_of_memory = true;
         return NULL;
     }
+    c->handle = handle;
     c->next = a->chunks;
     c->capacity_bytes = size - sizeof *c;
     c->used_bytes = 0;
@@ -73,7 +77,10 @@ void wire_arena_reset(struct wire_arena *a)
 {
     while (a->chunks != NULL) {
         struct wire_arena_chunk *next = a->chunks->next;
-        free(a->chunks);
+        if (a->source.take == NULL)
+            free(a->chunks);
+        else
+            a->source.give(a->chunks->handle);
         a->chunks = next;
     }
     a->used_bytes = a->chunk_bytes = 0;

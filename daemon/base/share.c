@@ -171,6 +171,7 @@ const char *share_say(const struct share *holder, enum share_kind kind, uint64_t
         [SHARE_QUEUE_BYTES] = {"bytes in the queue", "engine.max_queue"},
         [SHARE_LARGE_BYTES] = {"bytes of message buffers", "cache.io_memory"},
         [SHARE_SMALL_BYTES] = {"bytes of message buffers", "cache.io_memory"},
+        [SHARE_MESSAGES] = {"messages and unread replies", "engine.max_queue_requests"},
         [SHARE_SHM_BYTES] = {"bytes of shared memory", "listen.shm_memory"},
     };
     char who[PRINCIPAL_TEXT_BYTES] = "this connection";

@@ -27,6 +27,7 @@ enum share_kind {
     SHARE_QUEUE_BYTES, /* of engine.max_queue */
     SHARE_LARGE_BYTES, /* of cache.io_memory, in large buffers */
     SHARE_SMALL_BYTES, /* the same in small buffers, which large ones can't use up */
+    SHARE_MESSAGES, /* of engine.max_queue_requests and listen.max_peers, over sockets */
     SHARE_SHM_BYTES, /* of listen.shm_memory */
     SHARE_N_KINDS
 };

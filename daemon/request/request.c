@@ -17,6 +17,36 @@
 
 enum { MAX_SENTENCE_BYTES = 480 };
 
+/* --- the arena's chunks ----------------------------------------------------------------------- */
+
+/* A header that is large when unpacked takes of the memory for messages, so it counts there. */
+static void *chunk_take(void *user, size_t *bytes, void **out_handle)
+{
+    struct request *req = user;
+    struct iobuf *buf = iobuf_acquire(req->bufs, req->share, *bytes);
+    if (buf == NULL)
+        return NULL;
+    *bytes = buf->capacity_bytes;
+    *out_handle = buf;
+    return buf->data;
+}
+
+static void chunk_give(void *handle)
+{
+    iobuf_release(handle);
+}
+
+void request_set_bufs(struct request *req, struct iobuf_pool *bufs)
+{
+    if (bufs == NULL)
+        return;
+    req->bufs = bufs;
+    req->arena.source =
+        (struct wire_arena_source){.take = chunk_take, .give = chunk_give, .user = req};
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
 struct request *request_new(const struct transport_ops *t, void *peer, struct share *share,
                             struct iobuf_pool *pool, size_t msg_bytes)
 {
@@ -25,6 +55,8 @@ struct request *request_new(const struct transport_ops *t, void *peer, struct sh
         return NULL;
     request_init(req, t, peer);
     req->share = share;
+    if (pool != NULL)
+        request_set_bufs(req, pool);
     size_t room = msg_bytes > REQUEST_MIN_MSG_BYTES ? msg_bytes : REQUEST_MIN_MSG_BYTES;
     req->msg = pool != NULL ? iobuf_acquire(pool, share, room) : iobuf_heap_new(room);
     if (req->msg == NULL) {
@@ -83,10 +115,19 @@ static void count(const struct request *req)
 
 /* Counts a request that was decoded, with this result, and sets its times. */
 static attn_status decoded(struct request *req, attn_status st, uint64_t now_ns,
-                           uint64_t default_timeout_us, uint64_t max_timeout_us)
+                           uint64_t default_timeout_us, uint64_t max_timeout_us, char *why,
+                           size_t why_bytes)
 {
     req->received_ns = now_ns;
     req->deadline_ns = now_ns + default_timeout_us * 1000;
+    if (st == ATTN_ENOMEM) { /* not malformed: it may be decoded later */
+        req->wire.header = NULL;
+        stats_add(requests_refused_overload, 1);
+        snprintf(why, why_bytes,
+                 "no buffer to unpack the header: cache.io_memory, or this connection's share of "
+                 "it (listen.peer_share), is used up");
+        return ATTN_EOVERLOAD;
+    }
     if (st != ATTN_OK) {
         req->wire.header = NULL;
         stats_add(messages_malformed, 1);
@@ -117,7 +158,7 @@ attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t defaul
 {
     attn_status st = wire_request_decode(req->msg->data, req->msg->n_bytes, &req->arena, &req->wire,
                                          why, why_bytes);
-    return decoded(req, st, now_ns, default_timeout_us, max_timeout_us);
+    return decoded(req, st, now_ns, default_timeout_us, max_timeout_us, why, why_bytes);
 }
 
 attn_status request_decode_apart(struct request *req, uint8_t *head, uint8_t *payload,
@@ -126,7 +167,7 @@ attn_status request_decode_apart(struct request *req, uint8_t *head, uint8_t *pa
 {
     attn_status st =
         wire_request_decode_apart(head, payload, &req->arena, &req->wire, why, why_bytes);
-    return decoded(req, st, now_ns, default_timeout_us, max_timeout_us);
+    return decoded(req, st, now_ns, default_timeout_us, max_timeout_us, why, why_bytes);
 }
 
 uint64_t request_session(const struct request *req)

@@ -5,7 +5,8 @@
  *          passes it to transport->reply, then the transport again, which sends the reply and frees
  *          the request.
  * Memory   message and reply are in iobufs: host memory that the backend reads and writes in
- *          place. The header is unpacked into the request's own arena. request_free frees all.
+ *          place. The header is unpacked into the request's own arena, a large one in iobufs, too.
+ *          request_free frees all.
  */
 #ifndef ATTND_DAEMON_REQUEST_REQUEST_H
 #define ATTND_DAEMON_REQUEST_REQUEST_H
@@ -45,6 +46,7 @@ struct request {
     uint64_t peer_data[10]; /* the transport's own: reply address (ids of REQ), ring slot */
     uint32_t peer_data_bytes;
     struct principal principal; /* its sender, from the transport */
+    struct iobuf_pool *bufs; /* of its arena's chunks; NULL: the heap */
     struct share *share; /* its connection's, where its buffers are counted; NULL: nowhere */
     struct charge charge; /* what else it holds until it is answered */
     struct iobuf *msg; /* received message */
@@ -87,6 +89,8 @@ void request_free(struct request *req);
 /* Initialises a request in the transport's own memory, for a transport that brings msg and room
  * itself. Only the arena must be freed, by wire_arena_reset. */
 void request_init(struct request *req, const struct transport_ops *t, void *peer);
+/* Has the chunks of its arena come from these buffers, counted in its share, which is set. */
+void request_set_bufs(struct request *req, struct iobuf_pool *bufs);
 
 /* Decodes the complete req->msg into req->wire. Sets received_ns, and the deadline from the
  * header's timeout (default_timeout_us if that is 0, at most max_timeout_us). Counts the request,

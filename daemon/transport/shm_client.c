@@ -162,6 +162,7 @@ static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_
     request_init(&s->req, &transport_shm_ops, c);
     s->req.principal = c->principal;
     s->req.share = c->share;
+    request_set_bufs(&s->req, c->t->env->bufs);
     s->req.msg = &s->msg;
     s->req.room = &s->room;
     stats_add(received_bytes, e->request_bytes);

@@ -119,6 +119,7 @@ struct sp_peer {
     struct tls_stream *tls; /* NULL: none */
     bool is_secure; /* the TLS handshake is over */
     uint8_t *cipher; /* encrypted bytes under an active uv_write; NULL: none */
+    size_t cipher_bytes; /* how many */
 };
 
 /* transport/sp.c */

@@ -19,6 +19,7 @@
 enum {
     DIRECT_MIN_BYTES = 32 << 10, /* a body with this much missing is read in place */
     FIRST_ROOM_BYTES = 64 << 10, /* first buffer of a large message */
+    RETRY_AFTER_US = 10000, /* for want of buffers */
 };
 
 /* Records that the message being received holds a large buffer of n bytes (0: none), and watches
@@ -46,9 +47,23 @@ void sp_peer_free_if_done(struct sp_peer *p)
     free(p);
 }
 
+/* A message counts from its first byte until its reply is written. */
+static void message_uncount(struct transport_sp *t, struct share *share)
+{
+    share_give(share, SHARE_MESSAGES, 1);
+    t->env->n_messages--;
+}
+
+static void message_free(struct transport_sp *t, struct request *req)
+{
+    if (req != NULL)
+        message_uncount(t, req->share);
+    request_free(req);
+}
+
 void sp_request_done(struct transport_sp *t, struct request *req)
 {
-    request_free(req);
+    message_free(t, req);
     t->n_owed--;
 }
 
@@ -78,7 +93,7 @@ void sp_peer_close(struct sp_peer *p)
     sp_wait_stop(&p->hello_wait);
     sp_wait_stop(&p->write_wait);
     hold_large(p, 0);
-    request_free(p->req);
+    message_free(t, p->req);
     p->req = NULL;
     LIST_REMOVE(p, entry);
     share_give(p->share, SHARE_PEERS, 1);
@@ -171,7 +186,7 @@ static void refuse_message(struct sp_peer *p)
                             (unsigned long long)config_now(t->env->cfg, max_message_bytes));
     } else {
         stats_add(requests_refused_overload, 1);
-        request_reply_error(req, ATTN_EOVERLOAD, 10000,
+        request_reply_error(req, ATTN_EOVERLOAD, RETRY_AFTER_US,
                             "no buffer for a message of %llu bytes: cache.io_memory, or this "
                             "connection's share of it (listen.peer_share), is used up",
                             (unsigned long long)p->body_bytes);
@@ -198,7 +213,7 @@ static void message_complete(struct sp_peer *p)
     if (st == ATTN_OK)
         engine_submit(t->env->engine, req);
     else
-        request_reply_error(req, st, 0, "%s", why);
+        request_reply_error(req, st, st == ATTN_EOVERLOAD ? RETRY_AFTER_US : 0, "%s", why);
 }
 
 /* Refuses the message: the rest of it is dropped as it arrives. Its first bytes are kept, so that
@@ -251,6 +266,24 @@ static void message_grow(struct sp_peer *p)
         message_drop(p, SP_OVERLOAD);
 }
 
+/* Counts one more message of the peer. false: with its unread replies it has too many, and was
+ * cut. */
+static bool message_count(struct sp_peer *p)
+{
+    struct transport_env *env = p->t->env;
+    uint32_t all = config_now(env->cfg, max_queue_requests) + config_now(env->cfg, max_peers);
+    uint32_t n_free = all > env->n_messages ? all - env->n_messages : 0;
+    const struct share *full = share_take(p->share, SHARE_MESSAGES, 1, n_free, all);
+    if (full == NULL) {
+        env->n_messages++;
+        return true;
+    }
+    char why[SHARE_TEXT_BYTES];
+    stats_add(peers_cut_slow_reader, 1);
+    sp_peer_cut(p, share_say(full, SHARE_MESSAGES, n_free, why));
+    return false;
+}
+
 /* The frame has the ids and the size: takes a buffer for the begin of the body. */
 static void message_begin(struct sp_peer *p)
 {
@@ -259,10 +292,14 @@ static void message_begin(struct sp_peer *p)
     p->n_body = 0;
     p->refusal = SP_ACCEPTED;
     bool is_oversize = p->body_bytes > config_now(t->env->cfg, max_message_bytes);
+    if (!message_count(p))
+        return;
     if (!is_oversize)
         p->req = request_new(t->base.ops, p, p->share, t->env->bufs, next_room(p->body_bytes, 0));
-    if (p->req == NULL && !message_drop(p, is_oversize ? SP_OVERSIZE : SP_OVERLOAD))
+    if (p->req == NULL && !message_drop(p, is_oversize ? SP_OVERSIZE : SP_OVERLOAD)) {
+        message_uncount(t, p->share);
         return;
+    }
     p->req->began_ns = clock_now_ns();
     p->req->principal = p->principal;
     memcpy(p->req->peer_data, p->frame.ids, 4 * (size_t)p->frame.n_ids);
@@ -360,7 +397,7 @@ void sp_peer_end_of_file(struct sp_peer *p)
     p->is_eof = true;
     sp_wait_stop(&p->read_wait);
     hold_large(p, 0);
-    request_free(p->req);
+    message_free(p->t, p->req);
     p->req = NULL;
     sp_peer_leave_if_done(p);
 }

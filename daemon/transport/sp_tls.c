@@ -14,7 +14,8 @@
 #include "daemon/transport/sp_internal.h"
 #include "daemon/transport/tls_server.h"
 
-enum { PIECE_BYTES = 256 << 10 }; /* of replies, encrypted at a time */
+/* Of replies, encrypted at a time; one record at a time while many pieces wait for slow readers. */
+enum { PIECE_BYTES = 256 << 10, MANY_BYTES = 8 << 20 };
 
 bool sp_tls_begin(struct sp_peer *p)
 {
@@ -24,14 +25,20 @@ bool sp_tls_begin(struct sp_peer *p)
     return p->tls != NULL;
 }
 
+static void cipher_free(struct sp_peer *p)
+{
+    p->t->n_owed--;
+    p->t->env->cipher_bytes -= p->cipher_bytes;
+    free(p->cipher);
+    p->cipher = NULL;
+}
+
 void sp_tls_free(struct sp_peer *p)
 {
     tls_stream_free(p->tls);
     p->tls = NULL;
     if (p->cipher != NULL)
-        p->t->n_owed--;
-    free(p->cipher);
-    p->cipher = NULL;
+        cipher_free(p);
 }
 
 static void broken(struct sp_peer *p)
@@ -57,9 +64,7 @@ static void on_cipher_written(uv_write_t *write, int status)
     }
     sp_wait_stop(&p->write_wait);
     atomic_store_explicit(&p->share->is_behind, false, memory_order_relaxed);
-    free(p->cipher);
-    p->cipher = NULL;
-    p->t->n_owed--;
+    cipher_free(p);
     sp_peer_flush(p);
 }
 
@@ -81,6 +86,8 @@ static void send_cipher(struct sp_peer *p)
     }
     p->cipher = tls_stream_take(p->tls, &n);
     p->t->n_owed++; /* the transport is not idle until it is written */
+    p->cipher_bytes = n;
+    p->t->env->cipher_bytes += n;
     buf = uv_buf_init((char *)p->cipher + at, (unsigned)(n - at));
     sp_wait_start(&p->t->writes, &p->write_wait);
     atomic_store_explicit(&p->share->is_behind, true, memory_order_relaxed);
@@ -96,7 +103,9 @@ void sp_tls_flush(struct sp_peer *p)
         if (n == 0 && p->is_secure && !STAILQ_EMPTY(&p->replies)) {
             struct iovec pieces[SP_MAX_PIECES];
             size_t n_pieces = sp_peer_gather(p, pieces);
-            ssize_t done = tls_stream_write(p->tls, pieces, n_pieces, PIECE_BYTES);
+            bool is_many = p->t->env->cipher_bytes > MANY_BYTES;
+            ssize_t done = tls_stream_write(p->tls, pieces, n_pieces,
+                                            is_many ? TLS_STREAM_RECORD_BYTES : PIECE_BYTES);
             if (done < 0) {
                 stats_add(peers_cut_tls, 1);
                 sp_peer_cut(p, "TLS: a reply cannot be encrypted");

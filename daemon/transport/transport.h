@@ -29,6 +29,8 @@ struct transport_env {
     struct share_table *shares;
     /* counts by the transports, on the loop's thread */
     uint32_t n_peers; /* connected, over all transports */
+    uint32_t n_messages; /* over sockets: arriving, in the engine, or replies that are not read */
+    uint64_t cipher_bytes; /* encrypted replies that are not read */
     uint64_t shared_bytes; /* of listen.shm_memory, in use */
     uint64_t shared_most; /* what host memory has room for, whatever the setting says */
     uint64_t arriving_bytes; /* of bufs, held by large messages that are incomplete */
