@@ -48,7 +48,7 @@ struct shelf {
 
 struct tier_store {
     struct tier_memory memory;
-    uint64_t limit_bytes;
+    uint64_t limit_bytes, record_bytes;
     LIST_HEAD(, shelf) shelves;
     struct block_list by_use; /* oldest first */
     void *tree;
@@ -137,13 +137,20 @@ static struct shelf *shelf_of(struct tier_store *t, uint32_t pool, uint32_t n_id
     return s;
 }
 
+static uint64_t record_bytes(const struct shelf *s, uint64_t n_places)
+{
+    return sizeof(struct piece) +
+           n_places * (sizeof(struct tier_block) + s->n_ids * sizeof(uint32_t));
+}
+
 /* Adds a piece to the shelf; false: the limit is reached, or there is no memory. */
 static bool piece_add(struct tier_store *t, struct shelf *s)
 {
     uint64_t most = (t->limit_bytes - t->stats.bytes) / s->block_bytes;
     uint64_t n = s->block_bytes >= PIECE_BYTES ? 1 : PIECE_BYTES / s->block_bytes;
     n = n > most ? most : n;
-    if (n == 0)
+    uint64_t most_records = t->memory.most_record_bytes;
+    if (n == 0 || (most_records > 0 && record_bytes(s, n) > most_records - t->record_bytes))
         return false;
     struct piece *p = calloc(1, sizeof *p + n * sizeof p->places[0]);
     uint32_t *ids = p == NULL ? NULL : calloc(n * s->n_ids, sizeof *ids);
@@ -165,6 +172,7 @@ static bool piece_add(struct tier_store *t, struct shelf *s)
         TAILQ_INSERT_TAIL(&s->free, b, link);
     }
     LIST_INSERT_HEAD(&s->pieces, p, link);
+    t->record_bytes += record_bytes(s, n);
     s->n_free += n;
     t->stats.bytes += n * s->block_bytes;
     return true;
@@ -177,6 +185,7 @@ static void piece_remove(struct tier_store *t, struct piece *p)
         TAILQ_REMOVE(&s->free, &p->places[i], link);
     LIST_REMOVE(p, link);
     s->n_free -= p->n_places;
+    t->record_bytes -= record_bytes(s, p->n_places);
     t->stats.bytes -= p->n_places * s->block_bytes;
     t->memory.give(t->memory.arg, p->memory, p->n_places * s->block_bytes);
     free(p->ids);

@@ -8,8 +8,8 @@
  * Everything is lost with the process.
  *
  * Memory is taken in pieces of several blocks, each for one pool, up to the limit; a pool takes
- * over another's piece if the block used longest ago is in it. The limit counts the blocks' bytes,
- * not the records beside them.
+ * over another's piece if the block used longest ago is in it. The limit counts the blocks' bytes;
+ * tier_memory has one for the records beside them.
  * Thread one (the engine's).
  */
 #ifndef ATTND_CACHE_TIER_STORE_H
@@ -27,6 +27,7 @@ struct tier_memory {
     bool (*charge)(void *arg, uint32_t tenant, uint64_t bytes);
     void (*discharge)(void *arg, uint32_t tenant, uint64_t bytes);
     void *arg;
+    uint64_t most_record_bytes; /* of the heap, for records of blocks; 0: no bound */
 };
 
 /* blocks: those that can be found; bytes: taken from the memory; used_bytes: of those blocks. The

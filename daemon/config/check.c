@@ -6,6 +6,10 @@
 #include "daemon/config/option.h"
 
 #define TIER_STAGING_BYTES ((uint64_t)64 << 20) /* for a disk where cache.host_memory is 0 */
+#define TIER_RECORD_PART                                                                           \
+    16 /* of the blocks' bytes, for their records: enough for blocks of 4 KiB */
+#define DISK_RECORD_PART 256 /* for blocks of 64 KiB: of smaller ones a file is not filled */
+#define TIER_RECORD_BYTES ((uint64_t)16 << 20)
 #define TABLE_BYTES ((uint64_t)64 << 20) /* cache.table_memory where that is 0, with */
 #define TABLE_LEAST_BYTES ((uint64_t)1 << 20)
 #define TABLE_PART_OF_KV 256 /* so much of device.kv_memory, for the records of small blocks */
@@ -86,6 +90,17 @@ uint64_t config_tier_bytes(const struct config *c)
 {
     return c->host_memory_bytes > 0 || c->disk_bytes == 0 ? c->host_memory_bytes
                                                           : TIER_STAGING_BYTES;
+}
+
+uint64_t config_tier_record_bytes(const struct config *c)
+{
+    uint64_t n = config_tier_bytes(c);
+    return n == 0 ? 0 : n / TIER_RECORD_PART + TIER_RECORD_BYTES;
+}
+
+uint64_t config_disk_record_bytes(const struct config *c)
+{
+    return c->disk_bytes == 0 ? 0 : c->disk_bytes / DISK_RECORD_PART + TIER_RECORD_BYTES;
 }
 
 uint64_t config_table_bytes(const struct config *c)

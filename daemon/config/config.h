@@ -117,6 +117,9 @@ void config_set(struct config *c, const char *name, const struct config *next);
 void config_print(const struct config *c, FILE *f);
 /* Host memory of each card for evicted blocks, including blocks on their way to the disk file. */
 uint64_t config_tier_bytes(const struct config *c);
+/* The same for the records of blocks in that memory, and for those of blocks in the file. */
+uint64_t config_tier_record_bytes(const struct config *c);
+uint64_t config_disk_record_bytes(const struct config *c);
 /* Host memory of each card for what the cache's tables take as they fill. */
 uint64_t config_table_bytes(const struct config *c);
 /* Parses a list of devices, as of device.index. *out_n 0: all devices. false: it is not valid. */

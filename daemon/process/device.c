@@ -76,7 +76,9 @@ static attn_status open_one(const struct config *cfg, const struct device_choice
     const struct memory_need need = {
         .kv_bytes = takes_kv ? bc.kv_bytes * which->n_alike_to_come : 0,
         .io_bytes = which->n == 0 ? cfg->io_memory_bytes : 0,
-        .tier_bytes = (config_tier_bytes(cfg) + cfg->idle_memory_bytes) * which->n_all,
+        .tier_bytes = (config_tier_bytes(cfg) + config_tier_record_bytes(cfg) +
+                       config_disk_record_bytes(cfg) + cfg->idle_memory_bytes) *
+                      which->n_all,
         .table_bytes = ((full < most ? full : most) + engine_table_bytes(cfg)) * which->n_all,
         .client_bytes = transport_client_bytes(cfg),
         .taken_bytes = which->taken_bytes,

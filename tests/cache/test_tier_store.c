@@ -68,7 +68,7 @@ static void discharge(void *arg, uint32_t tenant, uint64_t bytes)
     assert_true(tenant_bytes[tenant] >= 0);
 }
 
-static const struct tier_memory memory = {take, give, charge, discharge, NULL};
+static const struct tier_memory memory = {take, give, charge, discharge, NULL, 0};
 
 static uint8_t *bytes_of(const struct tier_block *b)
 {
@@ -325,6 +325,26 @@ static void a_tenant_has_no_more_than_it_may(void **state)
     assert_int_equal(tenant_bytes[0] + tenant_bytes[1], 0);
 }
 
+/* The records beside the blocks have a bound of their own: when it is reached others make way. */
+static void records_are_bounded(void **state)
+{
+    (void)state;
+    struct tier_memory m = memory;
+    struct tier_store_stats s;
+    struct tier_store *t;
+    enum { MOST = 2500, N = 16, A_PIECE = 8 }; /* a piece of 8 MiB has 8 blocks of the first pool */
+    for (uint32_t bounded = 0; bounded < 2; bounded++) {
+        m.most_record_bytes = bounded * MOST;
+        assert_int_equal(tier_store_open(UINT64_C(1) << 30, &m, &t), ATTN_OK);
+        for (uint32_t i = 0; i < N; i++)
+            assert_true(put(t, N_POOLS * i, 1));
+        tier_store_stats_read(t, &s);
+        assert_int_equal(s.blocks, bounded ? A_PIECE : N);
+        assert_int_equal(s.evictions, N - s.blocks);
+        tier_store_close(t);
+    }
+}
+
 static void ages_are_counted_and_the_next_to_go_are_told(void **state)
 {
     (void)state;
@@ -357,6 +377,7 @@ int main(void)
         cmocka_unit_test(a_flipped_bit_is_found),
         cmocka_unit_test(memory_fails_at_each_turn),
         cmocka_unit_test(a_tenant_has_no_more_than_it_may),
+        cmocka_unit_test(records_are_bounded),
         cmocka_unit_test(ages_are_counted_and_the_next_to_go_are_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

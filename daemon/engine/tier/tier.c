@@ -129,7 +129,8 @@ static attn_status open_disk(struct engine *e, char *why, size_t why_bytes)
 {
     const struct config *c = e->env.cfg;
     attn_status st = tier_disk_open(c->disk_path, c->disk_bytes, &e->tier.disk, why, why_bytes);
-    const struct tier_memory m = {disk_take, disk_give, disk_charge, disk_discharge, e};
+    const struct tier_memory m = {disk_take,      disk_give, disk_charge,
+                                  disk_discharge, e,         config_disk_record_bytes(c)};
     if (st == ATTN_OK)
         st = tier_store_open(c->disk_bytes, &m, &e->tier.disk_blocks);
     return st;
@@ -140,7 +141,9 @@ attn_status tier_init(struct engine *e, char *why, size_t why_bytes)
     uint64_t limit = config_tier_bytes(e->env.cfg);
     if (limit == 0)
         return ATTN_OK;
-    const struct tier_memory m = {memory_take, memory_give, host_charge, host_discharge, e};
+    const struct tier_memory m = {memory_take, memory_give,
+                                  host_charge, host_discharge,
+                                  e,           config_tier_record_bytes(e->env.cfg)};
     const struct kv_tier_ops here = {e, evicted, find, serial};
     attn_status st = mover_init(e);
     if (st == ATTN_OK)
