@@ -1,5 +1,4 @@
 /* check.c: rules over several settings: which must agree, and what follows from them. */
-#include <inttypes.h>
 #include <string.h>
 
 #include "daemon/base/address.h"
@@ -55,6 +54,7 @@ attn_status config_check(const struct config *c, char *why, size_t why_bytes)
          c->max_batch_tokens},
         {"engine.default_timeout", "engine.max_timeout", c->default_timeout_us, c->max_timeout_us},
         {"listen.max_message", "cache.io_memory", c->max_message_bytes, c->io_memory_bytes},
+        {"listen.max_message", "engine.max_queue", c->max_message_bytes, c->max_queue_bytes},
         {"listen.shm_client", "listen.shm_memory", c->shm_client_bytes, c->shm_memory_bytes},
     };
     for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
@@ -73,8 +73,11 @@ attn_status config_check(const struct config *c, char *why, size_t why_bytes)
         return ATTN_EINVAL;
     }
     if (c->table_memory_bytes > 0 && c->table_memory_bytes < TABLE_LEAST_BYTES) {
-        snprintf(why, why_bytes, "cache.table_memory = %" PRIu64 " is less than 1M; 0: automatic",
-                 c->table_memory_bytes);
+        const struct config_option *o = config_option_find("cache.table_memory");
+        char text[64];
+        config_option_format(o, c, 0, text, sizeof text);
+        snprintf(why, why_bytes, "cache.table_memory = %s (%s) is less than 1M, and not 0", text,
+                 c->origins[o - config_options]);
         return ATTN_EINVAL;
     }
     if ((c->disk_bytes > 0) != (c->disk_path[0] != '\0')) {

@@ -88,7 +88,7 @@ const struct config_option config_options[] = {
         "the first ipc address with .admin behind it, none without such an address. off: none."},
     {"listen", "http", OPTION_TEXT, RESTART, AT(http), "127.0.0.1:9470", 0, 0, NULL,
         "HOST:PORT of /metrics, /stats, /healthz and /readyz; loopback only. off: none."},
-    COUNT("listen", "max_peers", max_peers, AT_ONCE, "4096", 1, 1000000,
+    COUNT("listen", "max_peers", max_peers, AT_ONCE, "4096", 4, 1000000,
         "Connections open at once; more are closed at once and counted."),
     COUNT("listen", "peer_share", peer_share, AT_ONCE, "75", 1, 100,
         "Percent that one connection may hold of what the others leave of engine.max_queue_requests,\n"
@@ -100,12 +100,12 @@ const struct config_option config_options[] = {
     BYTES("listen", "max_message", max_message_bytes, AT_ONCE, "64M", 64 * KIB, 2 * GIB,
         "Largest message a worker may send. Workers are told when they connect, also of\n"
         "engine.max_step_items and engine.max_step_tokens."),
-    TIME("listen", "handshake_timeout", handshake_timeout_us, AT_ONCE, "5s", MS, HOUR,
+    TIME("listen", "handshake_timeout", handshake_timeout_us, AT_ONCE, "5s", 100 * MS, HOUR,
         "From connecting to a complete protocol handshake; with tenants, over a network, as long again\n"
         "to a request that is one of theirs."),
-    TIME("listen", "body_timeout", body_timeout_us, AT_ONCE, "30s", MS, HOUR,
+    TIME("listen", "body_timeout", body_timeout_us, AT_ONCE, "30s", 100 * MS, HOUR,
         "From the first byte of a message to its last."),
-    TIME("listen", "write_timeout", write_timeout_us, AT_ONCE, "30s", MS, HOUR,
+    TIME("listen", "write_timeout", write_timeout_us, AT_ONCE, "30s", 100 * MS, HOUR,
         "For a worker to take its waiting replies; a slower one is cut."),
     TIME("listen", "host_timeout", host_timeout_us, AT_ONCE, "1m", 1000 * MS, HOUR,
         "For the host of a worker on a network to say that it is still there; else the connection ends.\n"
@@ -124,7 +124,7 @@ const struct config_option config_options[] = {
 
     COUNT("cache", "max_sequences", max_sequences, RESTART, "4096", 1, 16777216,
         "Sequences open at once, of all pools."),
-    COUNT("cache", "max_seq_tokens", max_seq_tokens, RESTART, "131072", 1, 1 << 28,
+    COUNT("cache", "max_seq_tokens", max_seq_tokens, RESTART, "131072", 16, 1 << 28,
         "Tokens of one sequence."),
     COUNT("cache", "max_pools", max_pools, RESTART, "16", 1, 1024,
         "Pools (KV geometries) at once."),
@@ -159,17 +159,17 @@ const struct config_option config_options[] = {
         "Items of one step; at most max_batch_items."),
     COUNT("engine", "max_step_tokens", max_step_tokens, AT_ONCE, "8192", 1, 1 << 20,
         "Query tokens of one step; at most max_batch_tokens."),
-    COUNT("engine", "max_queue_requests", max_queue_requests, AT_ONCE, "8192", 1, 1 << 20,
+    COUNT("engine", "max_queue_requests", max_queue_requests, AT_ONCE, "8192", 8, 1 << 20,
         "Requests that may wait; more are answered \"overloaded\" with the time to wait."),
     BYTES("engine", "max_queue", max_queue_bytes, AT_ONCE, "128M", MIB, TIB,
         "The same bound in bytes of messages."),
-    TIME("engine", "default_timeout", default_timeout_us, AT_ONCE, "10s", MS, 24 * HOUR,
+    TIME("engine", "default_timeout", default_timeout_us, AT_ONCE, "10s", 100 * MS, 24 * HOUR,
         "Deadline of a request that names none."),
-    TIME("engine", "max_timeout", max_timeout_us, AT_ONCE, "10m", MS, 24 * HOUR,
+    TIME("engine", "max_timeout", max_timeout_us, AT_ONCE, "10m", 100 * MS, 24 * HOUR,
         "Longest deadline a request may name; longer ones are shortened to it."),
-    COUNT("engine", "max_sessions", max_sessions, RESTART, "4096", 1, 1 << 20,
+    COUNT("engine", "max_sessions", max_sessions, RESTART, "4096", 4, 1 << 20,
         "Sessions (hello messages) at once."),
-    TIME("engine", "lease", lease_us, AT_ONCE, "30s", 10 * MS, 24 * HOUR,
+    TIME("engine", "lease", lease_us, AT_ONCE, "30s", 100 * MS, 24 * HOUR,
         "Silence of a session after which its sequences are freed. A shorter one counts after one more\n"
         "of the old: by then clients have been told."),
     TIME("engine", "spin", spin_us, AT_ONCE, "200us", 0, 10 * MS,
@@ -181,7 +181,7 @@ const struct config_option config_options[] = {
         "How long SIGTERM waits for requests in flight. Then tokens are finished, and none is begun."),
     TIME("engine", "token_timeout", token_timeout_us, AT_ONCE, "1s", 0, HOUR,
         "How long a drain waits for the next layer of a token that some layers have."),
-    TIME("engine", "stall_timeout", stall_timeout_us, AT_ONCE, "30s", 100 * MS, HOUR,
+    TIME("engine", "stall_timeout", stall_timeout_us, AT_ONCE, "30s", 1000 * MS, HOUR,
         "A thread that has shown no life for this long makes /healthz fail. A device that has given no\n"
         "batch back for this long is taken for lost."),
 

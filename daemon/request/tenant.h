@@ -8,7 +8,7 @@
  *   sequences = 1000
  *   sessions = 64
  *   pools = 4
- *   bytes_in_flight = 64M          of steps that are not answered
+ *   bytes_in_flight = 64M          of steps that are not answered; 64K at least
  *   host_bytes = 8G                of its evicted blocks in host memory (cache.host_memory)
  *   disk_bytes = 100G              the same in the file behind it (cache.disk_path)
  *   table_bytes = 64M              of token ids and block tables (cache.table_memory)

@@ -11,6 +11,8 @@
 #include "daemon/base/stats.h"
 #include "daemon/request/tenant_internal.h"
 
+enum { MIN_BYTES_IN_FLIGHT = 64 << 10 }; /* as listen.max_message */
+
 struct reader {
     struct tenants *t;
     char why[256];
@@ -127,6 +129,9 @@ static int set_quota(struct reader *r, struct tenant *who, enum tenant_quota wha
         __builtin_mul_overflow(n, factor, &who->most[what]))
         return refuse(r, "[%s] %s = %.64s is not %s", who->name, tenant_quota_name(what), value,
                       is_size(what) ? "a size (such as 512K, 64M, 2G)" : "a whole number");
+    if (what == TENANT_BYTES && who->most[what] > 0 && who->most[what] < MIN_BYTES_IN_FLIGHT)
+        return refuse(r, "[%s] bytes_in_flight = %.64s is less than 64K, too little for a step",
+                      who->name, value);
     return 1;
 }
 

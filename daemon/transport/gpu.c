@@ -26,8 +26,9 @@
 
 /* What a lane takes beside its regions: its page, its books, and plans of the most items. */
 enum {
-    LANE_BOOKS_BYTES =
-        LANE_PAGE_BYTES + sizeof(struct lane) + (LANE_MAX_PLANS + LANE_BELLS) * LANE_MAX_PLAN_BYTES,
+    LANE_BOOKS_BYTES = LANE_PAGE_BYTES + sizeof(struct lane) +
+                       (LANE_MAX_PLANS + LANE_BELLS) * LANE_MAX_PLAN_BYTES +
+                       LANE_BELLS * LANE_MAX_BELL_BYTES,
 };
 
 static attn_status check_hello(const struct shm_client *c, const struct lane_hello *h,

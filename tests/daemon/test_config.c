@@ -102,6 +102,29 @@ static void both_forms_of_a_flag_and_the_short_ones_work(void **state)
     config_fini(&c);
 }
 
+/* What is accepted leaves a daemon that a worker can use. */
+static void a_value_that_nobody_could_use_is_refused_by_name(void **state)
+{
+    (void)state;
+    static const char *const flags[] = {
+        "listen.max_peers=3",        "listen.handshake_timeout=99ms", "listen.body_timeout=99ms",
+        "listen.write_timeout=99ms", "listen.peer_share=0",           "listen.principal_share=0",
+        "listen.max_message=63K",    "listen.max_peer_write=63K",     "listen.shm_client=1023K",
+        "cache.max_seq_tokens=15",   "cache.table_memory=1023K",      "cache.io_memory=1023K",
+        "engine.max_queue=1023K",    "engine.max_queue_requests=7",   "engine.max_sessions=3",
+        "engine.lease=99ms",         "engine.default_timeout=99ms",   "engine.max_timeout=99ms",
+        "engine.stall_timeout=999ms"};
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+        char flag[64], parts[96];
+        const char *equals = strchr(flags[i], '=');
+        snprintf(flag, sizeof flag, "--%s", flags[i]);
+        snprintf(parts, sizeof parts, "%.*s|%s", (int)(equals - flags[i]), flags[i], equals + 1);
+        config_expect_failure(parts, ARGS(flag));
+    }
+    config_expect_failure("listen.max_message = 64M|is more than engine.max_queue = 32M",
+                          ARGS("--engine.max_queue=32M"));
+}
+
 static void a_list_of_a_later_source_replaces_the_earlier_list(void **state)
 {
     (void)state;
@@ -133,7 +156,7 @@ static void sizes_and_times_have_units(void **state)
     static const struct {
         const char *flag;
         uint64_t us;
-    } times[] = {{"--engine.lease=10000us", 10000},
+    } times[] = {{"--engine.lease=100000us", 100000},
                  {"--engine.lease=250ms", 250000},
                  {"--engine.lease=5s", 5000000},
                  {"--engine.lease=2m", 120000000},
@@ -448,6 +471,7 @@ int main(void)
         TEST(a_user_without_a_runtime_directory_must_say_where_to_listen),
         TEST(a_later_source_overrides_an_earlier_one),
         TEST(both_forms_of_a_flag_and_the_short_ones_work),
+        TEST(a_value_that_nobody_could_use_is_refused_by_name),
         TEST(a_list_of_a_later_source_replaces_the_earlier_list),
         TEST(sizes_and_times_have_units),
         TEST(a_bad_value_is_named_with_its_source_key_and_range),

@@ -83,6 +83,9 @@ static void every_mistake_is_named_with_its_line(void **state)
     expect_mistake("[a]\nblocks = -1\n", ":2: [a] blocks = -1 is not a whole number");
     expect_mistake("[a]\nblocks = 1K\n", "is not a whole number");
     expect_mistake("[a]\nbytes_in_flight = 64X\n", "is not a size");
+    expect_mistake("[a]\nbytes_in_flight = 1\n", "[a] bytes_in_flight = 1 is less than 64K");
+    expect_mistake("[a]\nbytes_in_flight = 65535\n", "65535 is less than 64K");
+    expect_mistake("[a]\ntable_bytes = many\n", "table_bytes = many is not a size");
     expect_mistake("[a]\nbytes_in_flight = 99999999T\n", "is not a size");
     expect_mistake("[a]\ndisk_bytes = 1P\n", "disk_bytes = 1P is not a size");
     expect_mistake("[a]\nshare = 0\n", ":2: [a] share = 0 is not a whole number from 1 to 1000");
@@ -170,7 +173,7 @@ static void quotas_are_exact(void **state)
 {
     (void)state;
     char why[256];
-    struct tenants *t = load("[a]\nblocks = 10\nbytes_in_flight = 2K\nhost_bytes = 3M\n");
+    struct tenants *t = load("[a]\nblocks = 10\nbytes_in_flight = 64K\nhost_bytes = 3M\n");
     struct principal a = {.kind = PRINCIPAL_ANONYMOUS, .certificate = "a"};
     struct tenant *who = identify(t, &a, "", "");
     assert_int_equal(tenant_take(who, TENANT_BLOCKS, 10, why, sizeof why), ATTN_OK);
@@ -180,7 +183,7 @@ static void quotas_are_exact(void **state)
     tenant_give(who, TENANT_BLOCKS, 4);
     assert_int_equal(tenant_take(who, TENANT_BLOCKS, UINT64_MAX, why, sizeof why), ATTN_EQUOTA);
     assert_int_equal(tenant_take(who, TENANT_BLOCKS, 4, why, sizeof why), ATTN_OK);
-    assert_int_equal(tenant_left(who, TENANT_BYTES), 2048);
+    assert_int_equal(tenant_left(who, TENANT_BYTES), 65536);
     assert_int_equal(tenant_left(who, TENANT_HOST_BYTES), 3 << 20);
     assert_true(tenant_left(who, TENANT_DISK_BYTES) == UINT64_MAX);
     assert_true(tenant_left(who, TENANT_SESSIONS) == UINT64_MAX);

@@ -24,11 +24,12 @@ enum {
     LANE_BELLS = 4,
 };
 
-/* The most that a plan takes: the struct, then its items and layers. */
+/* The most that a plan takes (the struct, then its items and layers), and a bell's request. */
 enum {
     LANE_ITEM_BYTES = sizeof(uint64_t) + 3 * sizeof(uint32_t),
     LANE_MAX_PLAN_BYTES =
         512 + WIRE_MAX_STEP_ITEMS * LANE_ITEM_BYTES + WIRE_MAX_LAYERS * sizeof(uint32_t),
+    LANE_MAX_BELL_BYTES = 4096 + WIRE_MAX_STEP_ITEMS * 64, /* its request's task and items */
 };
 
 struct lane_plan {

@@ -249,10 +249,10 @@ static void sighup_takes_over_what_may_change(void **state)
     const char *const flags[] = {"--config", config, NULL};
     begin(flags);
     f = fopen(config, "w");
-    fprintf(f, "[engine]\nmax_queue_requests = 7\nmax_sessions = 9\n");
+    fprintf(f, "[engine]\nmax_queue_requests = 70\nmax_sessions = 9\n");
     fclose(f);
     e2e_signal(&d, SIGHUP);
-    e2e_await_log(&d, "max_queue_requests is now 7");
+    e2e_await_log(&d, "max_queue_requests is now 70");
     assert_true(e2e_log_has(&d, "engine.max_sessions changed; that needs a restart"));
     f = fopen(config, "w");
     fprintf(f, "[engine]\nno_such_key = 9\n");

@@ -22,7 +22,7 @@ enum {
     SEQUENCES = 41,
     SESSIONS = 19,
     POOLS = 7,
-    BYTES = 30000,
+    BYTES = 65536,
     TIER_BYTES = 100001,
     PROMPTS = 512
 };
@@ -277,7 +277,7 @@ static void bytes_in_flight_come_back_from_all(void **state)
     assert_int_equal(n_ok + n_refused, ROUNDS * 8 * N);
     assert_true(n_ok > 0);
     /* nothing is held: a step of nearly all of the quota passes */
-    struct e2e_item large = {&s[0], 0, 50};
+    struct e2e_item large = {&s[0], 0, 120};
     assert_int_equal(e2e_await(&c[0], e2e_send_zeros(&c[0], 0, &large, 0))->header->status,
                      ATTN_OK);
     leave();

@@ -47,12 +47,13 @@ static void tweak(struct rig *rig)
     assert_int_equal(fchmod(fileno(f), 0600), 0);
     fprintf(f,
             "[t]\nusers = %d\nblocks = %d\nsequences = %d\nsessions = %d\npools = %d\n"
-            "bytes_in_flight = %d\n",
-            UID, BLOCKS, SEQUENCES, SESSIONS, POOLS, BYTES);
+            "bytes_in_flight = 64K\n",
+            UID, BLOCKS, SEQUENCES, SESSIONS, POOLS);
     fclose(f);
     if (tenants_open(path, &rig->fixture.tenants, why, sizeof why) != ATTN_OK)
         fail_msg("%s", why);
     unlink(path);
+    tenants_find(rig->fixture.tenants, "t")->most[TENANT_BYTES] = BYTES; /* the steps are small */
     rig->principal = (struct principal){.kind = PRINCIPAL_USER}; /* root: the operator */
     rig->cfg.max_sessions = 2 * N;
     rig->cfg.max_pools = 8;

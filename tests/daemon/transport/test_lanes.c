@@ -281,7 +281,7 @@ static void what_both_sides_share_is_bounded(void **state)
     assert_int_equal(open_most(l, n, MOST, "listen.shm_memory"), n);
     while (n > 1)
         lane_link_close(&l[--n]);
-    set(&c, "listen.shm_memory", "20M"); /* the client's and two lanes */
+    set(&c, "listen.shm_memory", "24M"); /* the client's and two lanes */
     while (!lane_link_open(&l[1], one.gpu_path, 2 * MIB, 4 * MIB)) /* once it has noticed */
         assert_non_null(strstr(l[1].welcome.message, "listen.shm_memory"));
     assert_int_equal(open_most(l, 2, MOST, "listen.shm_memory"), 2);
