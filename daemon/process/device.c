@@ -50,6 +50,18 @@ static uint32_t threads_of(const struct config *cfg, const struct device_choice 
     return n_cores > which->n_alike ? n_cores / which->n_alike : 1;
 }
 
+/* Says once what is taken at most, for planning. */
+static void say_need(const struct device_choice *which, const struct memory_need *n,
+                     const struct memory_fit *fit)
+{
+    if (which->n == 0)
+        log_info("host memory: %" PRIu64 " MiB at most, of this %" PRIu64 " for KV, %" PRIu64
+                 " for messages, %" PRIu64 " for tables, %" PRIu64 " for clients, %" PRIu64
+                 " for evicted and idle blocks; what clients share is not in it",
+                 fit->all_bytes >> 20, n->kv_bytes >> 20, n->io_bytes >> 20, n->table_bytes >> 20,
+                 n->client_bytes >> 20, n->tier_bytes >> 20);
+}
+
 static attn_status open_one(const struct config *cfg, const struct device_choice *which,
                             const char *name, int import_fd, struct device *out, char *why,
                             size_t why_bytes)
@@ -83,9 +95,10 @@ static attn_status open_one(const struct config *cfg, const struct device_choice
         .client_bytes = transport_client_bytes(cfg),
         .taken_bytes = which->taken_bytes,
     };
-    uint64_t left;
-    if (memory_check("", &need, &left, why, why_bytes) != ATTN_OK)
+    struct memory_fit fit;
+    if (memory_check("", &need, &fit, why, why_bytes) != ATTN_OK)
         return ATTN_EQUOTA;
+    say_need(which, &need, &fit);
     struct backend *b = NULL;
     st = ops->open(&bc, &b);
     if (st != ATTN_OK) {
@@ -94,7 +107,7 @@ static attn_status open_one(const struct config *cfg, const struct device_choice
         ops->close(b);
         return st;
     }
-    *out = (struct device){ops, b, left};
+    *out = (struct device){ops, b, fit.left_bytes};
     return ATTN_OK;
 }
 

@@ -128,8 +128,8 @@ static uint64_t add(uint64_t a, uint64_t b)
     return a + b < a ? UINT64_MAX : a + b;
 }
 
-attn_status memory_check(const char *root, const struct memory_need *need, uint64_t *out_left,
-                         char *why, size_t why_bytes)
+attn_status memory_check(const char *root, const struct memory_need *need,
+                         struct memory_fit *out_fit, char *why, size_t why_bytes)
 {
     struct memory_room room;
     memory_room_read(root, &room);
@@ -138,9 +138,10 @@ attn_status memory_check(const char *root, const struct memory_need *need, uint6
         io *= 2; /* iobuf.c rounds up, too */
     uint64_t all = add(add(need->kv_bytes, io), add(need->tier_bytes, ITSELF_BYTES));
     all = add(all, add(need->table_bytes, need->client_bytes));
-    all -= need->taken_bytes < all ? need->taken_bytes : all;
-    if (all <= room.free_bytes) {
-        *out_left = room.free_bytes == NO_LIMIT ? NO_LIMIT : room.free_bytes - all;
+    uint64_t more = need->taken_bytes < all ? all - need->taken_bytes : 0;
+    if (more <= room.free_bytes) {
+        bool is_known = room.free_bytes != NO_LIMIT;
+        *out_fit = (struct memory_fit){all, is_known ? room.free_bytes - more : NO_LIMIT};
         return ATTN_OK;
     }
     char kv_text[64] = "", tier_text[64] = "";

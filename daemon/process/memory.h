@@ -30,9 +30,14 @@ struct memory_need {
     uint64_t taken_bytes; /* of all these, what a predecessor's memory has taken already */
 };
 
-/* Checks that all of it fits; *out_left is what is left beside it, UINT64_MAX: not known. ATTN_ENOMEM:
+struct memory_fit {
+    uint64_t all_bytes; /* what the daemon takes at most */
+    uint64_t left_bytes; /* beside that; UINT64_MAX: not known */
+};
+
+/* Checks that all of it fits. ATTN_ENOMEM:
  * why names all sizes and settings. */
-attn_status memory_check(const char *root, const struct memory_need *need, uint64_t *out_left,
-                         char *why, size_t why_bytes);
+attn_status memory_check(const char *root, const struct memory_need *need,
+                         struct memory_fit *out_fit, char *why, size_t why_bytes);
 
 #endif

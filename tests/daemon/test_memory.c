@@ -112,13 +112,13 @@ static void version_1_is_read_too(void **state)
     assert_room(60, 100, "/sys/fs/cgroup/memory/pods/7/memory.limit_in_bytes");
 }
 
-static uint64_t left; /* by the last check */
+static struct memory_fit fit; /* by the last check */
 
 static attn_status check(const char *at, uint64_t kv, uint64_t io, uint64_t tier, char *why)
 {
     const struct memory_need need = {.kv_bytes = kv, .io_bytes = io, .tier_bytes = tier};
-    left = 77;
-    return memory_check(at, &need, &left, why, 512);
+    fit = (struct memory_fit){77, 77};
+    return memory_check(at, &need, &fit, why, 512);
 }
 
 static void a_refusal_is_one_sentence_with_all_sizes(void **state)
@@ -133,9 +133,9 @@ static void a_refusal_is_one_sentence_with_all_sizes(void **state)
                         "(cache.max_sequences, table_memory) 0 MiB, clients (listen.max_peers, "
                         "engine.max_queue_requests) 0 MiB and 24 MiB for attnd itself do not fit: "
                         "120 MiB of 128 are free (/sys/fs/cgroup/x/memory.max)");
-    assert_int_equal(left, 77);
+    assert_int_equal(fit.left_bytes, 77);
     assert_int_equal(check(root, 64 * MIB, 32 * MIB, 0, why), ATTN_OK);
-    assert_int_equal(left, 0);
+    assert_int_equal(fit.left_bytes, 0);
     assert_int_equal(check(root, 64 * MIB, 32 * MIB, 1, why), ATTN_ENOMEM);
     assert_int_equal(check(root, 32 * MIB, 32 * MIB, 32 * MIB, why), ATTN_OK);
     assert_int_equal(check(root, 0, 16 * MIB, 256 * MIB, why), ATTN_ENOMEM);
@@ -144,7 +144,7 @@ static void a_refusal_is_one_sentence_with_all_sizes(void **state)
     assert_int_equal(check(root, 64 * MIB, 33 * MIB, 0, why), ATTN_ENOMEM);
     assert_int_equal(check(root, UINT64_MAX, 1, 0, why), ATTN_ENOMEM);
     assert_int_equal(check("/nowhere", 64 * MIB, MIB, 0, why), ATTN_OK);
-    assert_true(left == UINT64_MAX);
+    assert_true(fit.left_bytes == UINT64_MAX);
 }
 
 static void tables_and_clients_count_and_what_is_taken_does_not(void **state)
@@ -155,19 +155,20 @@ static void tables_and_clients_count_and_what_is_taken_does_not(void **state)
     group("/x", "134217728\n", 8, 0); /* leaves 120 */
     struct memory_need need = {
         .io_bytes = 16 * MIB, .table_bytes = 50 * MIB, .client_bytes = 20 * MIB};
-    assert_int_equal(memory_check(root, &need, &left, why, sizeof why), ATTN_OK);
-    assert_int_equal(left, 10 * MIB);
+    assert_int_equal(memory_check(root, &need, &fit, why, sizeof why), ATTN_OK);
+    assert_int_equal(fit.left_bytes, 10 * MIB);
+    assert_int_equal(fit.all_bytes, 110 * MIB);
     need.table_bytes += 11 * MIB;
-    assert_int_equal(memory_check(root, &need, &left, why, sizeof why), ATTN_ENOMEM);
+    assert_int_equal(memory_check(root, &need, &fit, why, sizeof why), ATTN_ENOMEM);
     assert_non_null(strstr(why, "table_memory) 61 MiB, clients"));
     assert_non_null(strstr(why, "max_queue_requests) 20 MiB"));
     need.taken_bytes = MIB;
-    assert_int_equal(memory_check(root, &need, &left, why, sizeof why), ATTN_OK);
-    assert_int_equal(left, 0);
+    assert_int_equal(memory_check(root, &need, &fit, why, sizeof why), ATTN_OK);
+    assert_int_equal(fit.left_bytes, 0);
     need.table_bytes = need.client_bytes = UINT64_MAX;
-    assert_int_equal(memory_check(root, &need, &left, why, sizeof why), ATTN_ENOMEM);
+    assert_int_equal(memory_check(root, &need, &fit, why, sizeof why), ATTN_ENOMEM);
     need.taken_bytes = UINT64_MAX;
-    assert_int_equal(memory_check(root, &need, &left, why, sizeof why), ATTN_OK);
+    assert_int_equal(memory_check(root, &need, &fit, why, sizeof why), ATTN_OK);
 }
 
 int main(void)

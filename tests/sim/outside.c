@@ -156,12 +156,12 @@ uint64_t notify_watchdog_us(void)
 }
 
 attn_status __wrap_memory_check(const char *root, const struct memory_need *need,
-                                uint64_t *out_left, char *why, size_t why_bytes);
+                                struct memory_fit *out_fit, char *why, size_t why_bytes);
 attn_status __wrap_memory_check(const char *root, const struct memory_need *need,
-                                uint64_t *out_left, char *why, size_t why_bytes)
+                                struct memory_fit *out_fit, char *why, size_t why_bytes)
 {
     (void)root, (void)need, (void)why, (void)why_bytes;
-    *out_left = UINT64_MAX;
+    *out_fit = (struct memory_fit){.left_bytes = UINT64_MAX};
     return ATTN_OK;
 }
 
