@@ -88,6 +88,32 @@ static uint64_t memory_now(void)
     return 1024 * (file_number(path, "RssAnon:") + file_number(path, "RssShmem:"));
 }
 
+static Attnd__Request request_of(Attnd__Request__BodyCase body)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    h.session = good.session;
+    h.body_case = body;
+    return h;
+}
+
+/* The next token's step of a layer; beside a flood it may be refused for a while. */
+static void step_well(uint32_t layer)
+{
+    struct e2e_item it = {&seq, n_good, 1};
+    struct e2e_step s;
+    const struct wire_reply *r;
+    e2e_build_step(&s, &good, layer, E2E_BOTH, &it, 1);
+    uint8_t *payload = malloc(s.layout.request_bytes);
+    e2e_fill_step(&s, layer, &it, payload);
+    Attnd__Request h = request_of(ATTND__REQUEST__BODY_STEP);
+    h.step = &s.wire;
+    do
+        r = e2e_await(&good, e2e_send(&good, &h, payload, s.layout.request_bytes));
+    while (r->header->status == ATTN_EOVERLOAD);
+    free(payload);
+    e2e_check_step(r, layer, E2E_BOTH, &it, 1);
+}
+
 /* The daemon is well: alive, right, and no larger than it said, with what clients share. */
 static void look_with(const char *flood, uint64_t shared)
 {
@@ -99,7 +125,7 @@ static void look_with(const char *flood, uint64_t shared)
         fail_msg("%s: the daemon has %llu bytes, it said %llu, and %llu are shared", flood,
                  (unsigned long long)bytes, (unsigned long long)said, (unsigned long long)shared);
     for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
-        e2e_step(&good, layer, &(struct e2e_item){&seq, n_good, 1}, 1);
+        step_well(layer);
     n_good++;
     e2e_forget(&good);
 }
@@ -177,14 +203,6 @@ static void flood_ipc(Attnd__Request *h, const void *payload, size_t payload_byt
     for (int i = 0; i < FLOODERS; i++)
         close(fds[i]);
     free(b);
-}
-
-static Attnd__Request request_of(Attnd__Request__BodyCase body)
-{
-    Attnd__Request h = ATTND__REQUEST__INIT;
-    h.session = good.session;
-    h.body_case = body;
-    return h;
 }
 
 /* --- floods ----------------------------------------------------------------------------------- */
