@@ -112,6 +112,55 @@ static void a_deadline_is_the_default_the_clients_or_the_longest_allowed(void **
     }
 }
 
+/* A header of many ids, which are a byte each in the message and four when it is unpacked. */
+static struct request *open_of(uint32_t n_ids, struct share *share)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__Open open = ATTND__OPEN__INIT;
+    h.body_case = ATTND__REQUEST__BODY_OPEN;
+    h.open = &open;
+    open.seq = 1;
+    open.n_tokens = n_ids;
+    open.tokens = calloc(n_ids, sizeof *open.tokens);
+    size_t n = wire_request_head_bytes(&h);
+    struct request *req = request_new(&fake_transport, NULL, share, pool, n);
+    assert_non_null(req);
+    wire_request_head_encode(&h, 78, 0, req->msg->data);
+    free(open.tokens);
+    return req;
+}
+
+static void a_large_header_is_unpacked_into_what_its_connection_may_hold(void **state)
+{
+    (void)state;
+    char why[256] = "";
+    struct principal who = {.kind = PRINCIPAL_USER, .uid = 7};
+    struct share_table *table = share_table_open(100, 100);
+    struct share *share = share_open(table, &who);
+    struct request *req = open_of(5000, share);
+    uint64_t message = share_held(share, SHARE_SMALL_BYTES);
+    assert_int_equal(request_decode(req, 1, 1000, 5000, why, sizeof why), ATTN_OK);
+    assert_int_equal(req->wire.header->open->n_tokens, 5000);
+    assert_true(share_held(share, SHARE_SMALL_BYTES) >= message + 5000 * sizeof(uint32_t));
+    request_reply_error(req, ATTN_EINVAL, 0, "no");
+    request_free(replied);
+    replied = NULL;
+    assert_int_equal(share_held(share, SHARE_SMALL_BYTES), 0);
+    /* the pool has 64 KiB */
+    uint64_t malformed = stats_get(messages_malformed);
+    req = open_of(20000, share);
+    assert_int_equal(request_decode(req, 1, 1000, 5000, why, sizeof why), ATTN_EOVERLOAD);
+    assert_non_null(strstr(why, "cache.io_memory"));
+    assert_int_equal(req->wire.request_id, 78);
+    assert_int_equal(stats_get(messages_malformed), malformed);
+    request_reply_error(req, ATTN_EOVERLOAD, 0, "%s", why);
+    request_free(replied);
+    replied = NULL;
+    assert_int_equal(share_held(share, SHARE_SMALL_BYTES), 0);
+    share_unref(share);
+    share_table_close(table);
+}
+
 static void a_reply_has_its_payload_where_it_was_promised(void **state)
 {
     (void)state;
@@ -583,6 +632,7 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
+        TEST(a_large_header_is_unpacked_into_what_its_connection_may_hold),
         TEST(a_deadline_is_the_default_the_clients_or_the_longest_allowed),
         TEST(a_reply_has_its_payload_where_it_was_promised),
         TEST(an_error_is_answered_without_a_free_buffer),

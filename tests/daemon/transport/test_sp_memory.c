@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "daemon/base/clock.h"
@@ -112,6 +113,41 @@ static void peers_that_never_read_leave_room_for_large_messages(void **state)
             close(fds[i]);
         close(g.fd);
         server_stop(&s);
+    }
+}
+
+/* What is refused unread takes no buffer of the pool, but it takes memory: so messages count, too,
+ * until their replies are read. */
+static void a_peer_of_small_messages_that_reads_nothing_is_cut(void **state)
+{
+    (void)state;
+    enum { BODY = 20, MOST = 1000000 };
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        struct sp_good g;
+        uint8_t msg[1 + 8 + 4 + BODY] = {kind == 0}, *at = msg + (kind == 0);
+        size_t n = (size_t)(kind == 0) + 8 + 4 + BODY;
+        at[7] = 4 + BODY;
+        at[8] = 0x80;
+        server_init(&s);
+        s.cfg.write_timeout_us = UINT64_C(3600000000);
+        s.cfg.max_queue_requests = 64;
+        s.cfg.max_peers = 16;
+        server_start(&s, kinds[kind]);
+        uint64_t cut = stats_get(peers_cut_slow_reader);
+        int fd = raw_connect(s.url), n_sent = 0;
+        raw_handshake(fd);
+        while (n_sent < MOST && send(fd, msg, n, MSG_NOSIGNAL) == (ssize_t)n)
+            n_sent++;
+        assert_in_range(n_sent, 64, MOST - 1);
+        wait_at_least(&stats.peers_cut_slow_reader, cut + 1);
+        sp_good_open(&g, &s);
+        for (int i = 0; i < 200; i++) /* those that are read count no more */
+            sp_good_round_trip(&g);
+        close(fd);
+        close(g.fd);
+        server_stop(&s);
+        assert_int_equal(s.env.n_messages, 0);
     }
 }
 
@@ -222,6 +258,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_empty_buffer_pool_is_an_answer),
         cmocka_unit_test(peers_that_never_read_leave_room_for_large_messages),
+        cmocka_unit_test(a_peer_of_small_messages_that_reads_nothing_is_cut),
         cmocka_unit_test(a_size_alone_takes_no_memory),
         cmocka_unit_test(large_messages_that_stop_halfway_are_cut_and_leave_room),
     };
