@@ -108,6 +108,9 @@ struct kv_stats {
 
 struct kv;
 
+/* Whether an arena can be made with this config. ATTN_EINVAL: why names what is out of range. */
+attn_status kv_config_check(const struct kv_config *c, char *why, size_t why_bytes);
+
 /* kv_open: makes a new arena (fd -1), or maps an existing one and runs kv_recover.
  *
  * An existing arena must have been made with the same config; its size and header are checked, and

@@ -210,6 +210,7 @@ static void bind_sections(struct kv *kv)
     kv->heads = (void *)(kv->base + offset[KV_HEADS]);
 }
 
+/* Checks the configuration and takes the size of its arena. */
 static attn_status config_check(struct kv *kv)
 {
     for (size_t i = 0; i < N_CONFIG_FIELDS; i++) {
@@ -230,6 +231,15 @@ static attn_status config_check(struct kv *kv)
                        kv->config.max_sequences, kv->config.max_seq_blocks,
                        kv->config.max_seq_tokens);
     return ATTN_OK;
+}
+
+attn_status kv_config_check(const struct kv_config *c, char *why, size_t why_bytes)
+{
+    struct kv kv = {.config = *c};
+    attn_status st = config_check(&kv);
+    if (st != ATTN_OK)
+        snprintf(why, why_bytes, "%s", kv.error);
+    return st;
 }
 
 attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char *why,

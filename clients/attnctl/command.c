@@ -58,6 +58,7 @@ static json_t *status_of(const json_t *stats, const struct attn_client_info *inf
         "steps_received_total",
         "batches_failed_total",
         "canary_wrong_total",
+        "config_last_load_successful",
     };
     const json_t *start = json_object_get(stats, "start_time_seconds");
     double up = (double)time(NULL) - json_number_value(start);

@@ -103,24 +103,76 @@ attn_status address_parse_url(const char *url, struct address *out, char *why, s
     return ATTN_OK;
 }
 
+/* The folder of a path; "": the root. */
+struct folder {
+    char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
+};
+
+static struct folder folder_of(const char *path)
+{
+    struct folder f;
+    snprintf(f.path, sizeof(f.path), "%.*s", (int)(strrchr(path, '/') - path), path);
+    return f;
+}
+
+/* Whether the path is free, or a socket's. */
+static attn_status check_file(const struct sockaddr_un *un, bool *out_exists, char *why,
+                              size_t why_bytes)
+{
+    struct stat sb;
+    *out_exists = lstat(un->sun_path, &sb) == 0;
+    if (!*out_exists || S_ISSOCK(sb.st_mode))
+        return ATTN_OK;
+    snprintf(why, why_bytes, "the path exists and is no socket");
+    return ATTN_EINVAL;
+}
+
+static attn_status check_path(const struct sockaddr_un *un, char *why, size_t why_bytes)
+{
+    bool exists;
+    struct folder in = folder_of(un->sun_path);
+    if (in.path[0] != '\0' && access(in.path, F_OK) != 0) { /* can it be made? */
+        struct folder above = folder_of(in.path);
+        if (access(above.path[0] != '\0' ? above.path : "/", W_OK | X_OK) != 0) {
+            snprintf(why, why_bytes, "directory %s cannot be made: %s", in.path, strerror(errno));
+            return ATTN_EINVAL;
+        }
+    } else if (access(in.path[0] != '\0' ? in.path : "/", W_OK | X_OK) != 0) {
+        snprintf(why, why_bytes, "directory %s: %s", in.path, strerror(errno));
+        return ATTN_EINVAL;
+    }
+    return check_file(un, &exists, why, why_bytes);
+}
+
+attn_status address_check(const struct address *a, char *why, size_t why_bytes)
+{
+    if (a->sa.any.sa_family == AF_UNIX)
+        return check_path(&a->sa.un, why, why_bytes);
+    struct address any_port = *a; /* that of the address may be in use, by the attnd that serves */
+    any_port.sa.in.sin_port = 0; /* at the same place in a sockaddr_in6 */
+    int fd = socket(a->sa.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool is_ours = fd >= 0 && bind(fd, &any_port.sa.any,
+                                   a->sa.any.sa_family == AF_INET6 ? sizeof(any_port.sa.in6)
+                                                                   : sizeof(any_port.sa.in)) == 0;
+    if (!is_ours)
+        snprintf(why, why_bytes, "cannot listen: %s", strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return is_ours ? ATTN_OK : ATTN_EINVAL;
+}
+
 attn_status address_claim_path(const struct address *a, char *why, size_t why_bytes)
 {
     const struct sockaddr_un *un = &a->sa.un;
-    struct stat sb;
-    char dir[sizeof(un->sun_path)];
-    snprintf(dir, sizeof(dir), "%s", un->sun_path);
-    char *slash = strrchr(dir, '/');
-    *slash = '\0';
-    if (dir[0] != '\0' && mkdir(dir, 0755) != 0 && errno != EEXIST) {
-        snprintf(why, why_bytes, "directory %s cannot be made: %s", dir, strerror(errno));
+    struct folder in = folder_of(un->sun_path);
+    bool exists;
+    if (in.path[0] != '\0' && mkdir(in.path, 0755) != 0 && errno != EEXIST) {
+        snprintf(why, why_bytes, "directory %s cannot be made: %s", in.path, strerror(errno));
         return ATTN_EINVAL;
     }
-    if (lstat(un->sun_path, &sb) != 0)
-        return ATTN_OK;
-    if (!S_ISSOCK(sb.st_mode)) {
-        snprintf(why, why_bytes, "the path exists and is no socket");
-        return ATTN_EINVAL;
-    }
+    attn_status st = check_file(un, &exists, why, why_bytes);
+    if (st != ATTN_OK || !exists)
+        return st;
     int type = a->is_shm ? SOCK_SEQPACKET : SOCK_STREAM;
     int fd = socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) {

@@ -32,6 +32,9 @@ attn_status address_parse_url(const char *url, struct address *out, char *why, s
 /* Parses "127.0.0.1:9470" and the other host:port forms above. ATTN_EINVAL as above. */
 attn_status address_parse_host_port(const char *text, struct address *out, char *why,
                                     size_t why_bytes);
+/* Whether attnd may listen at an address, apart from who does so now: the path may be made, the
+ * host is this machine's. Changes nothing. ATTN_EINVAL: why names what is in the way. */
+attn_status address_check(const struct address *a, char *why, size_t why_bytes);
 /* Makes the directory of a Unix socket's path and removes a stale socket file (one with no
  * listener). ATTN_EINVAL: the path is taken; why says by what. */
 attn_status address_claim_path(const struct address *a, char *why, size_t why_bytes);

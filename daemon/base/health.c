@@ -8,7 +8,7 @@
 #include "daemon/base/stats.h"
 
 static _Atomic uint64_t beat_ns[HEALTH_N_THREADS]; /* 0: not running */
-static _Atomic bool ready, draining;
+static _Atomic bool ready, draining, settings_good = true;
 static _Atomic uint64_t n_wrong;
 
 static void set_beat(enum health_thread who, uint64_t ns)
@@ -64,6 +64,17 @@ void health_set_ready(bool is_ready)
 bool health_is_ready(void)
 {
     return atomic_load(&ready);
+}
+
+void health_set_settings_good(bool is_good)
+{
+    atomic_store(&settings_good, is_good);
+    stats_set(settings_are_good, is_good);
+}
+
+bool health_settings_are_good(void)
+{
+    return atomic_load(&settings_good);
 }
 
 void health_set_draining(bool is_draining)

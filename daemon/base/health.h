@@ -32,6 +32,11 @@ bool health_is_ready(void);
 void health_set_draining(bool is_draining);
 bool health_is_draining(void);
 
+/* Whether the settings that were read last, at the start or on SIGHUP, are good; else others are in
+ * use. */
+void health_set_settings_good(bool is_good);
+bool health_settings_are_good(void);
+
 /* Counts an output that the canary found wrong; how many there were. */
 void health_found_wrong(void);
 uint64_t health_n_wrong(void);

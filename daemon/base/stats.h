@@ -119,7 +119,9 @@
     X(engine_beat_at_ns, "engine_heartbeat_age_seconds", "Since the engine's last turn")           \
     X(loop_beat_at_ns, "loop_heartbeat_age_seconds", "Since the event loop's last turn")           \
     X(is_draining, "draining", "1 while draining")                                                 \
-    X(is_ready, "ready", "1 while serving")
+    X(is_ready, "ready", "1 while serving")                                                        \
+    X(settings_are_good, "config_last_load_successful",                                            \
+      "1 if the settings were good when they were read last; 0: others are in use")
 
 #define X(name, value, message, is_retryable) +1
 enum { STATS_N_STATUS = 0 ATTN_STATUS_MAP(X) };

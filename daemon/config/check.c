@@ -129,3 +129,18 @@ bool config_admin_url(const struct config *c, char *out, size_t out_bytes)
     }
     return false;
 }
+
+uint32_t config_files(const struct config *c, struct config_file out[CONFIG_MAX_FILES])
+{
+    const struct config_file all[CONFIG_MAX_FILES] = {
+        {"listen.tls_cert", c->tls_cert},
+        {"listen.tls_key", c->tls_key},
+        {"listen.tls_ca", c->tls_ca},
+        {"listen.tenants", c->tenants},
+    };
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < CONFIG_MAX_FILES; i++)
+        if (all[i].path[0] != '\0')
+            out[n++] = all[i];
+    return n;
+}

@@ -3,7 +3,9 @@
  * The option table (config/option.c) is the one place that defines a setting: name, type, range,
  * default, help text, and whether SIGHUP changes it. --help, --print-config (with the origin of
  * each value) and systemd/attnd.conf follow it. An unknown key or a value out of range is an error
- * that names it (and the nearest known key). Nothing here logs; the caller prints why it failed.
+ * that names it (and the nearest known key). An unknown variable is not: others than attnd set
+ * ATTND_ variables, too; config.unknown says so. Nothing here logs; the caller prints what is
+ * wrong.
  */
 #ifndef ATTND_DAEMON_CONFIG_CONFIG_H
 #define ATTND_DAEMON_CONFIG_CONFIG_H
@@ -69,6 +71,7 @@ struct config {
     uint32_t canary; /* one item in so many is recomputed; 0: none */
 
     char **origins; /* where each option's value came from, in the table's order */
+    char *unknown; /* ATTND_ variables that are no settings: a sentence each, a line each; NULL */
 };
 
 /* Reads a setting that may change while the daemon runs. Any thread. */
@@ -91,11 +94,23 @@ struct config_fault {
     bool is_flag; /* the fault is in the command line */
 };
 
-/* Fills *c from all sources; config_fini frees it. On failure only *out_fault is written and *c is
- * empty. For CONFIG_HELP and CONFIG_VERSION no source is read and *c is empty, too; for
- * CONFIG_SELF_TEST it need not have an address to listen at. */
+/* Fills *c from all sources; config_fini frees it, also of an empty one. On failure only *out_fault
+ * is written and *c is empty. For CONFIG_HELP and CONFIG_VERSION no source is read and *c is empty,
+ * too; for CONFIG_SELF_TEST it need not have an address to listen at. */
 attn_status config_load(int argc, char **argv, struct config *c, enum config_action *out_action,
                         struct config_fault *out_fault);
+
+/* The files that settings name. */
+enum { CONFIG_MAX_FILES = 4 };
+struct config_file {
+    const char *name; /* of the setting, as "listen.tenants" */
+    const char *path; /* or a credential's name */
+};
+uint32_t config_files(const struct config *c, struct config_file out[CONFIG_MAX_FILES]);
+/* Fills *c from what config_print wrote to f, and from nothing else; of files[], path counts. Fails
+ * as config_load does. */
+attn_status config_load_printed(FILE *f, const struct config_file *files, uint32_t n_files,
+                                struct config *c, struct config_fault *out_fault);
 
 /* Called for each setting that changed, with its new value as text (of a list, the first entry).
  * is_taken: it takes effect at once; else after a restart. */

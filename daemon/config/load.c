@@ -3,6 +3,7 @@
  * Each source passes option, text and origin to set_option, which parses and stores them. A list
  * given by a later source replaces the earlier source's list as a whole.
  */
+#define _GNU_SOURCE /* asprintf */
 #include "daemon/config/config.h"
 
 #include <errno.h>
@@ -154,19 +155,12 @@ static int handle_line(void *user, const char *section, const char *key, const c
     return 1;
 }
 
-static void load_file(struct loader *l, const char *file, bool must_exist)
+/* Reads settings from f; file: its name, for origins and errors. */
+static void load_stream(struct loader *l, const char *file, FILE *f)
 {
     l->file = file;
     l->line = 0;
-    l->stream = fopen(file, "re");
-    if (l->stream == NULL) {
-        if (errno == ENOENT && !must_exist)
-            return;
-        snprintf(l->fault->why, sizeof(l->fault->why), "%s: cannot be read: %s", file,
-                 strerror(errno));
-        l->st = ATTN_ENOTFOUND;
-        return;
-    }
+    l->stream = f;
     int line = ini_parse_stream(read_line, l, handle_line, l);
     if (l->st == ATTN_OK && ferror(l->stream)) {
         snprintf(l->fault->why, sizeof(l->fault->why), "%s: cannot be read: %s", file,
@@ -179,7 +173,19 @@ static void load_file(struct loader *l, const char *file, bool must_exist)
                  "%s:%d: is neither [section] nor key = value", file, line);
         l->st = ATTN_EINVAL;
     }
-    fclose(l->stream);
+}
+
+static void load_file(struct loader *l, const char *file, bool must_exist)
+{
+    FILE *f = fopen(file, "re");
+    if (f != NULL) {
+        load_stream(l, file, f);
+        fclose(f);
+    } else if (errno != ENOENT || must_exist) {
+        snprintf(l->fault->why, sizeof(l->fault->why), "%s: cannot be read: %s", file,
+                 strerror(errno));
+        l->st = ATTN_ENOTFOUND;
+    }
 }
 
 /* Where this program's installed settings file would be: PREFIX/etc/attnd/attnd.conf for a program
@@ -205,37 +211,60 @@ static bool is_other_variable(const char *name, size_t n)
     return strncmp(name, "ATTND_TEST_", 11) == 0; /* seeds and the like, from a test */
 }
 
+/* The option whose variable has this name, or NULL and the nearest one. */
+static const struct config_option *find_variable(const char *name,
+                                                 const struct config_option **out_nearest)
+{
+    uint32_t best = UINT32_MAX;
+    *out_nearest = NULL;
+    for (size_t i = 0; i < config_n_options; i++) {
+        char known[CONFIG_NAME_BYTES];
+        config_option_variable(&config_options[i], known);
+        if (strcmp(name, known) == 0)
+            return &config_options[i];
+        uint32_t d = config_name_distance(name, known);
+        if (d < best && config_name_is_near(name, d)) {
+            best = d;
+            *out_nearest = &config_options[i];
+        }
+    }
+    return NULL;
+}
+
+/* Adds a sentence about a variable that is no setting. */
+static void add_unknown(struct loader *l, const char *name, const struct config_option *near)
+{
+    char known[CONFIG_NAME_BYTES] = "", *all;
+    const char *before = l->c->unknown;
+    if (near != NULL)
+        config_option_variable(near, known);
+    int n = asprintf(&all, "%s%sthe environment's %s is no setting and is ignored; %s%s",
+                     before != NULL ? before : "", before != NULL ? "\n" : "", name,
+                     near != NULL ? "the nearest is " : "attnd --help lists all", known);
+    if (n < 0) {
+        snprintf(l->fault->why, sizeof(l->fault->why), "out of memory");
+        l->st = ATTN_ENOMEM;
+        return;
+    }
+    free(l->c->unknown);
+    l->c->unknown = all;
+}
+
 static void load_environment(struct loader *l)
 {
     for (char **e = environ; *e != NULL && l->st == ATTN_OK; e++) {
         size_t n = strcspn(*e, "=");
         if (strncmp(*e, "ATTND_", 6) != 0 || (*e)[n] == '\0' || is_other_variable(*e, n))
             continue;
-        char origin[MAX_ORIGIN_BYTES], name[256], known[CONFIG_NAME_BYTES];
+        char origin[MAX_ORIGIN_BYTES], name[256];
+        const struct config_option *near;
         snprintf(name, sizeof(name), "%.*s", (int)n, *e);
         snprintf(origin, sizeof(origin), "environment %s", name);
-        const struct config_option *o = NULL, *near = NULL;
-        uint32_t best = UINT32_MAX;
-        for (size_t i = 0; i < config_n_options && o == NULL; i++) {
-            config_option_variable(&config_options[i], known);
-            uint32_t d = config_name_distance(name, known);
-            if (d < best) {
-                best = d;
-                near = &config_options[i];
-            }
-            if (d == 0 && strcmp(name, known) == 0)
-                o = &config_options[i];
-        }
-        if (o == NULL) {
-            config_option_variable(near, known);
-            snprintf(l->fault->why, sizeof(l->fault->why), "environment: unknown variable %s; %s%s",
-                     name,
-                     config_name_is_near(name, best) ? "the nearest is " : "attnd --help lists all",
-                     config_name_is_near(name, best) ? known : "");
-            l->st = ATTN_EINVAL;
-            return;
-        }
-        set_option(l, o, RANK_ENVIRONMENT, origin, *e + n + 1);
+        const struct config_option *o = find_variable(name, &near);
+        if (o != NULL)
+            set_option(l, o, RANK_ENVIRONMENT, origin, *e + n + 1);
+        else
+            add_unknown(l, name, near);
     }
 }
 
@@ -379,6 +408,29 @@ static attn_status loader_init(struct loader *l, struct config *c, struct config
     return l->st;
 }
 
+attn_status config_load_printed(FILE *f, const struct config_file *files, uint32_t n_files,
+                                struct config *c, struct config_fault *out_fault)
+{
+    static const char label[] = "the last good settings";
+    struct loader l;
+    if (loader_init(&l, c, out_fault) == ATTN_OK)
+        load_defaults(&l);
+    if (l.st == ATTN_OK)
+        load_stream(&l, label, f);
+    for (uint32_t i = 0; i < n_files && l.st == ATTN_OK; i++) {
+        const struct config_option *o = config_option_find(files[i].name);
+        if (o != NULL) /* not one of a program of before, without which its text fails, too */
+            set_option(&l, o, RANK_ENVIRONMENT, label, files[i].path);
+    }
+    if (l.st == ATTN_OK)
+        l.st = config_check(c, out_fault->why, sizeof(out_fault->why));
+    free(l.ranks);
+    if (l.st != ATTN_OK)
+        config_fini(c);
+    out_fault->is_flag = false;
+    return l.st;
+}
+
 attn_status config_load(int argc, char **argv, struct config *c, enum config_action *out_action,
                         struct config_fault *out_fault)
 {
@@ -454,5 +506,6 @@ void config_fini(struct config *c)
             free(c->origins[i]);
     }
     free(c->origins);
+    free(c->unknown);
     memset(c, 0, sizeof(*c));
 }

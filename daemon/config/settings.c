@@ -3,6 +3,7 @@
 #include "daemon/config/settings.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +18,8 @@ struct settings {
     struct settings_user user;
     pthread_mutex_t lock;
     uint32_t n_taken, n_kept; /* settings taken over, or waiting for a restart, in this change */
+    _Atomic uint32_t n_reloads;
+    char refused[2048]; /* why the latest reload failed; "": it did not */
 };
 
 void settings_publish(const struct config *cfg)
@@ -60,36 +63,87 @@ static void notify_change(void *user, const char *name, const char *value, bool 
         log_warn("settings: %s changed; that needs a restart", name);
 }
 
+void settings_say_unknown(const struct config *cfg)
+{
+    for (const char *at = cfg->unknown; at != NULL && *at != '\0'; at += *at == '\n') {
+        int n = (int)strcspn(at, "\n");
+        log_warn("%.*s", n, at);
+        at += n;
+    }
+}
+
+/* Takes over what was read. */
+static attn_status take_over(struct settings *s, const struct config *now, char *why,
+                             size_t why_bytes)
+{
+    struct config next = *s->cfg; /* the settings as they will be; owns nothing */
+    for (size_t i = 0; i < config_n_options; i++)
+        if (config_options[i].effect == AT_ONCE)
+            config_option_copy(&config_options[i], &next, now);
+    attn_status st = s->user.read_files(s->user.user, &next, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    config_take_over(s->cfg, now, notify_change, s);
+    s->user.took(s->user.user, s->cfg);
+    return ATTN_OK;
+}
+
 attn_status settings_reload(struct settings *s, uint32_t *out_n_taken, uint32_t *out_n_kept,
                             char *why, size_t why_bytes)
 {
     struct config now;
-    char reason[1024];
     enum config_action action;
     struct config_fault fault;
     attn_status st = config_load(s->argc, s->argv, &now, &action, &fault);
-    if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "the settings stay as they are: %s", fault.why);
-        return st;
-    }
+    if (st == ATTN_OK)
+        settings_say_unknown(&now);
     pthread_mutex_lock(&s->lock);
     s->n_taken = s->n_kept = 0;
-    struct config next = *s->cfg; /* the settings as they will be; owns nothing */
-    for (size_t i = 0; i < config_n_options; i++)
-        if (config_options[i].effect == AT_ONCE)
-            config_option_copy(&config_options[i], &next, &now);
-    st = s->user.read_files(s->user.user, &next, reason, sizeof reason);
     if (st == ATTN_OK) {
-        config_take_over(s->cfg, &now, notify_change, s);
-        s->user.took(s->user.user, s->cfg);
+        st = take_over(s, &now, fault.why, sizeof fault.why);
+        config_fini(&now);
+    }
+    if (st == ATTN_OK) {
         *out_n_taken = s->n_taken;
         *out_n_kept = s->n_kept;
     } else {
-        snprintf(why, why_bytes, "the settings stay as they are: %s", reason);
+        snprintf(why, why_bytes, "the settings stay as they are: %s", fault.why);
     }
+    snprintf(s->refused, sizeof s->refused, "%s", st == ATTN_OK ? "" : fault.why);
+    atomic_fetch_add(&s->n_reloads, 1);
     pthread_mutex_unlock(&s->lock);
-    config_fini(&now);
     return st;
+}
+
+uint32_t settings_n_reloads(const struct settings *s)
+{
+    return atomic_load(&s->n_reloads);
+}
+
+bool settings_are_refused(struct settings *s, char *why, size_t why_bytes)
+{
+    pthread_mutex_lock(&s->lock);
+    bool is_refused = s->refused[0] != '\0';
+    if (is_refused)
+        snprintf(why, why_bytes, "%s", s->refused);
+    pthread_mutex_unlock(&s->lock);
+    return is_refused;
+}
+
+char *settings_text(struct settings *s)
+{
+    char *text = NULL;
+    size_t n;
+    FILE *f = open_memstream(&text, &n);
+    if (f == NULL)
+        return NULL;
+    pthread_mutex_lock(&s->lock);
+    config_print(s->cfg, f);
+    pthread_mutex_unlock(&s->lock);
+    if (fclose(f) == 0)
+        return text;
+    free(text);
+    return NULL;
 }
 
 attn_status settings_set(struct settings *s, const char *name, const char *value, char *why,

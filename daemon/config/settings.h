@@ -9,6 +9,8 @@ struct settings;
 
 /* Sets the log's level and format and the threshold of slow steps from cfg. */
 void settings_publish(const struct config *cfg);
+/* Logs config.unknown. */
+void settings_say_unknown(const struct config *cfg);
 
 /* Callbacks, run inside the call that changes settings, on its thread. */
 struct settings_user {
@@ -31,6 +33,12 @@ void settings_close(struct settings *s); /* NULL is fine */
  * others: why gets the sentence, and nothing has changed. */
 attn_status settings_reload(struct settings *s, uint32_t *out_n_taken, uint32_t *out_n_kept,
                             char *why, size_t why_bytes);
+/* How often settings_reload was called. Any thread. */
+uint32_t settings_n_reloads(const struct settings *s);
+/* Whether the latest settings_reload failed; true: why gets its sentence. */
+bool settings_are_refused(struct settings *s, char *why, size_t why_bytes);
+/* All settings as config_print writes them; the caller frees it. NULL: no memory. */
+char *settings_text(struct settings *s);
 /* Sets one setting, until it is set again or the sources are read again. ATTN_ENOTFOUND: no such
  * setting; ATTN_ENOTSUP: it needs a restart; ATTN_EINVAL: the value is wrong; why names it. */
 attn_status settings_set(struct settings *s, const char *name, const char *value, char *why,

@@ -71,6 +71,7 @@ static unsigned page_health_verbose(const struct http *h, FILE *f)
     fprintf(f, "%s canary: %" PRIu64 " of %" PRIu64 " outputs wrong\n", n_wrong > 0 ? "[-]" : "[+]",
             n_wrong, stats_get(canary_items));
     status = n_wrong > 0 ? MHD_HTTP_SERVICE_UNAVAILABLE : status;
+    fprintf(f, "%s settings\n", health_settings_are_good() ? "[+]" : "[-]");
     fprintf(f, "%s ready%s\n", health_is_ready() ? "[+]" : "[-]",
             health_is_draining() ? ", draining" : "");
     return status;

@@ -46,6 +46,7 @@ struct daemon {
     int argc;
     char **argv;
     struct config *cfg;
+    struct last_good *last_good;
     struct card_list cards;
     struct iobuf_pool *bufs;
     struct tenants *tenants; /* NULL: there are no tenants */
@@ -162,6 +163,8 @@ static void on_tick(uv_timer_t *timer)
     health_beat(HEALTH_LOOP);
     log_flush_left_out();
     cards_give_up(&d->cards);
+    if (!d->is_draining && !d->is_handing_over)
+        last_good_follow(d->last_good, d->settings, d->cfg);
     if (cards_are_lost(&d->cards)) {
         log_error("the device is lost; ending so that a restart can take it again");
         finish(d, EX_TEMPFAIL);
@@ -486,10 +489,13 @@ static void daemon_stop(struct daemon *d)
 
 static int daemon_serve(struct daemon *d)
 {
+    bool has_cache = last_good_has_cache();
     int code = daemon_start(d);
-    if (code == EX_OK) {
+    bool has_started = code == EX_OK;
+    if (has_started) {
         health_set_ready(true);
-        notify_send("READY=1\nSTATUS=serving");
+        last_good_begin(d->last_good, d->settings, d->cfg);
+        notify_send("READY=1");
         log_info("attnd %s is ready", ATTND_VERSION);
         uv_run(d->loop, UV_RUN_DEFAULT);
         code = d->exit_code;
@@ -497,15 +503,16 @@ static int daemon_serve(struct daemon *d)
     daemon_stop(d);
     if (code == EX_OK)
         log_info("stopped");
+    if (!has_started && has_cache)
+        last_good_pause();
     return code;
 }
 
-int daemon_run(struct config *cfg, int argc, char **argv)
+int daemon_run(struct config *cfg, int argc, char **argv, struct last_good *g)
 {
     static struct daemon d;
-    d = (struct daemon){.cfg = cfg, .argc = argc, .argv = argv};
+    d = (struct daemon){.cfg = cfg, .argc = argc, .argv = argv, .last_good = g};
     settings_publish(cfg);
-    keep_begin();
     loop_memory_use();
     d.loop = uv_default_loop();
     if (d.loop == NULL) {

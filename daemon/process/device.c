@@ -8,7 +8,6 @@
 #include "cache/kv.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/engine.h"
-#include "daemon/process/memory.h"
 #include "daemon/transport/transport.h"
 #include "kernels/faults.h"
 #include "kernels/load.h"
@@ -62,6 +61,44 @@ static void say_need(const struct device_choice *which, const struct memory_need
                  n->client_bytes >> 20, n->tier_bytes >> 20);
 }
 
+/* How many of the devices have their KV memory in the host's. */
+static uint32_t device_count_in_host(const struct config *cfg)
+{
+    struct config_device devices[CONFIG_MAX_DEVICES] = {0};
+    const struct backend_ops *ops;
+    char why[WHY_BYTES];
+    bool is_cpu = strcmp(cfg->backend, "cpu") == 0;
+    uint32_t n, n_in_host = 0;
+    if (is_auto(cfg)) { /* a GPU's module that finds a device is taken */
+        is_cpu = true;
+        for (size_t i = 0; i < sizeof in_order / sizeof in_order[0]; i++)
+            if (strcmp(in_order[i], "cpu") != 0 &&
+                backend_load(in_order[i], &ops, why, sizeof why) == ATTN_OK &&
+                ops->n_devices != NULL && ops->n_devices() > 0)
+                is_cpu = false;
+    }
+    config_devices(cfg->device_index, devices, &n);
+    for (uint32_t i = 0; i < (n > 0 ? n : 1); i++)
+        n_in_host +=
+            devices[i].backend[0] == '\0' ? is_cpu : strcmp(devices[i].backend, "cpu") == 0;
+    return n_in_host;
+}
+
+struct memory_need device_memory_need(const struct config *cfg, uint32_t n)
+{
+    struct kv_config kc = engine_kv_config(cfg, cfg->kv_memory_bytes);
+    uint64_t full = kv_full_bytes(&kc), most = kv_fixed_bytes(&kc) + config_table_bytes(cfg);
+    return (struct memory_need){
+        .kv_bytes = cfg->kv_memory_bytes * device_count_in_host(cfg),
+        .io_bytes = cfg->io_memory_bytes,
+        .tier_bytes = (config_tier_bytes(cfg) + config_tier_record_bytes(cfg) +
+                       config_disk_record_bytes(cfg) + cfg->idle_memory_bytes) *
+                      n,
+        .table_bytes = ((full < most ? full : most) + engine_table_bytes(cfg)) * n,
+        .client_bytes = transport_client_bytes(cfg),
+    };
+}
+
 static attn_status open_one(const struct config *cfg, const struct device_choice *which,
                             const char *name, int import_fd, struct device *out, char *why,
                             size_t why_bytes)
@@ -83,18 +120,10 @@ static attn_status open_one(const struct config *cfg, const struct device_choice
     };
     /* imported memory is counted as used already */
     bool takes_kv = strcmp(name, "cpu") == 0 && import_fd < 0;
-    struct kv_config kc = engine_kv_config(cfg, cfg->kv_memory_bytes);
-    uint64_t full = kv_full_bytes(&kc), most = kv_fixed_bytes(&kc) + config_table_bytes(cfg);
-    const struct memory_need need = {
-        .kv_bytes = takes_kv ? bc.kv_bytes * which->n_alike_to_come : 0,
-        .io_bytes = which->n == 0 ? cfg->io_memory_bytes : 0,
-        .tier_bytes = (config_tier_bytes(cfg) + config_tier_record_bytes(cfg) +
-                       config_disk_record_bytes(cfg) + cfg->idle_memory_bytes) *
-                      which->n_all,
-        .table_bytes = ((full < most ? full : most) + engine_table_bytes(cfg)) * which->n_all,
-        .client_bytes = transport_client_bytes(cfg),
-        .taken_bytes = which->taken_bytes,
-    };
+    struct memory_need need = device_memory_need(cfg, which->n_all);
+    need.kv_bytes = takes_kv ? bc.kv_bytes * which->n_alike_to_come : 0;
+    need.io_bytes = which->n == 0 ? need.io_bytes : 0;
+    need.taken_bytes = which->taken_bytes;
     struct memory_fit fit;
     if (memory_check("", &need, &fit, why, why_bytes) != ATTN_OK)
         return ATTN_EQUOTA;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "daemon/config/config.h"
+#include "daemon/process/memory.h"
 #include "kernels/backend.h"
 
 /* One of the devices that are opened together. */
@@ -25,6 +26,8 @@ struct device {
 
 /* How many devices the backend of the settings has; with "auto", the first that has any. */
 uint32_t device_count(const struct config *cfg);
+/* What host memory a daemon with these settings and n devices takes at most; opens none. */
+struct memory_need device_memory_need(const struct config *cfg, uint32_t n);
 /* Opens the device, and logs which backend it has and why others are not used. The last device gets
  * the faults that the settings inject. ATTN_ENOTSUP: no backend can be used; the log says why. */
 attn_status device_open(const struct config *cfg, const struct device_choice *which,

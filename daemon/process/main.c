@@ -12,9 +12,11 @@
 #include "daemon/base/stats.h"
 #include "daemon/config/config.h"
 #include "daemon/config/settings.h"
+#include "daemon/keeper/keep.h"
 #include "daemon/keeper/supervise.h"
 #include "daemon/process/daemon.h"
 #include "daemon/process/device.h"
+#include "daemon/process/last_good.h"
 
 static void print_version(void)
 {
@@ -52,15 +54,14 @@ int main(int argc, char **argv)
 {
     struct config cfg;
     enum config_action action;
-    int code = EX_OK;
-    struct config_fault fault;
+    struct last_good last_good;
     standard_files_init();
     stats_set_commit(ATTND_COMMIT);
     log_init(LOG_LEVEL_INFO, LOG_FORMAT_LOGFMT);
-    if (config_load(argc, argv, &cfg, &action, &fault) != ATTN_OK) {
-        log_error("%s", fault.why);
-        return fault.is_flag ? EX_USAGE : EX_CONFIG;
-    }
+    keep_begin();
+    int code = last_good_choose(argc, argv, &last_good, &cfg, &action);
+    if (code != EX_OK)
+        return code;
     switch (action) {
     case CONFIG_HELP:
         config_help(stdout);
@@ -84,9 +85,10 @@ int main(int argc, char **argv)
         code = supervise_run(argc, argv);
         break;
     case CONFIG_RUN:
-        code = daemon_run(&cfg, argc, argv);
+        code = daemon_run(&cfg, argc, argv, &last_good);
         break;
     }
+    last_good_fini(&last_good);
     config_fini(&cfg);
     return code;
 }

@@ -55,6 +55,10 @@ static uint64_t read_line(FILE *f, const char *word, uint64_t otherwise)
 static void take_least(struct memory_room *room, uint64_t free_bytes, uint64_t limit_bytes,
                        const char *what)
 {
+    if (limit_bytes < room->most_bytes) {
+        room->most_bytes = limit_bytes;
+        snprintf(room->most_what, sizeof room->most_what, "%s", what);
+    }
     if (free_bytes >= room->free_bytes)
         return;
     room->free_bytes = free_bytes;
@@ -98,7 +102,8 @@ static void look_at_groups(const char *root, const struct version *v, char *path
 void memory_room_read(const char *root, struct memory_room *out)
 {
     char line[PATH_MAX];
-    struct memory_room room = {.free_bytes = NO_LIMIT, .limit_bytes = NO_LIMIT};
+    struct memory_room room = {
+        .free_bytes = NO_LIMIT, .limit_bytes = NO_LIMIT, .most_bytes = NO_LIMIT};
     uint64_t kib = read_line(open_below("%s/proc/meminfo", root), "MemAvailable:", NO_LIMIT);
     if (kib != NO_LIMIT)
         take_least(&room, kib * 1024,
@@ -128,23 +133,23 @@ static uint64_t add(uint64_t a, uint64_t b)
     return a + b < a ? UINT64_MAX : a + b;
 }
 
-attn_status memory_check(const char *root, const struct memory_need *need,
-                         struct memory_fit *out_fit, char *why, size_t why_bytes)
+static uint64_t all_of(const struct memory_need *need, uint64_t *out_io)
 {
-    struct memory_room room;
-    memory_room_read(root, &room);
     uint64_t io = need->io_bytes > 0 ? 1 : 0;
     while (io < need->io_bytes)
         io *= 2; /* iobuf.c rounds up, too */
+    *out_io = io;
     uint64_t all = add(add(need->kv_bytes, io), add(need->tier_bytes, ITSELF_BYTES));
-    all = add(all, add(need->table_bytes, need->client_bytes));
-    uint64_t more = need->taken_bytes < all ? all - need->taken_bytes : 0;
-    if (more <= room.free_bytes) {
-        bool is_known = room.free_bytes != NO_LIMIT;
-        *out_fit = (struct memory_fit){all, is_known ? room.free_bytes - more : NO_LIMIT};
-        return ATTN_OK;
-    }
+    return add(all, add(need->table_bytes, need->client_bytes));
+}
+
+/* have: what there is, with what says so. */
+static attn_status refuse(const struct memory_need *need, const char *have, char *why,
+                          size_t why_bytes)
+{
     char kv_text[64] = "", tier_text[64] = "";
+    uint64_t io;
+    all_of(need, &io);
     if (need->tier_bytes > 0)
         snprintf(tier_text, sizeof tier_text, "cache.host_memory and idle_memory %" PRIu64 " MiB, ",
                  need->tier_bytes >> 20);
@@ -155,8 +160,40 @@ attn_status memory_check(const char *root, const struct memory_need *need,
         why, why_bytes,
         "%s%scache.io_memory %" PRIu64 " MiB, tables (cache.max_sequences, table_memory) %" PRIu64
         " MiB, clients (listen.max_peers, engine.max_queue_requests) %" PRIu64
-        " MiB and %d MiB for attnd itself do not fit: %" PRIu64 " MiB of %" PRIu64 " are free (%s)",
+        " MiB and %d MiB for attnd itself do not fit: %s",
         kv_text, tier_text, io >> 20, need->table_bytes >> 20, need->client_bytes >> 20,
-        ITSELF_BYTES >> 20, room.free_bytes >> 20, room.limit_bytes >> 20, room.what);
+        ITSELF_BYTES >> 20, have);
     return ATTN_ENOMEM;
+}
+
+attn_status memory_check(const char *root, const struct memory_need *need,
+                         struct memory_fit *out_fit, char *why, size_t why_bytes)
+{
+    struct memory_room room;
+    char have[384];
+    uint64_t io, all = all_of(need, &io);
+    memory_room_read(root, &room);
+    uint64_t more = need->taken_bytes < all ? all - need->taken_bytes : 0;
+    if (more <= room.free_bytes) {
+        bool is_known = room.free_bytes != NO_LIMIT;
+        *out_fit = (struct memory_fit){all, is_known ? room.free_bytes - more : NO_LIMIT};
+        return ATTN_OK;
+    }
+    snprintf(have, sizeof have, "%" PRIu64 " MiB of %" PRIu64 " are free (%s)",
+             room.free_bytes >> 20, room.limit_bytes >> 20, room.what);
+    return refuse(need, have, why, why_bytes);
+}
+
+attn_status memory_check_at_all(const char *root, const struct memory_need *need, char *why,
+                                size_t why_bytes)
+{
+    struct memory_room room;
+    char have[384];
+    uint64_t io;
+    memory_room_read(root, &room);
+    if (all_of(need, &io) <= room.most_bytes)
+        return ATTN_OK;
+    snprintf(have, sizeof have, "there are %" PRIu64 " MiB (%s)", room.most_bytes >> 20,
+             room.most_what);
+    return refuse(need, have, why, why_bytes);
 }

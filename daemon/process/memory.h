@@ -13,6 +13,9 @@
 struct memory_room {
     uint64_t free_bytes, limit_bytes; /* UINT64_MAX: not known */
     char what[256]; /* "MemAvailable of this machine", or the file that has the limit */
+    uint64_t
+        most_bytes; /* least of all limits, and of what the machine has: the most there can be */
+    char most_what[256];
 };
 
 /* Reads memory.max (control groups version 2) and memory.limit_in_bytes (version 1) of this
@@ -35,9 +38,12 @@ struct memory_fit {
     uint64_t left_bytes; /* beside that; UINT64_MAX: not known */
 };
 
-/* Checks that all of it fits. ATTN_ENOMEM:
- * why names all sizes and settings. */
+/* Checks that all of it fits. ATTN_ENOMEM: why names all sizes and settings. */
 attn_status memory_check(const char *root, const struct memory_need *need,
                          struct memory_fit *out_fit, char *why, size_t why_bytes);
+/* The same against all that there is, used or not: a process that has these settings already, or
+ * ends before, doesn't count. */
+attn_status memory_check_at_all(const char *root, const struct memory_need *need, char *why,
+                                size_t why_bytes);
 
 #endif

@@ -6,13 +6,18 @@
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 bin=$1
-# fails CODE WORDS FLAG...: attnd with these flags leaves with CODE and says WORDS as an error
-fails() {
+# refused CODE WORDS FLAG...: attnd with these flags leaves with CODE and says WORDS as an error
+refused() {
   local want=$1 words=$2 rc=0
   shift 2
   timeout 30 "$bin/attnd" --backend cpu --listen.http off "$@" >"$dir/log" 2>&1 || rc=$?
   [[ $rc == "$want" ]] || die "exit code $rc, not $want: $* $(cat "$dir/log")"
   grep -E 'level=error ' "$dir/log" | grep -qE -e "$words" || die "no \"$words\" in: $(cat "$dir/log")"
+}
+# fails CODE WORDS FLAG...: the same, and --check-config says so before
+fails() {
+  refused "$@" --check-config
+  refused "$@"
 }
 
 fails 64 'engine.lease = 3 ' --engine.lease 3
@@ -23,10 +28,29 @@ fails 78 'engine.default_timeout = 20m .*is more than engine.max_timeout = 10m' 
 fails 64 'engine.max_timeout = 1m \(flag ' --config "$dir/conf" --engine.max_timeout 1m
 printf '[engine]\nleese = 3s\n' >"$dir/conf"
 fails 78 'conf:2: .*engine.leese.*lease' --config "$dir/conf"
-fails 69 'device.kv_memory 62914560 MiB, cache.io_memory 256 MiB, .* are free' --device.kv_memory 60T --listen "ipc://$dir/s"
+fails 69 'device.kv_memory 62914560 MiB, cache.io_memory 256 MiB, .* do not fit: there are' \
+  --device.kv_memory 60T --listen "ipc://$dir/s"
 fails 69 'tables \(cache.max_sequences, table_memory\) [0-9]{6,} MiB' --cache.max_sequences 16777216 \
   --cache.max_layers 512 --device.kv_memory 16M --listen "ipc://$dir/s"
+fails 78 'max_sequences 1000000' --cache.max_sequences 1000000 --cache.max_seq_tokens 268435456 \
+  --device.kv_memory 16M --listen "ipc://$dir/s"
 fails 73 "directory $dir/a/b" --device.kv_memory 16M --listen "ipc://$dir/a/b/s"
+fails 78 "listen.tenants: $dir/no_tenants: No such file" --listen "ipc://$dir/s" --listen.tenants "$dir/no_tenants"
+(umask 077 && printf '[good]\nusers = root\n' >"$dir/tenants")
+fails 73 'tcp://192.0.2.1:7471: cannot listen' --device.kv_memory 16M --listen tcp://192.0.2.1:7471 \
+  --listen.insecure_tcp yes --listen.tenants "$dir/tenants"
+(umask 077 && printf '[bad name]\nusers = root\n' >"$dir/tenants")
+fails 78 "listen.tenants: $dir/tenants:2: " --listen "ipc://$dir/s" --listen.tenants "$dir/tenants"
+tls=(--listen tls+tcp://127.0.0.1:0 --listen.tls_cert "$dir/keys/server.crt" --listen.tls_key "$dir/keys/server.key")
+fails 78 "listen.tls_cert: $dir/keys/server.crt: No such file" "${tls[@]}"
+"$bin/attnctl" keys "$dir/keys" --host localhost >/dev/null
+chmod 644 "$dir/keys/server.key"
+fails 78 "listen.tls_key: $dir/keys/server.key has mode 0644" "${tls[@]}"
+cp "$dir/keys/ca.crt" "$dir/keys/server.key" && chmod 600 "$dir/keys/server.key"
+fails 78 'listen.tls_key: .* holds no private key' "${tls[@]}"
+fails 78 "cache.disk_path = $dir/no_folder: No such file" --cache.disk_path "$dir/no_folder" --cache.disk_size 1M \
+  --listen "ipc://$dir/s"
+fails 78 "cache.disk_size: 16777216 MiB, .* $dir has" --cache.disk_path "$dir" --cache.disk_size 16T --listen "ipc://$dir/s"
 touch "$dir/file"
 for transport in ipc shm; do
   fails 73 "$transport://$dir/file: .*no socket" --device.kv_memory 16M --listen "$transport://$dir/file"
@@ -36,8 +60,11 @@ for transport in ipc shm; do
   for name in attnd attnd-http attnd-engine0; do # as operations.md has them
     await grep -qx "$name" "/proc/$daemon"/task/*/comm # a thread names itself as it begins
   done
-  fails 73 "$transport://$dir/$transport: .*in use" --device.kv_memory 16M --listen "$transport://$dir/$transport"
-  fails 73 'listen.http' --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http "127.0.0.1:$(http_port)"
+  # settings are not wrong because a daemon has them
+  "$bin/attnd" --check-config --backend cpu --device.kv_memory 16M --listen "$transport://$dir/$transport" \
+    --listen.http "127.0.0.1:$(http_port)" 2>"$dir/err.log" || die "refused beside a daemon: $(cat "$dir/err.log")"
+  refused 73 "$transport://$dir/$transport: .*in use" --device.kv_memory 16M --listen "$transport://$dir/$transport"
+  refused 73 'listen.http' --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http "127.0.0.1:$(http_port)"
   kill -9 "$daemon"
   wait "$daemon" 2>/dev/null || true
   [[ -S $dir/$transport ]] || die "a killed daemon took its socket along"
@@ -90,6 +117,47 @@ wait "$daemon"
 daemon=
 order=$(grep -nE 'listening on|backend cpu on|stats on' "$dir/log" | sed 's/.*msg="//; s/ on.*//' | paste -sd,)
 [[ $order == stats,listening,'backend cpu' ]] || die "order: $order"
+# a variable that is none of attnd's is told, not refused
+ATTND_PORT_7471_TCP=tcp://10.0.0.7:7471 ATTND_ENGINE_LEESE=1s start --listen "ipc://$dir/s"
+grep -q 'level=warn .*ATTND_ENGINE_LEESE is no setting.* ATTND_ENGINE_LEASE' "$dir/log" || die "no warning"
+grep -q 'level=warn .*ATTND_PORT_7471_TCP is no setting' "$dir/log" || die "no warning"
+stop
+# a mistake in the file costs no cache: a child that a supervisor starts has the last good settings.
+# /metrics says whether the latest are good; attnctl status, too
+printf '[engine]\nlease = 31s\n' >"$dir/conf"
+start --supervise --config "$dir/conf" --listen "ipc://$dir/s" --listen.http 127.0.0.1:0
+port=$(http_port)
+ctl() { "$bin/attnctl" --endpoint "ipc://$dir/s" --wait 60 "$@"; }
+is_good() { page /metrics >/dev/null && grep -qx "attnd_config_last_load_successful $1" "$dir/page"; }
+child() { cat "/proc/$daemon/task/$daemon/children"; }
+kill_child() {
+  local dead
+  dead=$(child)
+  kill -9 "$dead"
+  is_another() { [[ $(child) != "$dead" ]]; }
+  await is_another
+}
+await is_good 1
+ctl pool create p $shape >/dev/null
+printf '[engine]\nleese = 32s\n' >"$dir/conf"
+kill_child
+ctl pool list >"$dir/out"
+has '^p '
+ctl config get engine.lease >"$dir/out"
+has 31s
+ctl status >"$dir/out"
+has 'config_last_load_successful *0'
+writes "$daemon" "$log" 'level=error .*THE SETTINGS ARE REFUSED' || die "not told"
+port=$(grep -oE 'stats on http://127.0.0.1:[0-9]+' "$log" | tail -n 1 | grep -oE '[0-9]+$')
+await is_good 0
+[[ $(page '/healthz?verbose') == 200 ]] && grep -qF '[-] settings' "$dir/page" || die "not in: $(cat "$dir/page")"
+printf '[engine]\nlease = 33s\n' >"$dir/conf"
+kill -HUP "$daemon"
+await is_good 1
+printf '[engine]\nlease = 33\n' >"$dir/conf"
+kill -HUP "$daemon"
+await is_good 0
+stop
 # a control group's limit, where this test may make one
 for root in /sys/fs/cgroup/memory /sys/fs/cgroup; do
   group=$root/attnd_start_$$
@@ -100,7 +168,7 @@ for root in /sys/fs/cgroup/memory /sys/fs/cgroup; do
     rc=0
     (echo $BASHPID >"$group/cgroup.procs" && exec "$bin/attnd" --backend cpu --device.kv_memory 256M \
       --listen "ipc://$dir/s" --listen.http off) >"$dir/log" 2>&1 || rc=$?
-    [[ $rc == 69 ]] && grep -q "device.kv_memory 256 MiB, .* of 128 are free .*$file" "$dir/log" ||
+    [[ $rc == 69 ]] && grep -q "device.kv_memory 256 MiB, .* there are 128 MiB .*$file" "$dir/log" ||
       die "in a group of 128 MiB: $rc"
   fi
   rmdir "$group"

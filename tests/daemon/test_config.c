@@ -248,9 +248,30 @@ static void an_unknown_name_is_an_error_with_the_nearest_known_one(void **state)
     config_expect_failure("unknown --conifg|--config", ARGS("--conifg", f));
     config_expect_failure("unknown --check-confg|--check-config", ARGS("--check-confg"));
     config_expect_failure("unexpected argument \"serve\"", ARGS("serve"));
+}
+
+static void an_unknown_variable_is_told_with_the_nearest_known_one(void **state)
+{
+    (void)state;
+    struct config c;
+    const char *f = config_given_file("");
+    config_expect_ok(&c, ARGS("--config", f));
+    assert_null(c.unknown);
+    config_fini(&c);
+    /* a typo, and what Kubernetes sets for a service named attnd */
     config_given_environment("ATTND_ENGINE_LEESE", "3s");
-    config_expect_failure("unknown variable ATTND_ENGINE_LEESE|ATTND_ENGINE_LEASE",
-                          ARGS("--config", f));
+    config_given_environment("ATTND_PORT_7471_TCP", "tcp://10.0.0.7:7471");
+    config_given_environment("ATTND_ENGINE_SPIN", "1ms");
+    config_expect_ok(&c, ARGS("--config", f));
+    assert_int_equal(c.lease_us, 30000000);
+    assert_int_equal(c.spin_us, 1000);
+    assert_non_null(strstr(
+        c.unknown,
+        "ATTND_ENGINE_LEESE is no setting and is ignored; the nearest is ATTND_ENGINE_LEASE"));
+    assert_non_null(strstr(
+        c.unknown, "ATTND_PORT_7471_TCP is no setting and is ignored; attnd --help lists all"));
+    assert_null(strstr(c.unknown, "SPIN"));
+    config_fini(&c);
 }
 
 static void a_file_that_is_no_ini_file_is_refused_by_line(void **state)
@@ -477,6 +498,7 @@ int main(void)
         TEST(a_bad_value_is_named_with_its_source_key_and_range),
         TEST(a_comment_may_stand_behind_a_value),
         TEST(an_unknown_name_is_an_error_with_the_nearest_known_one),
+        TEST(an_unknown_variable_is_told_with_the_nearest_known_one),
         TEST(a_file_that_is_no_ini_file_is_refused_by_line),
         TEST(indented_lines_and_comments_are_what_they_look_like),
         TEST(addresses_that_others_can_reach_are_refused_by_name),

@@ -54,10 +54,28 @@ static void print_config_shows_origins_and_reads_back_to_the_same(void **state)
         if (*a != '#')
             assert_memory_equal(a, b, strcspn(a, "\n") + 1);
     assert_int_equal(*a, *b);
+    /* also where neither file nor environment count */
+    struct config_fault fault;
+    struct config_file cert = {"listen.tls_cert", "/elsewhere"};
+    FILE *in = fmemopen(text, strlen(text), "r");
+    config_given_environment("ATTND_LOG_LEVEL", "debug");
+    config_fini(&again);
+    memset(&again, 0xee, sizeof again);
+    assert_int_equal(config_load_printed(in, &cert, 1, &again, &fault), ATTN_OK);
+    fclose(in);
+    assert_string_equal(again.tls_cert, "/elsewhere");
+    assert_string_equal(again.log_level, "warn");
+    assert_int_equal(again.lease_us, c.lease_us);
+    assert_int_equal(again.n_listen, 2);
+    assert_string_equal(again.listen[1], c.listen[1]);
+    in = fmemopen((char *)(uintptr_t) "[engine]\nleese = 3s\n", 20, "r");
+    config_fini(&again);
+    assert_int_not_equal(config_load_printed(in, NULL, 0, &again, &fault), ATTN_OK);
+    assert_non_null(strstr(fault.why, "last good settings:2: unknown setting engine.leese"));
+    fclose(in);
     free(text);
     free(text_again);
     config_fini(&c);
-    config_fini(&again);
 }
 
 /* The packaged file: every option with its help text and, commented out, its default. */

@@ -169,6 +169,14 @@ static void tables_and_clients_count_and_what_is_taken_does_not(void **state)
     assert_int_equal(memory_check(root, &need, &fit, why, sizeof why), ATTN_ENOMEM);
     need.taken_bytes = UINT64_MAX;
     assert_int_equal(memory_check(root, &need, &fit, why, sizeof why), ATTN_OK);
+    /* what is used counts where a process is to start, not where its settings are judged */
+    need = (struct memory_need){.kv_bytes = 66 * MIB, .io_bytes = 32 * MIB};
+    assert_int_equal(memory_check(root, &need, &fit, why, sizeof why), ATTN_ENOMEM);
+    assert_int_equal(memory_check_at_all(root, &need, why, sizeof why), ATTN_OK);
+    need.table_bytes = 7 * MIB;
+    assert_int_equal(memory_check_at_all(root, &need, why, sizeof why), ATTN_ENOMEM);
+    assert_non_null(strstr(why, "table_memory) 7 MiB, "));
+    assert_non_null(strstr(why, " do not fit: there are 128 MiB (/sys/fs/cgroup/x/memory.max)"));
 }
 
 int main(void)

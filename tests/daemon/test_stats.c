@@ -363,7 +363,11 @@ static void healthz_names_the_thread_that_stopped(void **state)
     test_now_ns += 1;
     expect_page(h, "GET", "/healthz", 503, "the engine has shown no life for 1000 ms\n");
     expect_page(h, "GET", "/healthz?verbose", 503,
-                "[-] engine\n[+] event loop\n[+] canary: 0 of 0 outputs wrong\n[-] ready\n");
+                "[-] engine\n[+] event loop\n[+] canary: 0 of 0 outputs wrong\n[+] settings\n"
+                "[-] ready\n");
+    health_set_settings_good(false); /* people see it; it is served all the same */
+    expect_page(h, "GET", "/healthz?verbose", 503, "[-] settings\n");
+    health_set_settings_good(true);
     expect_page(h, "GET", "/livez", 200, "ok\n");
     test_now_ns += 1000000000;
     expect_page(h, "GET", "/healthz", 503, "the engine has shown no life for 2000 ms\nthe event");

@@ -270,7 +270,10 @@ static int run(void)
         sim_say("settings: %s", fault.why);
         return EX_CONFIG;
     }
-    int code = daemon_run(&cfg, argc, argv);
+    /* its settings are the same in every life: none are kept */
+    struct last_good g = {.kept = {.text_fd = -1}, .is_used = true};
+    keep_begin();
+    int code = daemon_run(&cfg, argc, argv, &g);
     config_fini(&cfg);
     return code;
 }

@@ -20,6 +20,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -28,7 +29,8 @@
 enum {
     FIRST_FD = 3,
     MAX_FDS = 16,
-    N_KEPT = 6, /* sockets of ipc, its admin, shm and gpu; arena, memory */
+    N_SETTINGS = 3, /* the last good ones, and their certificate and key */
+    N_KEPT = 6 + N_SETTINGS, /* sockets of ipc, its admin, shm and gpu; arena, memory */
     LEN = 200,
 };
 
@@ -43,6 +45,7 @@ static struct {
         char name[200];
     } fds[MAX_FDS];
     uint32_t n_fds, n_removed;
+    char status[1024]; /* the latest */
     pthread_t thread; /* reads; attnd waits for the answers to its barriers */
     pthread_mutex_t lock;
     _Atomic bool is_stopping;
@@ -75,6 +78,8 @@ static void take(const char *text, int fd)
     } else if (fd >= 0) {
         assert_string_equal(text, "BARRIER=1");
         close(fd);
+    } else if (strncmp(text, "STATUS=", 7) == 0) {
+        strcpy(manager.status, text + 7);
     }
 }
 
@@ -335,7 +340,7 @@ static void starts_empty(const char *const *flags, const char *why)
         fail_msg("the log does not say %s", why);
     }
     assert_int_equal(manager.n_fds, N_KEPT); /* the new ones in place of the old */
-    assert_int_equal(manager.n_removed, 2);
+    assert_int_equal(manager.n_removed, 2 + N_SETTINGS);
     e2e_disconnect(&c);
     e2e_connect(&c, &d);
     e2e_make_pool(&c, ATTN_F32, 64);
@@ -410,6 +415,116 @@ static void half_a_cache_is_none(void **state)
     e2e_connect(&c, &d);
 }
 
+/* Starts with settings that are refused; those that were good are in use, and the log says why. */
+static void starts_as_before(const char *const *flags, const char *why)
+{
+    start(flags, false);
+    assert_true(e2e_log_has(&d, "level=error") && e2e_log_has(&d, why));
+    assert_non_null(strstr(manager.status, "the settings are refused"));
+    assert_non_null(strstr(manager.status, why));
+    assert_int_equal(manager.n_fds, N_KEPT);
+    assert_int_equal(manager.n_removed, 0);
+}
+
+static void a_mistake_in_the_settings_does_not_cost_the_cache(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *flags[5], *why;
+        int how; /* the process before it ends */
+    } mistakes[] = {
+        {{"--engine.leese", "3s"}, "unknown --engine.leese", SIGTERM},
+        {{"--engine.default_timeout", "11h"}, "is more than engine.max_timeout", SIGKILL},
+        {{"--listen.tenants", "/nowhere/tenants"}, "/nowhere/tenants: No such file", SIGTERM},
+        {{"--listen", "ipc:///nowhere/else/s"}, "directory /nowhere/else", SIGKILL},
+        {{"--device.kv_memory", "60T"}, "device.kv_memory", SIGTERM},
+        {{"--cache.max_sequences", "1000000", "--cache.max_seq_tokens", "268435456"},
+         "max_sequences 1000000",
+         SIGKILL},
+    };
+    void *before[E2E_LAYERS];
+    read_all(&seq, before);
+    for (size_t i = 0; i < sizeof mistakes / sizeof mistakes[0]; i++) {
+        end(mistakes[i].how);
+        starts_as_before(mistakes[i].flags, mistakes[i].why);
+        reconnect();
+        assert_same(&seq, before);
+    }
+    end(SIGTERM);
+    start(NULL, false); /* mended */
+    assert_string_equal(manager.status, "serving");
+    assert_false(e2e_log_has(&d, "level=error"));
+    assert_int_equal(manager.n_fds, N_KEPT);
+    reconnect();
+    assert_same(&seq, before);
+    free_all(before);
+}
+
+static void write_tenants(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "we");
+    assert_non_null(f);
+    fputs(text, f);
+    assert_int_equal(fchmod(fileno(f), 0600) | fclose(f), 0);
+}
+
+/* What was in the files counts, not their names: they may be what is broken. */
+static void nor_does_one_in_a_file_that_they_name(void **state)
+{
+    (void)state;
+    char path[128];
+    snprintf(path, sizeof path, "%s/tenants", d.dir);
+    const char *const flags[] = {"--listen.tenants", path, NULL};
+    write_tenants(path, "[first]\nusers = nobody\n");
+    end(SIGTERM);
+    start(flags, false);
+    write_tenants(path, "[second]\nusers = nobody\n");
+    e2e_signal(&d, SIGHUP); /* kept from now on */
+    e2e_await_log(&d, "settings are read");
+    for (int fd = -1, n = 0; n == 0; usleep(1000)) {
+        char kept[64] = "";
+        pthread_mutex_lock(&manager.lock);
+        fd = stored("settings-listen.tenants");
+        n = fd >= 0 && pread(fd, kept, sizeof kept - 1, 0) > 0 && strstr(kept, "[second]") != NULL;
+        pthread_mutex_unlock(&manager.lock);
+    }
+    write_tenants(path, "[no name of a tenant]\n");
+    end(SIGKILL);
+    manager.n_removed = 0;
+    start(flags, false);
+    assert_non_null(strstr(manager.status, "the settings are refused"));
+    assert_true(e2e_log_has(&d, "kept: 2 sequences of 400 tokens"));
+    unlink(path);
+    end(SIGTERM); /* and again, from what was kept then */
+    start(flags, false);
+    assert_non_null(strstr(manager.status, "No such file"));
+    reconnect();
+    e2e_step(&c, 0, &(struct e2e_item){&seq, LEN, 1}, 1);
+}
+
+static void without_good_settings_the_cache_waits_for_them(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = {"--engine.leese", "3s", NULL};
+    void *before[E2E_LAYERS];
+    struct e2e failing = {0};
+    read_all(&seq, before);
+    end(SIGKILL);
+    for (uint32_t i = manager.n_fds; i-- > 0;)
+        if (strncmp(manager.fds[i].name, "settings", 8) == 0)
+            forget(i);
+    e2e_before_exec = hand_in;
+    assert_int_equal(e2e_run(&failing, wrong), 75); /* whatever the mistake: start it again */
+    assert_true(e2e_log_has(&failing, "unknown --engine.leese"));
+    e2e_before_exec = NULL;
+    e2e_stop(&failing);
+    assert_true(stored("arena-") >= 0 && stored("memory-cpu-") >= 0);
+    start(NULL, false);
+    reconnect();
+    assert_same(&seq, before);
+    free_all(before);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -422,6 +537,9 @@ int main(void)
         T(an_unknown_arena_starts_empty_by_its_version),
         T(a_damaged_sequence_is_dropped_alone),
         T(half_a_cache_is_none),
+        T(a_mistake_in_the_settings_does_not_cost_the_cache),
+        T(nor_does_one_in_a_file_that_they_name),
+        T(without_good_settings_the_cache_waits_for_them),
     };
     return cmocka_run_group_tests_name("keep", tests, NULL, NULL);
 }
