@@ -1,5 +1,5 @@
 /* connect.c: the connection that a command asks over: to the daemon's admin socket where the
- * command is for operators, and how long to wait for a daemon to come up.
+ * command is for operators or there is no other, and how long to wait for a daemon to come up.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,30 +8,39 @@
 
 #include "clients/attnctl/attnctl.h"
 
+static const char scheme[] = "ipc://";
+
+static bool is_there(const char *endpoint)
+{
+    return access(endpoint + strlen(scheme), F_OK) == 0;
+}
+
 /* The admin socket beside an ipc endpoint; false: the endpoint has none. */
 static bool admin_endpoint(const char *endpoint, char *out, size_t out_bytes)
 {
     const char *runtime = getenv("XDG_RUNTIME_DIR");
-    bool is_user = geteuid() != 0 && runtime != NULL && runtime[0] != '\0';
-    if (endpoint == NULL)
-        endpoint = getenv("ATTND_ENDPOINT");
-    if (endpoint != NULL && strncmp(endpoint, "ipc://", 6) != 0)
+    if (strncmp(endpoint, scheme, strlen(scheme)) != 0)
         return false;
-    int n = endpoint != NULL ? snprintf(out, out_bytes, "%s.admin", endpoint)
-                             : snprintf(out, out_bytes, "ipc://%s/attnd.sock.admin",
-                                        is_user ? runtime : "/run/attnd");
-    return n < (int)out_bytes;
+    if (snprintf(out, out_bytes, "%s.admin", endpoint) >= (int)out_bytes)
+        return false;
+    /* a daemon of this user's that has no ipc address, and so none to be found at by default */
+    if (strcmp(endpoint, attn_default_url()) == 0 && getenv("ATTND_ENDPOINT") == NULL &&
+        !is_there(endpoint) && !is_there(out) && geteuid() != 0 && runtime != NULL)
+        return snprintf(out, out_bytes, "%s%s/attnd.sock.admin", scheme, runtime) < (int)out_bytes;
+    return true;
 }
 
-/* What is for operators goes to the daemon's admin socket; where that can't be reached, to the
- * endpoint, which lets the daemon decide. */
+/* What is for operators goes to the daemon's admin socket, and so does everything where that is the
+ * daemon's only Unix socket; where it can't be reached, to the endpoint, which lets the daemon
+ * decide. */
 attn_status connect_to(const struct arguments *a, attn_client **out_client)
 {
     struct attn_client_options o = {
         .struct_size = sizeof o, .client_name = "attnctl", .fail_fast = 1, .has_no_keeper = 1};
     char admin[256];
     uint64_t open_us = a->wait_us > a->timeout_us ? a->wait_us : a->timeout_us;
-    if (a->is_admin && admin_endpoint(a->endpoint, admin, sizeof admin) &&
+    if (admin_endpoint(a->endpoint, admin, sizeof admin) &&
+        (a->is_admin || (!is_there(a->endpoint) && is_there(admin))) &&
         attn_client_open(admin, &o, a->timeout_us, out_client) == ATTN_OK)
         return ATTN_OK;
     o.fail_fast = a->wait_us == 0;

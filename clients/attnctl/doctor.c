@@ -71,6 +71,37 @@ static void check_limits(struct report *r, const json_t *stats, const json_t *co
                     "LimitMEMLOCK=");
 }
 
+/* A process that is attnd; 0: none can be seen. */
+static int running_daemon(void)
+{
+    glob_t g;
+    int pid = 0;
+    bool has_any = glob("/proc/[0-9]*/comm", 0, NULL, &g) == 0;
+    for (size_t i = 0; has_any && i < g.gl_pathc && pid == 0; i++) {
+        char name[32] = "";
+        FILE *f = fopen(g.gl_pathv[i], "re");
+        if (f != NULL && fgets(name, sizeof name, f) != NULL && strcmp(name, "attnd\n") == 0)
+            pid = (int)strtol(g.gl_pathv[i] + strlen("/proc/"), NULL, 10);
+        if (f != NULL)
+            fclose(f);
+    }
+    globfree(&g);
+    return pid;
+}
+
+static void say_no_connection(struct report *r)
+{
+    int pid = running_daemon();
+    if (pid == 0)
+        say(r, "daemon", FAIL, "start attnd, or give its address with --endpoint", "%s",
+            attn_last_error()->message);
+    else
+        say(r, "daemon", FAIL,
+            "give --endpoint one of the addresses that its log has (\"listening on\"); operators "
+            "need its listen.admin, or an ipc or shm address",
+            "%s; but attnd runs, as process %d", attn_last_error()->message, pid);
+}
+
 static void check_daemon(struct report *r, const struct arguments *a)
 {
     attn_client *c = NULL;
@@ -78,8 +109,7 @@ static void check_daemon(struct report *r, const struct arguments *a)
     struct attn_client_info info = {.struct_size = sizeof info};
     attn_status st = connect_to(a, &c);
     if (st != ATTN_OK) {
-        say(r, "daemon", FAIL, "start attnd, or give its address with --endpoint", "%s",
-            attn_last_error()->message);
+        say_no_connection(r);
         return;
     }
     attn_client_info(c, &info);
@@ -89,8 +119,11 @@ static void check_daemon(struct report *r, const struct arguments *a)
     if (st == ATTN_OK)
         say(r, "operator", OK, "", "this user may ask and change all");
     else
-        say(r, "operator", WARN, "use root or the daemon's user, on its ipc or shm address", "%s",
-            attn_last_error()->message);
+        say(r, "operator", WARN,
+            "on its host, as root or the daemon's user, give --endpoint its ipc or shm address, or "
+            "ipc:///run/attnd/attnd.sock, beside which it has a socket for operators "
+            "(listen.admin)",
+            "%s", attn_last_error()->message);
     if (ask_stats(c, a, &stats) == ATTN_OK)
         check_limits(r, stats, config, strcmp(info.backend, "cpu") != 0);
     json_decref(stats);

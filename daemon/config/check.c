@@ -1,5 +1,7 @@
 /* check.c: rules over several settings: which must agree, and what follows from them. */
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/base/address.h"
 #include "daemon/config/option.h"
@@ -112,22 +114,55 @@ uint64_t config_table_bytes(const struct config *c)
                                      : TABLE_BYTES + c->kv_memory_bytes / TABLE_PART_OF_KV;
 }
 
+bool config_default_path(char *out, size_t out_bytes, char *why, size_t why_bytes)
+{
+    const char *runtime = getenv("RUNTIME_DIRECTORY"), *xdg = getenv("XDG_RUNTIME_DIR");
+    const char *dir = "/run/attnd";
+    if (runtime != NULL && runtime[0] != '\0') {
+        dir = runtime; /* the first of several */
+    } else if (geteuid() != 0) {
+        if (xdg == NULL || xdg[0] == '\0') {
+            snprintf(why, why_bytes,
+                     "listen.address has no default for a user other than root without "
+                     "$XDG_RUNTIME_DIR; give one");
+            return false;
+        }
+        dir = xdg;
+    }
+    int n = snprintf(out, out_bytes, "%.*s/attnd.sock", (int)strcspn(dir, ":"), dir);
+    if (n < (int)out_bytes)
+        return true;
+    snprintf(why, why_bytes, "listen.address: the default is too long: %s", dir);
+    return false;
+}
+
+bool config_admin_is_extra(const struct config *c)
+{
+    bool has_ipc = false;
+    for (uint32_t i = 0; i < c->n_listen; i++)
+        has_ipc |= strncmp(c->listen[i], "ipc://", 6) == 0;
+    return !has_ipc && strcmp(c->admin, "auto") == 0;
+}
+
 bool config_admin_url(const struct config *c, char *out, size_t out_bytes)
 {
     static const char scheme[] = "ipc://";
     struct address a;
-    char why[256];
+    char path[200], why[256];
+    const char *beside = NULL;
     if (strcmp(c->admin, "auto") != 0) {
         snprintf(out, out_bytes, "admin://%s", c->admin);
         return c->admin[0] != '\0';
     }
-    for (uint32_t i = 0; i < c->n_listen; i++) {
-        if (strncmp(c->listen[i], scheme, strlen(scheme)) != 0)
-            continue;
-        int n = snprintf(out, out_bytes, "admin://%s.admin", c->listen[i] + strlen(scheme));
-        return n < (int)out_bytes && address_parse_url(out, &a, why, sizeof(why)) == ATTN_OK;
-    }
-    return false;
+    for (uint32_t i = c->n_listen; i-- > 0;)
+        if (strncmp(c->listen[i], scheme, strlen(scheme)) == 0)
+            beside = c->listen[i] + strlen(scheme);
+    if (beside == NULL && config_default_path(path, sizeof(path), why, sizeof(why)))
+        beside = path;
+    if (beside == NULL)
+        return false;
+    int n = snprintf(out, out_bytes, "admin://%s.admin", beside);
+    return n < (int)out_bytes && address_parse_url(out, &a, why, sizeof(why)) == ATTN_OK;
 }
 
 uint32_t config_files(const struct config *c, struct config_file out[CONFIG_MAX_FILES])

@@ -146,6 +146,9 @@ bool config_devices(const char *text, struct config_device out[CONFIG_MAX_DEVICE
                     uint32_t *out_n);
 /* The url of the admin socket; false: there is none. */
 bool config_admin_url(const struct config *c, char *out, size_t out_bytes);
+/* Whether that is only for operators to find a daemon without ipc addresses: another daemon may
+ * have it, and this one starts all the same. */
+bool config_admin_is_extra(const struct config *c);
 void config_help(FILE *f);
 void config_fini(struct config *c);
 

@@ -74,24 +74,12 @@ static void set_option(struct loader *l, const struct config_option *o, uint8_t 
 /* Sets the address where workers connect by default. */
 static void default_listen(struct loader *l, const struct config_option *o)
 {
-    char url[256], dir[200];
-    const char *runtime = getenv("RUNTIME_DIRECTORY");
-    const char *xdg = getenv("XDG_RUNTIME_DIR");
-    if (runtime != NULL && runtime[0] != '\0')
-        snprintf(dir, sizeof(dir), "%.*s", (int)strcspn(runtime, ":"), runtime);
-    else if (geteuid() == 0)
-        snprintf(dir, sizeof(dir), "/run/attnd");
-    else if (xdg != NULL && xdg[0] != '\0')
-        snprintf(dir, sizeof(dir), "%s", xdg);
-    else {
-        snprintf(l->fault->why, sizeof(l->fault->why),
-                 "listen.address has no default for a user other than root without "
-                 "$XDG_RUNTIME_DIR; give one");
+    char url[256] = "ipc://";
+    size_t n = strlen(url);
+    if (config_default_path(url + n, sizeof(url) - n, l->fault->why, sizeof(l->fault->why)))
+        set_option(l, o, RANK_DEFAULT, "default", url);
+    else
         l->st = ATTN_EINVAL;
-        return;
-    }
-    snprintf(url, sizeof(url), "ipc://%s/attnd.sock", dir);
-    set_option(l, o, RANK_DEFAULT, "default", url);
 }
 
 static void load_defaults(struct loader *l)

@@ -85,7 +85,8 @@ const struct config_option config_options[] = {
     {"listen", "admin", OPTION_TEXT, RESTART, AT(admin), "auto", 0, 0, NULL,
         "Path, or ipc://PATH, of a Unix socket of mode 0600 for what changes all, such as drain;\n"
         "on other sockets that is answered to root and to attnd's own user alone. auto: the path of\n"
-        "the first ipc address with .admin behind it, none without such an address. off: none."},
+        "the first ipc address, or without one of the address that attnd has without any, with .admin\n"
+        "behind it. off: none."},
     {"listen", "http", OPTION_TEXT, RESTART, AT(http), "127.0.0.1:9470", 0, 0, NULL,
         "HOST:PORT of /metrics, /stats, /healthz and /readyz; loopback only. off: none."},
     COUNT("listen", "max_peers", max_peers, AT_ONCE, "4096", 4, 1000000,

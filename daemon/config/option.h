@@ -45,6 +45,8 @@ bool config_name_is_near(const char *name, uint32_t distance);
 /* The option whose name is nearest to name; also compares the key alone, for the right key in a
  * wrong section. NULL: none is near. */
 const struct config_option *config_option_nearest(const char *name);
+/* The path where workers connect by default; false: there is none, which why explains. */
+bool config_default_path(char *out, size_t out_bytes, char *why, size_t why_bytes);
 /* Checks settings that must agree. ATTN_EINVAL: why names the settings, their values and the
  * origins of those. */
 attn_status config_check(const struct config *c, char *why, size_t why_bytes);

@@ -90,7 +90,7 @@ int settings_check(const struct config *cfg, char *why, size_t why_bytes)
         code = check_disk(cfg, why, why_bytes);
     for (uint32_t i = 0; i < cfg->n_listen && code == EX_OK; i++)
         code = check_address(cfg->listen[i], why, why_bytes);
-    if (code == EX_OK && config_admin_url(cfg, admin, sizeof admin))
+    if (code == EX_OK && !config_admin_is_extra(cfg) && config_admin_url(cfg, admin, sizeof admin))
         code = check_address(admin, why, why_bytes);
     return code == EX_OK ? check_memory(cfg, why, why_bytes) : code;
 }

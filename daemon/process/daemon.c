@@ -331,34 +331,54 @@ static int http_start(struct daemon *d)
     return EX_OK;
 }
 
-static bool transport_start(struct daemon *d, const char *url)
+/* Opens a listener; why says why it can't be. */
+static bool transport_open(struct daemon *d, const char *url, char *why, size_t why_bytes)
 {
-    char why[WHY_BYTES];
     const struct transport_ops *ops = transport_find(url);
     struct transport **t = &d->transports[d->n_transports];
-    if (ops->open(&d->env, url, t, why, sizeof why) != ATTN_OK) {
-        log_error("%s", why);
+    if (ops->open(&d->env, url, t, why, why_bytes) != ATTN_OK)
         return false;
-    }
     d->n_transports++;
     log_info("listening on %s", ops->url(*t));
     return true;
 }
 
+/* Opens the socket for operators. Returns an exit code. */
+static int admin_start(struct daemon *d)
+{
+    char url[WHY_BYTES], why[WHY_BYTES];
+    bool is_local = false;
+    for (uint32_t i = 0; i < d->cfg->n_listen; i++)
+        is_local |= strstr(d->cfg->listen[i], "tcp://") == NULL;
+    if (config_admin_url(d->cfg, url, sizeof url)) {
+        if (transport_open(d, url, why, sizeof why))
+            return EX_OK;
+        if (!config_admin_is_extra(d->cfg)) {
+            log_error("%s", why);
+            return EX_CANTCREAT;
+        }
+        log_warn("%s", why);
+    }
+    if (!is_local)
+        log_warn("no socket for operators: attnctl can't ask or change what is theirs; set "
+                 "listen.admin");
+    return EX_OK;
+}
+
 static int transports_start(struct daemon *d)
 {
-    char admin[WHY_BYTES], why[WHY_BYTES];
+    char why[WHY_BYTES];
     if (tenants_open(d->cfg->tenants, &d->tenants, why, sizeof why) != ATTN_OK) {
         log_error("%s", why);
         return EX_CONFIG;
     }
     d->env = (struct transport_env){.loop = d->loop, .cfg = d->cfg};
     for (uint32_t i = 0; i < d->cfg->n_listen; i++)
-        if (!transport_start(d, d->cfg->listen[i]))
+        if (!transport_open(d, d->cfg->listen[i], why, sizeof why)) {
+            log_error("%s", why);
             return EX_CANTCREAT;
-    if (config_admin_url(d->cfg, admin, sizeof admin) && !transport_start(d, admin))
-        return EX_CANTCREAT;
-    return EX_OK;
+        }
+    return admin_start(d);
 }
 
 /* Bounds what clients on this host may share by what is left beside all else. */

@@ -58,20 +58,22 @@ expect 0 "$ctl" keys "$dir/foreign" --host localhost
 [[ -e $dir/foreign/ca.crt ]] || die "no second CA"
 
 # --- listeners that do not open
-refused() { # CODE WORDS FLAG...
-  local want=$1 words=$2
+refused() { # CODE WORDS FLAG...; --check-config says the same
+  local want=$1 words=$2 check
   shift 2
-  expect "$want" timeout 60 "$bin/attnd" --backend cpu --device.kv_memory 64M --listen.http off "$@"
-  grep 'level=error' "$dir/err.log" | grep -qE -e "$words" || die "no \"$words\": $(cat "$dir/err.log")"
+  for check in --check-config ''; do
+    expect "$want" timeout 60 "$bin/attnd" --backend cpu --device.kv_memory 64M --listen.http off "$@" $check
+    grep 'level=error' "$dir/err.log" | grep -qE -e "$words" || die "no \"$words\": $(cat "$dir/err.log")"
+  done
 }
 tls=(--listen tls+tcp://127.0.0.1:0 --listen.tls_cert "$keys/server.crt" --listen.tls_key "$keys/server.key")
 refused 64 'tcp://\*:7471 .*listen.insecure_tcp' --listen 'tcp://*:7471'
 refused 64 'tcp://\*:7471 .*listen.tenants' --listen 'tcp://*:7471' --listen.insecure_tcp yes
-refused 73 'tls_key: .*/alpha.key is not the key of listen.tls_cert' "${tls[@]}" --listen.tls_key "$keys/alpha.key"
-refused 73 'tls_cert: .*/server.key holds no certificate' "${tls[@]}" --listen.tls_cert "$keys/server.key"
-refused 73 'tls_ca: .*/nowhere: No such file' "${tls[@]}" --listen.tls_ca "$dir/nowhere"
+refused 78 'tls_key: .*/alpha.key is not the key of listen.tls_cert' "${tls[@]}" --listen.tls_key "$keys/alpha.key"
+refused 78 'tls_cert: .*/server.key holds no certificate' "${tls[@]}" --listen.tls_cert "$keys/server.key"
+refused 78 'tls_ca: .*/nowhere: No such file' "${tls[@]}" --listen.tls_ca "$dir/nowhere"
 chmod 0644 "$keys/server.key"
-refused 73 'tls_key: .*/server.key has mode 0644.*chmod' "${tls[@]}"
+refused 78 'tls_key: .*/server.key has mode 0644.*chmod' "${tls[@]}"
 chmod 0600 "$keys/server.key"
 refused 78 'tenants: .*/server.crt:[0-9]+: ' "${tls[@]}" --listen.tenants "$keys/server.crt"
 

@@ -41,13 +41,6 @@ fails 73 'tcp://192.0.2.1:7471: cannot listen' --device.kv_memory 16M --listen t
   --listen.insecure_tcp yes --listen.tenants "$dir/tenants"
 (umask 077 && printf '[bad name]\nusers = root\n' >"$dir/tenants")
 fails 78 "listen.tenants: $dir/tenants:2: " --listen "ipc://$dir/s" --listen.tenants "$dir/tenants"
-tls=(--listen tls+tcp://127.0.0.1:0 --listen.tls_cert "$dir/keys/server.crt" --listen.tls_key "$dir/keys/server.key")
-fails 78 "listen.tls_cert: $dir/keys/server.crt: No such file" "${tls[@]}"
-"$bin/attnctl" keys "$dir/keys" --host localhost >/dev/null
-chmod 644 "$dir/keys/server.key"
-fails 78 "listen.tls_key: $dir/keys/server.key has mode 0644" "${tls[@]}"
-cp "$dir/keys/ca.crt" "$dir/keys/server.key" && chmod 600 "$dir/keys/server.key"
-fails 78 'listen.tls_key: .* holds no private key' "${tls[@]}"
 fails 78 "cache.disk_path = $dir/no_folder: No such file" --cache.disk_path "$dir/no_folder" --cache.disk_size 1M \
   --listen "ipc://$dir/s"
 fails 78 "cache.disk_size: 16777216 MiB, .* $dir has" --cache.disk_path "$dir" --cache.disk_size 16T --listen "ipc://$dir/s"
@@ -117,6 +110,33 @@ wait "$daemon"
 daemon=
 order=$(grep -nE 'listening on|backend cpu on|stats on' "$dir/log" | sed 's/.*msg="//; s/ on.*//' | paste -sd,)
 [[ $order == stats,listening,'backend cpu' ]] || die "order: $order"
+# workers on a network are added, as operations.md says: operators find the daemon where they did
+# before
+"$bin/attnctl" keys "$dir/net" --host localhost --tenant research >/dev/null
+"$bin/attnctl" keys "$dir/net" --tenant research | sed -n '/^\[listen\]/,/^tenants/p' |
+  sed 's/^address = .*/address = tls+tcp:\/\/127.0.0.1:0/' >"$dir/conf"
+grep -q ^address "$dir/conf" || die "no address of: $(cat "$dir/conf")"
+operator() { "$bin/attnctl" --endpoint "ipc://$dir/attnd.sock" "$@"; } # where RUNTIME_DIRECTORY is the default's
+RUNTIME_DIRECTORY=$dir start --config "$dir/conf"
+for command in ping status 'pool list' reload; do expect 0 operator $command; done
+expect 0 operator doctor
+has '^ok +operator '
+# that a second daemon can't have it stops neither
+first=$daemon
+beside=$daemon log=$dir/log.second
+RUNTIME_DIRECTORY=$dir start --config "$dir/conf"
+grep -q "level=warn .*$dir/attnd.sock.admin: .*in use" "$log" || die "not told: $(cat "$log")"
+grep -q 'level=warn .*no socket for operators' "$log" || die "not told: $(cat "$log")"
+stop
+daemon=$first beside='' log=$dir/log
+expect 0 operator ping
+stop
+start --config "$dir/conf" --listen.admin off
+grep -q 'level=warn .*no socket for operators' "$log" || die "not told: $(cat "$log")"
+expect 1 operator doctor
+has '^fail +daemon .* but attnd runs, as process [0-9]+'
+has 'listen.admin'
+stop
 # a variable that is none of attnd's is told, not refused
 ATTND_PORT_7471_TCP=tcp://10.0.0.7:7471 ATTND_ENGINE_LEESE=1s start --listen "ipc://$dir/s"
 grep -q 'level=warn .*ATTND_ENGINE_LEESE is no setting.* ATTND_ENGINE_LEASE' "$dir/log" || die "no warning"

@@ -459,7 +459,9 @@ static void the_admin_socket_stands_beside_the_first_ipc_address(void **state)
     } cases[] = {
         {"ipc:///tmp/x", "auto", "admin:///tmp/x.admin"},
         {"shm:///tmp/y tcp://127.0.0.1:0 ipc:///tmp/x", "auto", "admin:///tmp/x.admin"},
-        {"tcp://127.0.0.1:0", "auto", NULL},
+        /* or where that would be by default, so that operators find a daemon of other addresses */
+        {"tcp://127.0.0.1:0", "auto", "admin:///run/test/attnd.sock.admin"},
+        {"shm:///tmp/y", "auto", "admin:///run/test/attnd.sock.admin"},
         {"ipc:///tmp/"
          "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
          "aaaaaaaaaaaaaaaaaa",
@@ -477,6 +479,8 @@ static void the_admin_socket_stands_beside_the_first_ipc_address(void **state)
         assert_int_equal(config_admin_url(&c, url, sizeof(url)), cases[i].url != NULL);
         if (cases[i].url != NULL)
             assert_string_equal(url, cases[i].url);
+        assert_int_equal(config_admin_is_extra(&c),
+                         cases[i].url != NULL && strstr(cases[i].url, "/run/test") != NULL);
         config_fini(&c);
     }
     config_expect_failure("listen.admin = door|path \"door\" is not absolute (/run/...)",
