@@ -1,5 +1,6 @@
 /* http.c: the pages of the stats endpoint. Answers are rendered whole into memory, on the thread of
- * http/listener.c. */
+ * http/listener.c, a page once for all who ask in one of its turns: so the next who asks waits for
+ * one rendering of each page at most, however many ask before. */
 #include "daemon/http/http.h"
 
 #include <inttypes.h>
@@ -19,10 +20,16 @@
 extern const unsigned char dashboard_html[];
 extern const size_t dashboard_html_bytes;
 
+enum { N_PAGES = 9 };
+
 struct http {
     struct http_listener *listener;
     _Atomic uint64_t stall_timeout_ns;
     uint16_t port;
+    struct rendered {
+        struct MHD_Response *response; /* NULL: nobody has asked in this turn */
+        unsigned status;
+    } rendered[N_PAGES]; /* of the listener's thread */
 };
 
 /* Writes a page's body; returns its HTTP status. */
@@ -126,19 +133,81 @@ static unsigned page_bad_method(const struct http *h, FILE *f)
 
 static const char text_plain[] = "text/plain; charset=utf-8";
 static const struct page {
-    const char *path, *content_type;
+    const char *path; /* NULL: it is not asked for by a path */
+    const char *content_type;
     page_fn write;
-} pages[] = {
+} pages[N_PAGES] = {
     {"/", "text/html; charset=utf-8", page_dashboard},
     {"/metrics", "text/plain; version=0.0.4; charset=utf-8", page_metrics},
     {"/stats", "application/json", page_stats},
     {"/livez", text_plain, page_livez},
     {"/healthz", text_plain, page_healthz},
     {"/readyz", text_plain, page_readyz},
+    {NULL, text_plain, page_health_verbose},
+    {NULL, text_plain, page_not_found},
+    {NULL, text_plain, page_bad_method},
 };
-static const struct page health_verbose = {NULL, text_plain, page_health_verbose};
-static const struct page not_found = {NULL, text_plain, page_not_found};
-static const struct page bad_method = {NULL, text_plain, page_bad_method};
+static const struct page *const health_verbose = &pages[N_PAGES - 3];
+static const struct page *const not_found = &pages[N_PAGES - 2];
+static const struct page *const bad_method = &pages[N_PAGES - 1];
+
+static const struct page *page_of(struct MHD_Connection *connection, const char *url,
+                                  const char *method)
+{
+    const struct page *page = not_found;
+    for (size_t i = 0; i < N_PAGES; i++)
+        if (pages[i].path != NULL && strcmp(url, pages[i].path) == 0)
+            page = &pages[i];
+    bool is_verbose =
+        MHD_get_connection_values(connection, MHD_GET_ARGUMENT_KIND, NULL, NULL) > 0 &&
+        MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, "verbose", 7, NULL, NULL);
+    if (page->write == page_healthz && is_verbose)
+        page = health_verbose;
+    if (page != not_found && strcmp(method, MHD_HTTP_METHOD_GET) != 0 &&
+        strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
+        page = bad_method;
+    return page;
+}
+
+/* Renders a page; false: no memory. */
+static bool render(const struct http *h, const struct page *page, struct rendered *out)
+{
+    char *body = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&body, &n);
+    if (f == NULL)
+        return false;
+    unsigned status = page->write(h, f);
+    if (fclose(f) != 0) {
+        free(body);
+        return false;
+    }
+    struct MHD_Response *response = MHD_create_response_from_buffer(n, body, MHD_RESPMEM_MUST_FREE);
+    if (response == NULL) {
+        free(body);
+        return false;
+    }
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, page->content_type);
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
+    if (page->write == page_dashboard) /* load from this server only, whatever a name in it says */
+        MHD_add_response_header(response, "Content-Security-Policy",
+                                "default-src 'none'; style-src 'unsafe-inline'; "
+                                "script-src 'unsafe-inline'; connect-src 'self'");
+    if (page == bad_method)
+        MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+    *out = (struct rendered){response, status};
+    return true;
+}
+
+static void begin_turn(void *user)
+{
+    struct http *h = user;
+    for (size_t i = 0; i < N_PAGES; i++) {
+        if (h->rendered[i].response != NULL)
+            MHD_destroy_response(h->rendered[i].response); /* who sends it holds a reference */
+        h->rendered[i].response = NULL;
+    }
+}
 
 static enum MHD_Result on_request(void *user, struct MHD_Connection *connection, const char *url,
                                   const char *method, const char *version, const char *upload,
@@ -155,44 +224,12 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
         *upload_bytes = 0;
         return MHD_YES;
     }
-    const struct page *page = &not_found;
-    for (size_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++)
-        if (strcmp(url, pages[i].path) == 0)
-            page = &pages[i];
-    bool is_verbose =
-        MHD_get_connection_values(connection, MHD_GET_ARGUMENT_KIND, NULL, NULL) > 0 &&
-        MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, "verbose", 7, NULL, NULL);
-    if (page->write == page_healthz && is_verbose)
-        page = &health_verbose;
-    if (page != &not_found && strcmp(method, MHD_HTTP_METHOD_GET) != 0 &&
-        strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
-        page = &bad_method;
-
-    char *body = NULL;
-    size_t n = 0;
-    FILE *f = open_memstream(&body, &n);
-    if (f == NULL)
+    struct http *h = user;
+    const struct page *page = page_of(connection, url, method);
+    struct rendered *r = &h->rendered[page - pages];
+    if (r->response == NULL && !render(h, page, r))
         return MHD_NO;
-    unsigned status = page->write(user, f);
-    if (fclose(f) != 0) {
-        free(body);
-        return MHD_NO;
-    }
-    struct MHD_Response *response = MHD_create_response_from_buffer(n, body, MHD_RESPMEM_MUST_FREE);
-    if (response == NULL) {
-        free(body);
-        return MHD_NO;
-    }
-    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, page->content_type);
-    if (page->write == page_dashboard) /* load from this server only, whatever a name in it says */
-        MHD_add_response_header(response, "Content-Security-Policy",
-                                "default-src 'none'; style-src 'unsafe-inline'; "
-                                "script-src 'unsafe-inline'; connect-src 'self'");
-    if (page == &bad_method)
-        MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
-    enum MHD_Result rc = MHD_queue_response(connection, status, response);
-    MHD_destroy_response(response);
-    return rc;
+    return MHD_queue_response(connection, r->status, r->response);
 }
 
 static uint16_t port_of(int fd)
@@ -229,7 +266,7 @@ attn_status http_open(const char *host_port, uint64_t stall_timeout_us, struct h
         return ATTN_EINVAL;
     }
     h->port = port_of(fd);
-    attn_status st = http_listener_open(fd, on_request, h, &h->listener);
+    attn_status st = http_listener_open(fd, on_request, begin_turn, h, &h->listener);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "listen.http %s: its thread cannot be started: %s", host_port,
                  attn_status_message(st));
@@ -256,5 +293,6 @@ void http_close(struct http *h)
     if (h == NULL)
         return;
     http_listener_close(h->listener);
+    begin_turn(h); /* lets go of what the last one rendered */
     free(h);
 }

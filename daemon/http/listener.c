@@ -28,11 +28,14 @@ TAILQ_HEAD(place_list, place);
 struct http_listener {
     struct MHD_Daemon *daemon;
     MHD_AccessHandlerCallback answer;
+    void (*begin_turn)(void *user);
     void *user;
     int listen_fd, stop_fd, daemon_fd;
     pthread_t thread;
     struct place places[HTTP_MAX_CONNECTIONS];
     struct place_list free, taken;
+    uint32_t n_free;
+    uint32_t n_new; /* accepted, and without a place so far */
     int reserve[HTTP_RESERVE];
     uint32_t n_reserve;
 };
@@ -61,14 +64,17 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
 {
     struct http_listener *d = user;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
-        struct place *p = TAILQ_FIRST(&d->free); /* there is one: places_free looked */
+        struct place *p = TAILQ_FIRST(&d->free); /* there is one: has_place looked */
         p->fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
         TAILQ_REMOVE(&d->free, p, link);
         TAILQ_INSERT_TAIL(&d->taken, p, link);
+        d->n_free--;
+        d->n_new -= d->n_new > 0;
         *context = p;
     } else {
         TAILQ_REMOVE(&d->taken, (struct place *)*context, link);
         TAILQ_INSERT_TAIL(&d->free, (struct place *)*context, link);
+        d->n_free++;
     }
 }
 
@@ -87,6 +93,23 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
 
 /* --- accepting -------------------------------------------------------------------------------- */
 
+/* Answers what has come, and makes places of what was accepted: libmicrohttpd 0.9 told of that when
+ * it was added, 1.0 does now. */
+static void turn(struct http_listener *d)
+{
+    d->begin_turn(d->user);
+    MHD_run(d->daemon);
+    d->n_new = 0;
+}
+
+/* Whether one more may be accepted. */
+static bool has_place(struct http_listener *d)
+{
+    if (d->n_new > 0 && d->n_new >= d->n_free)
+        turn(d);
+    return d->n_free > 0;
+}
+
 /* Ends the connection that has been idle longest. false: none could be ended. */
 static bool evict(struct http_listener *d)
 {
@@ -94,7 +117,7 @@ static bool evict(struct http_listener *d)
     if (p == NULL)
         return false;
     shutdown(p->fd, SHUT_RDWR);
-    MHD_run(d->daemon); /* sees its end */
+    turn(d); /* sees its end */
     return p != TAILQ_FIRST(&d->taken);
 }
 
@@ -122,13 +145,14 @@ static bool accept_all(struct http_listener *d)
     static const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
     /* bounded, so that accepted connections are served in between */
     for (uint32_t n = 0; n < HTTP_MAX_CONNECTIONS; n++) {
-        if (TAILQ_EMPTY(&d->free) && !evict(d))
+        if (!has_place(d) && !evict(d))
             return false;
         int fd = accept_one(d);
         if (fd < 0)
             return errno == EAGAIN;
-        MHD_add_connection(d->daemon, fd, &nobody, sizeof nobody); /* closes it if it fails */
-        MHD_run(d->daemon); /* libmicrohttpd 1.0 calls on_connection() here, not when it is added */
+        d->n_new++;
+        if (MHD_add_connection(d->daemon, fd, &nobody, sizeof nobody) != MHD_YES)
+            d->n_new--; /* it is closed */
     }
     return true;
 }
@@ -155,7 +179,7 @@ static void *run(void *arg)
         if (at[0].revents != 0)
             return NULL;
         is_accepting = accept_all(d);
-        MHD_run(d->daemon);
+        turn(d);
         reserve_fill(d);
     }
 }
@@ -173,7 +197,8 @@ static void listener_free(struct http_listener *d)
     free(d);
 }
 
-attn_status http_listener_open(int fd, MHD_AccessHandlerCallback answer, void *user,
+attn_status http_listener_open(int fd, MHD_AccessHandlerCallback answer,
+                               void (*begin_turn)(void *user), void *user,
                                struct http_listener **out_listener)
 {
     struct http_listener *d = calloc(1, sizeof *d);
@@ -182,11 +207,13 @@ attn_status http_listener_open(int fd, MHD_AccessHandlerCallback answer, void *u
         return ATTN_ENOMEM;
     }
     d->answer = answer;
+    d->begin_turn = begin_turn;
     d->user = user;
     d->listen_fd = fd;
     d->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     TAILQ_INIT(&d->free);
     TAILQ_INIT(&d->taken);
+    d->n_free = HTTP_MAX_CONNECTIONS;
     for (uint32_t i = 0; i < HTTP_MAX_CONNECTIONS; i++)
         TAILQ_INSERT_TAIL(&d->free, &d->places[i], link);
     if (d->stop_fd >= 0)

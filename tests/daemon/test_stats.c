@@ -12,6 +12,7 @@
 #include <jansson.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,13 +55,26 @@ static void use_test_clock(void)
 }
 
 static _Atomic uint64_t n_polls; /* the listener's thread waits by them */
+static pthread_mutex_t may_turn = PTHREAD_MUTEX_INITIALIZER; /* held: it stands still there */
 
 int __real_poll(struct pollfd *fds, nfds_t n, int timeout_ms);
 int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout_ms);
 int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout_ms)
 {
     atomic_fetch_add(&n_polls, 1);
+    pthread_mutex_lock(&may_turn);
+    pthread_mutex_unlock(&may_turn);
     return __real_poll(fds, n, timeout_ms);
+}
+
+static _Atomic uint64_t n_rendered; /* of /metrics */
+
+void __real_stats_write_prometheus(FILE *f);
+void __wrap_stats_write_prometheus(FILE *f);
+void __wrap_stats_write_prometheus(FILE *f)
+{
+    atomic_fetch_add(&n_rendered, 1);
+    __real_stats_write_prometheus(f);
 }
 
 static void json_to(FILE *f)
@@ -500,6 +514,64 @@ static void healthz_answers_where_no_descriptor_is_left(void **state)
     http_close(h);
 }
 
+static void requests_sent_ahead_are_answered_once(void **state)
+{
+    (void)state;
+    static const char metrics[] = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+    enum { N = 200, BYTES = sizeof metrics - 1 };
+    struct http *h = http_up(1000000);
+    char *request = malloc(N * BYTES + 1), *answer = malloc(1 << 20);
+    for (int i = 0; i < N; i++)
+        memcpy(request + i * BYTES, metrics, BYTES + 1);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    connect_at(fd, http_port(h));
+    uint64_t before = atomic_load(&n_rendered);
+    assert_int_equal(send(fd, request, N * BYTES, MSG_NOSIGNAL), N * BYTES);
+    size_t n = 0;
+    ssize_t k;
+    while ((k = recv(fd, answer + n, (1 << 20) - 1 - n, 0)) > 0) /* until it hangs up */
+        n += (size_t)k;
+    answer[n] = '\0';
+    assert_non_null(strstr(answer, "HTTP/1.1 200 OK"));
+    assert_non_null(strstr(answer, "Connection: close"));
+    assert_null(strstr(answer + 1, "HTTP/1.1"));
+    assert_int_equal(atomic_load(&n_rendered) - before, 1);
+    close(fd);
+    free(request);
+    free(answer);
+    http_close(h);
+}
+
+/* So who asks next waits for one of each page, not for one for each of them. */
+static void a_page_is_rendered_once_for_all_who_have_asked(void **state)
+{
+    (void)state;
+    enum { N = 60 };
+    static const char metrics[] = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+    struct http *h = http_up(1000000);
+    int fds[N];
+    uint64_t before = atomic_load(&n_rendered);
+    pthread_mutex_lock(&may_turn);
+    for (int i = 0; i < N; i++) {
+        fds[i] = socket(AF_INET, SOCK_STREAM, 0);
+        connect_at(fds[i], http_port(h));
+        assert_int_equal(send(fds[i], metrics, sizeof metrics - 1, MSG_NOSIGNAL),
+                         sizeof metrics - 1);
+    }
+    pthread_mutex_unlock(&may_turn);
+    stats_set(peers, 4711);
+    for (int i = 0; i < N; i++) {
+        char *answer = ask_at(fds[i], "");
+        assert_non_null(strstr(answer, "\nattnd_peers "));
+        free(answer);
+    }
+    uint64_t n = atomic_load(&n_rendered) - before;
+    if (n < 1 || n > N / 4)
+        fail_msg("%llu renderings for %d who asked at once", (unsigned long long)n, N);
+    expect_page(h, "GET", "/metrics", 200, "\nattnd_peers 4711\n"); /* asked later: as of then */
+    http_close(h);
+}
+
 static void an_address_that_is_taken_is_named(void **state)
 {
     (void)state;
@@ -532,6 +604,8 @@ int main(void)
         TEST(other_paths_and_methods_are_refused),
         TEST(half_sent_requests_keep_nobody_out),
         TEST(healthz_answers_where_no_descriptor_is_left),
+        TEST(requests_sent_ahead_are_answered_once),
+        TEST(a_page_is_rendered_once_for_all_who_have_asked),
         TEST(an_address_that_is_taken_is_named),
     };
     return cmocka_run_group_tests_name("stats", tests, NULL, NULL);
