@@ -260,7 +260,7 @@ attn_status http_open(const char *host_port, uint64_t stall_timeout_us, struct h
     char what[KEEP_NAME_BYTES];
     int fd; /* our own socket, so that a failure can be reported with its reason */
     snprintf(what, sizeof(what), "http://%s", host_port);
-    if (socket_listen(what, &a, HTTP_MAX_CONNECTIONS, &fd, reason, sizeof(reason)) != ATTN_OK) {
+    if (socket_listen(what, &a, SOMAXCONN, &fd, reason, sizeof(reason)) != ATTN_OK) {
         snprintf(why, why_bytes, "listen.http %s: %s", host_port, reason);
         free(h);
         return ATTN_EINVAL;
