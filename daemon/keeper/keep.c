@@ -43,6 +43,9 @@ void keep_begin(void)
         if (names != NULL)
             names += name_bytes + (names[name_bytes] == ':');
     }
+    const char *notify = getenv("NOTIFY_SOCKET");
+    if (notify != NULL && strncmp(notify, "fd:", 3) == 0)
+        fcntl((int)strtol(notify + 3, NULL, 10), F_SETFD, FD_CLOEXEC);
     unsetenv("LISTEN_PID"); /* child processes must not see these */
     unsetenv("LISTEN_FDS");
     unsetenv("LISTEN_FDNAMES");

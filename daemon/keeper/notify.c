@@ -14,25 +14,42 @@
 
 enum { PATIENCE_S = 5 };
 
+/* The socket of --supervise's child; -1: $NOTIFY_SOCKET has an address. */
+static int inherited(const char *path)
+{
+    return strncmp(path, "fd:", 3) == 0 ? (int)strtol(path + 3, NULL, 10) : -1;
+}
+
+/* Parses a socket's path, or abstract name behind an @. */
+static bool parse(const char *path, struct sockaddr_un *out, socklen_t *out_bytes)
+{
+    size_t n = strlen(path);
+    if ((path[0] != '/' && path[0] != '@') || n >= sizeof out->sun_path)
+        return false;
+    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(out->sun_path, path, n);
+    if (path[0] == '@')
+        out->sun_path[0] = '\0';
+    *out_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n);
+    return true;
+}
+
 bool notify_send_fd(const char *state, int fd)
 {
     const char *path = getenv("NOTIFY_SOCKET");
-    struct sockaddr_un to = {.sun_family = AF_UNIX};
-    if (path == NULL || (path[0] != '/' && path[0] != '@') || strlen(path) >= sizeof to.sun_path)
-        return false;
-    size_t n = strlen(path);
-    memcpy(to.sun_path, path, n);
-    if (path[0] == '@')
-        to.sun_path[0] = '\0'; /* an abstract name */
+    struct sockaddr_un to;
     union {
         struct cmsghdr head;
         char bytes[CMSG_SPACE(sizeof(int))];
     } control = {0};
     struct iovec iov = {(void *)(uintptr_t)state, strlen(state)};
-    struct msghdr m = {.msg_name = &to,
-                       .msg_namelen = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n),
-                       .msg_iov = &iov,
-                       .msg_iovlen = 1};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    int s = path != NULL ? inherited(path) : -1;
+    if (s < 0) {
+        if (path == NULL || !parse(path, &to, &m.msg_namelen))
+            return false;
+        m.msg_name = &to;
+    }
     if (fd >= 0) {
         m.msg_control = control.bytes;
         m.msg_controllen = sizeof control.bytes;
@@ -43,14 +60,16 @@ bool notify_send_fd(const char *state, int fd)
     }
     /* most states may be lost if systemd does not read; for descriptors and READY=1 it waits */
     bool is_awaited = fd >= 0 || strncmp(state, "READY=1", 7) == 0;
-    int type = SOCK_DGRAM | SOCK_CLOEXEC | (is_awaited ? 0 : SOCK_NONBLOCK);
     const struct timeval patience = {.tv_sec = PATIENCE_S};
-    int s = socket(AF_UNIX, type, 0);
+    if (m.msg_name != NULL)
+        s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (s < 0)
         return false;
     setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    bool is_sent = sendmsg(s, &m, MSG_NOSIGNAL) == (ssize_t)iov.iov_len;
-    close(s);
+    bool is_sent =
+        sendmsg(s, &m, MSG_NOSIGNAL | (is_awaited ? 0 : MSG_DONTWAIT)) == (ssize_t)iov.iov_len;
+    if (m.msg_name != NULL)
+        close(s);
     return is_sent;
 }
 

@@ -1,5 +1,6 @@
-/* notify.h: reports the daemon's state to systemd: one datagram to $NOTIFY_SOCKET. Without that
- * variable nothing happens. Main thread only. */
+/* notify.h: reports the daemon's state to systemd: one datagram to $NOTIFY_SOCKET, which is a path,
+ * an abstract name behind an @ or, from attnd --supervise, fd: and the number of an open socket.
+ * Without that variable nothing happens. Main thread only. */
 #ifndef ATTND_DAEMON_KEEPER_NOTIFY_H
 #define ATTND_DAEMON_KEEPER_NOTIFY_H
 

@@ -40,7 +40,7 @@ struct supervisor {
     uint64_t n_beats, beat_ns; /* the store's count as last seen, and when it changed */
     uint32_t n_short, n_unready; /* children in a row that died young, or before they were ready */
     bool has_served; /* a child was ready at least once */
-    bool is_ending, wants_upgrade;
+    bool is_ending, wants_upgrade, wants_reload;
 };
 
 static bool paths_init(struct supervisor *s, int argc, char **argv)
@@ -151,13 +151,13 @@ static void pass_on(const struct supervisor *s, int number)
         kill(s->child, number);
 }
 
-/* Passes SIGUSR2 on once the child is ready, because before that it has no handler. */
-static void upgrade_if_ready(struct supervisor *s)
+/* Passes a signal on once the child is ready, because before that it has no handler. */
+static void pass_on_if_ready(const struct supervisor *s, int number, bool *wants)
 {
-    if (!s->wants_upgrade || s->child == 0 || !s->store.is_ready)
+    if (!*wants || s->child == 0 || !s->store.is_ready)
         return;
-    s->wants_upgrade = false;
-    pass_on(s, SIGUSR2);
+    *wants = false;
+    pass_on(s, number);
 }
 
 /* Handles signals, and a child that has ended. true: this process ends with *out_code. */
@@ -172,8 +172,7 @@ static bool take_signals(struct supervisor *s, int *out_code)
             pass_on(s, (int)info.ssi_signo);
             break;
         case SIGHUP:
-            if (s->store.is_ready)
-                pass_on(s, SIGHUP);
+            s->wants_reload = true;
             break;
         case SIGUSR2:
             s->wants_upgrade = true;
@@ -236,7 +235,8 @@ static int run(struct supervisor *s)
         look_for_life(s);
         if (take_signals(s, &code))
             return code;
-        upgrade_if_ready(s);
+        pass_on_if_ready(s, SIGHUP, &s->wants_reload);
+        pass_on_if_ready(s, SIGUSR2, &s->wants_upgrade);
     }
 }
 

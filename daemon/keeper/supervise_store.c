@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,20 +25,19 @@ enum {
 
 attn_status store_open(struct store *s)
 {
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    socklen_t n = sizeof a;
-    int one = 1;
+    int ends[2], one = 1;
     uint64_t asked_us = notify_watchdog_us(); /* of our own supervisor, which gets the beats */
-    *s = (struct store){.notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0),
+    *s = (struct store){.notify_fd = -1,
+                        .child_fd = -1,
                         .watchdog_us = asked_us != 0 ? asked_us : DEFAULT_WATCHDOG_US};
-    /* an abstract name chosen by the kernel; senders are identified by their process */
-    if (s->notify_fd < 0 || bind(s->notify_fd, (struct sockaddr *)&a, sizeof a.sun_family) != 0 ||
-        setsockopt(s->notify_fd, SOL_SOCKET, SO_PASSCRED, &one, sizeof one) != 0 ||
-        getsockname(s->notify_fd, (struct sockaddr *)&a, &n) != 0)
+    if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends) != 0)
         return ATTN_EINTERNAL;
-    snprintf(s->notify_path, sizeof s->notify_path, "@%.*s",
-             (int)(n - offsetof(struct sockaddr_un, sun_path) - 1), a.sun_path + 1);
-    return ATTN_OK;
+    s->notify_fd = ends[0];
+    s->child_fd = ends[1];
+    /* messages tell which child sent them: one may have ended since */
+    return setsockopt(s->notify_fd, SOL_SOCKET, SO_PASSCRED, &one, sizeof one) == 0
+               ? ATTN_OK
+               : ATTN_EINTERNAL;
 }
 
 static void unlink_socket(int fd)
@@ -64,9 +62,11 @@ void store_close(struct store *s)
         unlink_socket(s->fds[0].fd);
         forget(s, 0);
     }
-    if (s->notify_fd >= 0)
+    if (s->notify_fd >= 0) {
         close(s->notify_fd);
-    s->notify_fd = -1;
+        close(s->child_fd);
+    }
+    s->notify_fd = s->child_fd = -1;
 }
 
 void store_drop(struct store *s, const char *prefix)
@@ -180,10 +180,14 @@ bool store_read(struct store *s, pid_t child)
 
 bool store_hand_over(const struct store *s)
 {
-    char number[16], watchdog[24], names[KEEP_MAX_FDS * KEEP_NAME_BYTES] = "";
+    char number[16], watchdog[24], notify[32], names[KEEP_MAX_FDS * KEEP_NAME_BYTES] = "";
     size_t at = 0;
     int copies[KEEP_MAX_FDS];
-    for (uint32_t i = 0; i < s->n_fds; i++) { /* first out of the way of the numbers they get */
+    /* first all out of the way of the numbers that they get */
+    int notify_fd = fcntl(s->child_fd, F_DUPFD, FIRST_FD + KEEP_MAX_FDS); /* open after exec */
+    if (notify_fd < 0)
+        return false;
+    for (uint32_t i = 0; i < s->n_fds; i++) {
         copies[i] = fcntl(s->fds[i].fd, F_DUPFD_CLOEXEC, FIRST_FD + KEEP_MAX_FDS);
         if (copies[i] < 0)
             return false;
@@ -193,13 +197,13 @@ bool store_hand_over(const struct store *s)
     for (uint32_t i = 0; i < s->n_fds; i++)
         if (dup2(copies[i], FIRST_FD + (int)i) < 0)
             return false;
+    snprintf(notify, sizeof notify, "fd:%d", notify_fd);
     snprintf(number, sizeof number, "%u", (unsigned)s->n_fds);
     bool is_set = setenv("LISTEN_FDS", number, 1) == 0 && setenv("LISTEN_FDNAMES", names, 1) == 0;
     snprintf(number, sizeof number, "%d", (int)getpid());
     is_set = is_set && setenv("LISTEN_PID", number, 1) == 0;
     snprintf(number, sizeof number, "%d", KEEP_MAX_FDS);
     snprintf(watchdog, sizeof watchdog, "%" PRIu64, s->watchdog_us);
-    return is_set && setenv("FDSTORE", number, 1) == 0 &&
-           setenv("NOTIFY_SOCKET", s->notify_path, 1) == 0 &&
+    return is_set && setenv("FDSTORE", number, 1) == 0 && setenv("NOTIFY_SOCKET", notify, 1) == 0 &&
            setenv("WATCHDOG_USEC", watchdog, 1) == 0 && unsetenv("WATCHDOG_PID") == 0;
 }

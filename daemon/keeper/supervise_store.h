@@ -8,8 +8,10 @@
 #include "daemon/keeper/keep.h"
 
 struct store {
-    int notify_fd;
-    char notify_path[64]; /* for $NOTIFY_SOCKET */
+    /* A pair without names, so that nobody but the child can send, nor fill the queue that its
+     * messages wait in. */
+    int notify_fd; /* this process's end */
+    int child_fd; /* the child's */
     struct kept_fd {
         int fd;
         char name[KEEP_NAME_BYTES];

@@ -159,6 +159,11 @@ kill_child() {
 }
 await is_good 1
 ctl pool create p $shape >/dev/null
+# nobody else can send to the supervisor: its sockets have no names
+for fd in "/proc/$daemon"/fd/*; do
+  inode=$(readlink "$fd" | sed -n 's/^socket:\[\(.*\)\]$/\1/p')
+  [[ -z $inode ]] || ! grep -E " 0002 +[0-9]+ +$inode +." /proc/net/unix || die "a datagram socket with a name"
+done
 printf '[engine]\nleese = 32s\n' >"$dir/conf"
 kill_child
 ctl pool list >"$dir/out"
