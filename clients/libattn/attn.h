@@ -528,9 +528,9 @@ struct attn_item {
  * pointers are aligned for their dtype.
  *
  * fill     writes q, k and v (NULL: not part of the step). Called inside the call that starts the
- *          step and, if it must be sent again, on any thread that waits or polls. Plain stores
- *          leave lines dirty in the core's cache, which a device reads more slowly;
- *          attn_client_copy leaves none.
+ *          step or, where that finds no room in shared memory and when it must be sent again, on
+ *          any thread that waits or polls. Plain stores leave lines dirty in the core's cache,
+ *          which a device reads more slowly; attn_client_copy leaves none.
  * take     reads out and lse, which are gone when it returns; rows of n_failed items are NaN.
  *          Called for every answer that has them (a partly failed step may be tried again), before
  *          the step counts as complete, on a thread that waits or polls.

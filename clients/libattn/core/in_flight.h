@@ -36,11 +36,11 @@ struct client_request {
     struct attn_client *client;
     enum client_request_state state;
     uint64_t id; /* low bits: the slot */
-    void *message; /* built and not yet sent, or NULL */
+    void *message; /* built and not yet sent, or NULL; never in shared memory */
     uint64_t start_ns, deadline_ns, resend_ns;
     uint64_t generation; /* of the connection it was sent on */
     uint32_t n_retries_left;
-    uint64_t session, max_message_bytes; /* as the request was made */
+    uint64_t session; /* as the request was made */
 
     /* what is asked: a header of the caller's, or a step */
     Attnd__Request *header;
@@ -54,9 +54,9 @@ struct client_request {
      * result.message. NULL: nothing to take. */
     attn_status (*take)(struct client_request *r, const struct wire_reply *reply);
     void *take_arg;
-    /* Encodes the message, into memory of the transport's message_alloc. On the thread that starts
-     * the request, and on the leader each time it is sent again. ATTN_ENOMEM; ATTN_EINVAL too
-     * large, the sentence is left in attn_last_error. NULL: the message is header and bulk. */
+    /* Encodes the message, into client_request_memory, whose errors it has. On the thread that
+     * starts the request, and on the leader if it had to queue or is sent again. NULL: the message
+     * is header and bulk. */
     attn_status (*build)(struct client_request *r, uint64_t timeout_us, void **out_message);
     /* The request failed as a whole, with result.status. Without the lock. NULL: nothing to do. */
     void (*fail)(struct client_request *r);
@@ -89,8 +89,14 @@ attn_status client_request_new(struct attn_client *c, uint64_t timeout_us,
                                struct client_request **out_r);
 /* Frees a request that is in no list, and its slot. Not locked. */
 void client_request_free(struct client_request *r);
-/* True if the daemon takes a message of this size; else the sentence is left in attn_last_error. */
-bool client_request_fits(const struct client_request *r, size_t head_bytes, uint64_t payload_bytes);
+/* The largest message and the largest answer, by what the daemon has said and by the memory that is
+ * shared with it now; 0: not known yet. */
+uint64_t client_max_message(struct attn_client *c);
+/* Memory of the transport for r's message. ATTN_EINVAL: larger than the daemon takes, the sentence
+ * is left in attn_last_error; ATTN_ENOMEM. Memory that is shared with the daemon is given whole and
+ * in the order of starts: none (ATTN_ENOMEM) while a request from before r waits for some. */
+attn_status client_request_memory(struct client_request *r, size_t head_bytes,
+                                  uint64_t payload_bytes, uint64_t reply_bytes, void **out_message);
 /* Builds and sends. On failure the request is still the caller's. */
 attn_status client_request_start(struct client_request *r);
 /* Sends what is queued, oldest first, as long as the transport takes it. The leader. */

@@ -76,9 +76,7 @@ static void lead(struct attn_client *c, uint64_t until_ns)
         client_request_flush(c);
     pthread_mutex_lock(&c->lock);
     uint64_t wake_ns = c->next_wake_ns < until_ns ? c->next_wake_ns : until_ns;
-    is_queued = c->n_queued > 0;
     pthread_mutex_unlock(&c->lock);
-    c->t->ops->want_send(c->t, is_queued);
     if (n > 0 || is_time || now >= until_ns)
         return;
     if (wake_ns > now)

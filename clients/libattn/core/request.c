@@ -114,19 +114,36 @@ void client_request_expire_locked(struct client_request *r)
 
 /* ---- sending ---- */
 
-bool client_request_fits(const struct client_request *r, size_t head_bytes, uint64_t payload_bytes)
+uint64_t client_max_message(struct attn_client *c)
 {
-    uint64_t max = r->max_message_bytes; /* 0 until hello is answered */
-    if (head_bytes == 0) {
-        error_set(ATTN_EINVAL, "the request's header is longer than %u bytes",
-                  WIRE_MAX_HEADER_BYTES);
-        return false;
-    }
-    if (max == 0 || head_bytes + payload_bytes <= max)
-        return true;
-    error_set(ATTN_EINVAL, "a message of %llu bytes, the daemon takes %llu (listen.max_message)",
-              (unsigned long long)(head_bytes + payload_bytes), (unsigned long long)max);
-    return false;
+    uint64_t shared = c->t->ops->max_message(c->t);
+    pthread_mutex_lock(&c->lock);
+    uint64_t most = c->info.max_message_bytes;
+    pthread_mutex_unlock(&c->lock);
+    return shared != 0 && shared < most ? shared : most;
+}
+
+attn_status client_request_memory(struct client_request *r, size_t head_bytes,
+                                  uint64_t payload_bytes, uint64_t reply_bytes, void **out_message)
+{
+    struct attn_client *c = r->client;
+    const bool is_shared = c->t->ops->is_shared;
+    uint64_t bytes = head_bytes + payload_bytes, most = client_max_message(c);
+    if (head_bytes == 0)
+        return error_set(ATTN_EINVAL, "the request's header is longer than %u bytes",
+                         WIRE_MAX_HEADER_BYTES);
+    if (most != 0 && (bytes > most || (is_shared && reply_bytes > most)))
+        return error_set(ATTN_EINVAL,
+                         "a message of %llu bytes, and %llu for the answer: the daemon takes %llu "
+                         "(listen.max_message%s)",
+                         (unsigned long long)bytes, (unsigned long long)reply_bytes,
+                         (unsigned long long)most, is_shared ? ", listen.shm_client" : "");
+    pthread_mutex_lock(&c->lock);
+    bool is_behind = is_shared && r->state == REQUEST_NEW && c->n_queued > 0;
+    pthread_mutex_unlock(&c->lock);
+    if (!is_behind)
+        *out_message = c->t->ops->message_alloc(c->t, bytes, (size_t)reply_bytes);
+    return is_behind || *out_message == NULL ? ATTN_ENOMEM : ATTN_OK;
 }
 
 static attn_status build(struct client_request *r, void **out_message)
@@ -142,17 +159,19 @@ static attn_status build(struct client_request *r, void **out_message)
     static const struct client_bulk none = {.payload = NULL};
     const struct client_bulk *bulk = r->bulk != NULL ? r->bulk : &none;
     size_t bytes = wire_request_head_bytes(r->header);
-    if (!client_request_fits(r, bytes, bulk->payload_bytes))
-        return ATTN_EINVAL;
     size_t room = bulk->reply_bytes != 0 ? bulk->reply_bytes : CLIENT_CONTROL_REPLY_BYTES;
-    uint8_t *m = c->t->ops->message_alloc(c->t, bytes + bulk->payload_bytes, room);
-    if (m == NULL)
-        return ATTN_ENOMEM;
-    wire_request_head_encode(r->header, r->id, bulk->payload_bytes, m);
+    attn_status st = client_request_memory(r, bytes, bulk->payload_bytes, room, out_message);
+    if (st != ATTN_OK)
+        return st;
+    wire_request_head_encode(r->header, r->id, bulk->payload_bytes, *out_message);
     if (bulk->payload_bytes > 0)
-        attn_client_copy(c, m + bytes, bulk->payload, bulk->payload_bytes);
-    *out_message = m;
+        attn_client_copy(c, (uint8_t *)*out_message + bytes, bulk->payload, bulk->payload_bytes);
     return ATTN_OK;
+}
+
+static bool is_led_elsewhere_locked(const struct attn_client *c)
+{
+    return c->is_led && !pthread_equal(c->leader, pthread_self());
 }
 
 /* Sends a message of the request `id`, which is SENT already, because the answer may come before
@@ -163,18 +182,19 @@ static bool send_message(struct attn_client *c, uint64_t id, void *message)
         return true;
     pthread_mutex_lock(&c->lock);
     struct client_request *r = client_request_find_locked(c, id);
-    bool is_waiting = r != NULL && r->state == REQUEST_SENT;
+    bool is_waiting = r != NULL && r->state == REQUEST_SENT; /* else it ran out of time meanwhile */
+    bool is_kept = is_waiting && !c->t->ops->is_shared;
     if (is_waiting) {
-        r->message = message;
+        r->message = is_kept ? message : NULL;
         r->result.n_sends--;
         client_request_set_state_locked(r, REQUEST_QUEUED);
     }
     c->counters.n_sent--;
-    bool is_led = c->is_led && !pthread_equal(c->leader, pthread_self());
+    bool is_led = is_waiting && is_led_elsewhere_locked(c);
     pthread_mutex_unlock(&c->lock);
-    if (!is_waiting)
-        c->t->ops->message_free(c->t, message); /* it ran out of time meanwhile */
-    else if (is_led)
+    if (!is_kept)
+        c->t->ops->message_free(c->t, message);
+    if (is_led)
         c->t->ops->wake(c->t);
     return false;
 }
@@ -188,11 +208,30 @@ static void mark_sent_locked(struct client_request *r)
     c->counters.n_sent++;
 }
 
+/* A queued request whose message could not be built. True: it has failed for that; false: there is
+ * no memory for it now. */
+static bool fail_unbuilt_locked(struct client_request *r, attn_status st)
+{
+    struct attn_client *c = r->client;
+    if (st == ATTN_ENOMEM) {
+        client_request_set_state_locked(r, REQUEST_QUEUED);
+        return false;
+    }
+    client_request_unlink_locked(c, r);
+    pthread_mutex_unlock(&c->lock);
+    r->result.n_failed = r->step.n_items;
+    client_request_set_result(r, st, attn_last_error()->message);
+    client_request_finish(r);
+    pthread_mutex_lock(&c->lock);
+    return true;
+}
+
 void client_request_flush(struct attn_client *c)
 {
+    bool may_go_on = true;
     pthread_mutex_lock(&c->lock);
     struct client_request *r = TAILQ_FIRST(&c->in_flight);
-    while (c->n_queued > 0 && r != NULL) {
+    while (may_go_on && c->n_queued > 0 && r != NULL) {
         if (r->state != REQUEST_QUEUED) {
             r = TAILQ_NEXT(r, link);
             continue;
@@ -201,23 +240,18 @@ void client_request_flush(struct attn_client *c)
         r->message = NULL;
         client_request_set_state_locked(r, REQUEST_PINNED);
         pthread_mutex_unlock(&c->lock);
-        if (message == NULL && build(r, &message) != ATTN_OK)
-            message = NULL;
+        attn_status st = message == NULL ? build(r, &message) : ATTN_OK;
 
         pthread_mutex_lock(&c->lock);
-        if (message == NULL) { /* out of memory: try again at the next tick */
-            client_request_set_state_locked(r, REQUEST_DELAYED);
-            r->resend_ns = attn_now_ns() + CLIENT_TICK_NS;
-            r = TAILQ_NEXT(r, link);
-            continue;
+        if (st != ATTN_OK) {
+            may_go_on = fail_unbuilt_locked(r, st);
+        } else {
+            mark_sent_locked(r);
+            uint64_t id = r->id;
+            pthread_mutex_unlock(&c->lock);
+            may_go_on = send_message(c, id, message);
+            pthread_mutex_lock(&c->lock);
         }
-        mark_sent_locked(r);
-        uint64_t id = r->id;
-        pthread_mutex_unlock(&c->lock);
-        bool is_sent = send_message(c, id, message);
-        pthread_mutex_lock(&c->lock);
-        if (!is_sent)
-            break;
         r = TAILQ_FIRST(&c->in_flight); /* r itself may be gone: its thread timed out */
     }
     pthread_mutex_unlock(&c->lock);
@@ -244,7 +278,6 @@ attn_status client_request_new(struct attn_client *c, uint64_t timeout_us,
         c->id_high += 2; /* no wire id below the first of slots */
     r->id = (uint64_t)c->id_high << REQUEST_SLOT_BITS | slot;
     r->session = c->info.session;
-    r->max_message_bytes = c->info.max_message_bytes;
     c->slots[slot] = r;
     pthread_mutex_unlock(&c->lock);
     if (timeout_us == 0)
@@ -273,26 +306,34 @@ void client_request_free(struct client_request *r)
 attn_status client_request_start(struct client_request *r)
 {
     struct attn_client *c = r->client;
+    const bool is_shared = c->t->ops->is_shared;
     void *message = NULL;
     uint64_t id = r->id;
     attn_status st = build(r, &message);
-    if (st == ATTN_ENOMEM)
+    if (st == ATTN_ENOMEM && !is_shared)
         error_set(st, "no memory for a message");
-    if (st != ATTN_OK)
+    if (st != ATTN_OK && (st != ATTN_ENOMEM || !is_shared))
         return st;
 
     pthread_mutex_lock(&c->lock);
-    bool is_behind = c->n_queued > 0; /* keep the order of starts */
+    bool is_queued = c->n_queued > 0 || message == NULL; /* keeps the order of starts */
     link_locked(c, r);
-    if (is_behind) {
-        r->message = message;
+    if (is_queued) {
+        r->message = is_shared ? NULL : message;
         client_request_set_state_locked(r, REQUEST_QUEUED);
     } else {
         mark_sent_locked(r);
     }
+    bool is_led = is_led_elsewhere_locked(c);
     pthread_mutex_unlock(&c->lock);
-    if (!is_behind)
+    if (!is_queued) {
         send_message(c, id, message);
+        return ATTN_OK;
+    }
+    if (is_shared && message != NULL)
+        c->t->ops->message_free(c->t, message); /* room that those before it may wait for */
+    if (is_shared && is_led)
+        c->t->ops->wake(c->t);
     return ATTN_OK;
 }
 

@@ -159,8 +159,7 @@ void seq_look_lengths(const struct seq_look *l, uint32_t *out_least, uint32_t *o
 
 attn_status seq_piece_of(struct attn_client *c, const struct seq_geometry *g, struct seq_piece *out)
 {
-    uint64_t most = client_info(c).max_message_bytes, region = c->t->ops->max_message(c->t);
-    most = region != 0 && region < most ? region : most;
+    uint64_t most = client_max_message(c);
     uint64_t room = most > REPLY_HEAD_BYTES ? most - REPLY_HEAD_BYTES : 0;
     uint64_t layer_bytes = g->block_bytes / g->num_layers;
     if (g->block_bytes <= room) {

@@ -129,7 +129,6 @@ static attn_status set_header(Attnd__Step *step, const struct client_request *r,
 
 static attn_status step_build(struct client_request *r, uint64_t timeout_us, void **out_message)
 {
-    struct attn_client *c = r->client;
     const struct attn_step *s = &r->step;
     struct item_arrays on_stack;
     void *heap;
@@ -144,20 +143,15 @@ static attn_status step_build(struct client_request *r, uint64_t timeout_us, voi
 
     const struct wire_step_layout *l = &r->layout;
     size_t head_bytes = wire_request_head_bytes(&req);
-    bool is_small = client_request_fits(r, head_bytes, l->request_bytes);
     uint64_t reply_bytes = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items + l->reply_bytes;
-    uint8_t *m = is_small ? c->t->ops->message_alloc(c->t, head_bytes + l->request_bytes,
-                                                     (size_t)reply_bytes)
-                          : NULL;
-    if (m != NULL) {
-        wire_request_head_encode(&req, r->id, l->request_bytes, m);
-        put_tensors(r, m + head_bytes);
+    attn_status st =
+        client_request_memory(r, head_bytes, l->request_bytes, reply_bytes, out_message);
+    if (st == ATTN_OK) {
+        wire_request_head_encode(&req, r->id, l->request_bytes, *out_message);
+        put_tensors(r, (uint8_t *)*out_message + head_bytes);
     }
     free(heap);
-    *out_message = m;
-    if (!is_small)
-        return ATTN_EINVAL;
-    return m != NULL ? ATTN_OK : ATTN_ENOMEM;
+    return st;
 }
 
 static void step_fail(struct client_request *r)
@@ -225,7 +219,7 @@ static attn_status step_cut(const struct attn_pool *p, const struct attn_step *s
                             const struct attn_client_info *info, struct step_size *z)
 {
     const struct wire_step_layout *l = &z->layout;
-    uint64_t most = info->max_message_bytes;
+    uint64_t most = client_max_message(p->client);
     uint64_t head = STEP_HEAD_BYTES + (uint64_t)s->n_items * STEP_HEAD_ITEM_BYTES;
     uint64_t reply_head = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items;
     z->max_tokens = UINT32_MAX;

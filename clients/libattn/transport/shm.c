@@ -2,9 +2,9 @@
  * daemon. shm_connect.c makes the connection.
  *
  * The thread that receives connects, waits and notices a lost connection; any thread sends. A
- * message is built in the region where the daemon will read it; one that finds no room there (or no
- * connection) is built on the heap and copied when it is sent. A region whose connection is gone
- * stays mapped until the last message in it is freed.
+ * message is built in the region where the daemon will read it; without room for all of it there,
+ * or without a connection, there is no memory for it. A region whose connection is gone stays
+ * mapped until the last message in it is freed.
  *
  * Waiting is a spin on the completed count, as long as that has been worth it lately, then a futex
  * in the region; with attn_client_fd in use, or without a connection, an epoll descriptor over the
@@ -32,12 +32,6 @@
 #define SHM_MIN_SPIN_NS 1000u
 #define SHM_POLITE_NS 20000u /* spinning for longer lets others run in between */
 #define SHM_MESSAGE_OVERHEAD (64u << 10) /* of a request and its reply, beside tensors */
-
-/* A message outside of a region; the message is behind it. */
-struct heap_message {
-    _Alignas(64) size_t bytes;
-    size_t reply_bytes;
-};
 
 /* ---- life ---- */
 
@@ -120,26 +114,13 @@ fail:
 
 /* ---- messages ---- */
 
-static void *heap_alloc(size_t bytes, size_t reply_bytes)
-{
-    size_t all = sizeof(struct heap_message) + bytes;
-    struct heap_message *m =
-        bytes > SIZE_MAX / 2
-            ? NULL
-            : aligned_alloc(SHM_ALIGN, (all + SHM_ALIGN - 1) / SHM_ALIGN * SHM_ALIGN);
-    if (m == NULL)
-        return NULL;
-    *m = (struct heap_message){.bytes = bytes, .reply_bytes = reply_bytes};
-    return m + 1;
-}
-
 static void *shm_message_alloc(struct client_transport *t, size_t bytes, size_t reply_bytes)
 {
     struct shm *sh = (struct shm *)t;
     pthread_mutex_lock(&sh->lock);
     void *m = sh->region != NULL ? region_alloc(sh->region, bytes, reply_bytes) : NULL;
     pthread_mutex_unlock(&sh->lock);
-    return m != NULL ? m : heap_alloc(bytes, reply_bytes);
+    return m;
 }
 
 static void shm_message_free(struct client_transport *t, void *message)
@@ -162,43 +143,6 @@ static void shm_message_free(struct client_transport *t, void *message)
     pthread_mutex_unlock(&sh->lock);
     if (unused != NULL)
         region_close(unused);
-    if (x == NULL)
-        free((struct heap_message *)message - 1);
-}
-
-/* Sends a copy of a message that is not in the region. */
-static bool send_copy(struct shm *sh, uint32_t id, void *message)
-{
-    size_t bytes = 0, reply_bytes = 0;
-    pthread_mutex_lock(&sh->lock);
-    struct shm_extent *x = NULL;
-    struct shm_region *r;
-    SLIST_FOREACH(r, &sh->old, link) {
-        if (x == NULL)
-            x = region_find(r, message);
-    }
-    if (x != NULL) {
-        bytes = x->request_bytes;
-        reply_bytes = x->end - x->room;
-    } else {
-        const struct heap_message *m = (struct heap_message *)message - 1;
-        bytes = m->bytes;
-        reply_bytes = m->reply_bytes;
-    }
-    r = sh->region;
-    void *copy = r != NULL ? region_alloc(r, bytes, reply_bytes) : NULL;
-    pthread_mutex_unlock(&sh->lock);
-    if (copy == NULL)
-        return false;
-    memcpy(copy, message, bytes);
-
-    pthread_mutex_lock(&sh->lock);
-    bool is_current = sh->region == r; /* a region with a message in use is not unmapped */
-    if (is_current)
-        region_submit(r, region_find(r, copy), id);
-    pthread_mutex_unlock(&sh->lock);
-    shm_message_free(&sh->base, is_current ? message : copy);
-    return is_current;
 }
 
 static bool shm_send(struct client_transport *t, uint32_t id, void *message)
@@ -209,7 +153,7 @@ static bool shm_send(struct client_transport *t, uint32_t id, void *message)
     if (x != NULL)
         region_submit(sh->region, x, id);
     pthread_mutex_unlock(&sh->lock);
-    return x != NULL || send_copy(sh, id, message);
+    return x != NULL;
 }
 
 static bool take_reply(struct shm *sh, struct client_message *out_m)
@@ -343,11 +287,6 @@ static void shm_wake(struct client_transport *t)
     pthread_mutex_unlock(&sh->lock);
 }
 
-static void shm_want_send(struct client_transport *t, bool is_wanted)
-{
-    (void)t, (void)is_wanted; /* what makes room, a reply or a connection, ends a wait anyway */
-}
-
 static int shm_fd(struct client_transport *t)
 {
     struct shm *sh = (struct shm *)t;
@@ -421,7 +360,6 @@ const struct client_transport_ops transport_shm_ops = {
     .message_free = shm_message_free,
     .send = shm_send,
     .recv = shm_recv,
-    .want_send = shm_want_send,
     .wait = shm_wait,
     .wake = shm_wake,
     .fd = shm_fd,

@@ -80,11 +80,6 @@ static bool sp_recv(struct client_transport *t, struct client_message *out_m)
 
 /* ---- waiting ---- */
 
-static void sp_want_send(struct client_transport *t, bool is_wanted)
-{
-    (void)t, (void)is_wanted; /* a socket with a message left over is watched until it takes it */
-}
-
 /* News that comes within ns, without going to sleep; 0: none. */
 static int spin(struct sp *sp, struct epoll_event ready[2], uint64_t start_ns, uint64_t ns)
 {
@@ -258,7 +253,6 @@ const struct client_transport_ops transport_sp_ops = {
     .message_free = sp_message_free,
     .send = sp_send,
     .recv = sp_recv,
-    .want_send = sp_want_send,
     .wait = sp_wait,
     .wake = sp_wake,
     .fd = sp_fd,

@@ -42,20 +42,19 @@ struct client_transport_ops {
      * memory, leaves the connection to the parent. */
     void (*abandon)(struct client_transport *t);
 
-    /* Memory for one message of this size, whose reply has at most reply_bytes; NULL: none left. */
+    /* Memory for one message of this size, whose reply has at most reply_bytes. NULL: none; where
+     * is_shared, none now: what is in flight has it, or there is no connection. */
     void *(*message_alloc)(struct client_transport *t, size_t bytes, size_t reply_bytes);
     /* Of a message from message_alloc that was not sent, or of base from recv. */
     void (*message_free)(struct client_transport *t, void *message);
 
-    /* True: the message was taken. False: not now (no connection, or busy); it stays the caller's.
-     * */
+    /* True: the message was taken. False: not now (no connection, or busy; where is_shared: its
+     * connection is gone, this message can't be sent any more); it stays the caller's. */
     bool (*send)(struct client_transport *t, uint32_t id, void *message);
     /* True: *out_m is a message, to be freed. One thread at a time. */
     bool (*recv)(struct client_transport *t, struct client_message *out_m);
 
-    /* Whether wait and fd also wake when send may succeed. The thread that calls recv. */
-    void (*want_send)(struct client_transport *t, bool is_wanted);
-    /* Blocks until recv may succeed, send may (if wanted), wake is called, or ns are over. May
+    /* Blocks until recv or a send that was refused may succeed, wake is called, or ns are over. May
      * return early. The thread that calls recv. */
     void (*wait)(struct client_transport *t, uint64_t ns);
     /* Makes a wait, running or the next, return. */
