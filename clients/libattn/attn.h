@@ -18,7 +18,7 @@
  *     (they free memory and leave the connection to the parent); other calls give ATTN_EINVAL. It
  *     may open clients of its own.
  *
- * Life      A client holds a session until attn_client_close, however long it is idle. When the
+ * Life      A client keeps its session until attn_client_close, however long it is idle. When the
  *           daemon's process ends, calls reconnect by themselves. Where the cache is kept (systemd,
  *           attnd --supervise) they continue in the same session and only take longer. Where it is
  *           not kept, or the daemon could not be reached for a whole lease, the session and its
@@ -146,8 +146,11 @@ struct attn_client_counters {
 ATTN_API attn_status attn_client_open(const char *url, const struct attn_client_options *o,
                                       uint64_t timeout_us, attn_client **out_client);
 
-/* Ends steps in flight with ATTN_ECONN (their callbacks run inside this call) and disconnects. The
- * session and its sequences live on in the daemon until their lease ends. NULL is fine. */
+/* Ends steps in flight with ATTN_ECONN (their callbacks run inside this call), gives the session up
+ * and disconnects. A session without sequences ends, with its hold on pools; sequences that are
+ * open wait in the daemon, for who adopts them or resumes the session, until the lease ends. So
+ * does a session that was resumed, or whose daemon does not answer within a second. NULL is
+ * fine. */
 ATTN_API void attn_client_close(attn_client *c);
 
 /* Opens a new session on the same client. The old one, if it still exists, ends with its lease.
@@ -299,7 +302,7 @@ ATTN_API attn_status attn_pool_describe(attn_client *c, const char *name, uint64
 /* attn_pool_release: the handle no longer holds its pool. When no handle of this client does, the
  * session releases it: its memory can go to other pools once no sequence uses it and no other
  * session holds it. Until then the handle works as before. A pool that is never released is held
- * until its session ends, even after attn_pool_close.
+ * until attn_client_close or its session's end, even after attn_pool_close.
  *
  * Errors   those of a call without an answer: it is not known whether the session still holds the
  *          pool, call again. ATTN_OK if the pool or the session is gone, or the handle was released

@@ -1,5 +1,5 @@
 /* hello.c: handles hello: identifies the client, creates or resumes its session, and describes the
- * daemon to it. */
+ * daemon to it; and goodbye. */
 #include "daemon/engine/hello.h"
 
 #include <inttypes.h>
@@ -10,6 +10,7 @@
 #include "cache/siphash.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
+#include "daemon/engine/core/message.h"
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/session_run.h"
@@ -119,15 +120,21 @@ static attn_status session_resume(struct engine *e, uint64_t id, const struct te
     return ATTN_OK;
 }
 
+/* The session's latest request that is remembered; 0: none. */
+static uint64_t last_request(const struct engine *e, uint32_t slot)
+{
+    uint64_t last = kv_owner_last_request(e->env.kv, slot);
+    uint64_t of_pools = pools_last_request(e, slot);
+    return last > of_pools ? last : of_pools;
+}
+
 static void reply_session(struct engine *e, uint32_t slot, uint32_t version, struct answer *a)
 {
     Attnd__HelloReply *body = answer_hello(a);
     static char server_version[] = ATTND_VERSION;
     body->protocol_version = version < PROTOCOL_VERSION ? version : PROTOCOL_VERSION;
     body->session = session_at(e->env.sessions, slot)->id;
-    uint64_t last = kv_owner_last_request(e->env.kv, slot);
-    uint64_t of_pools = pools_last_request(e, slot);
-    body->last_request_id = last > of_pools ? last : of_pools;
+    body->last_request_id = last_request(e, slot);
     body->boot_id = e->boot_id;
     body->is_kept = e->env.is_kept;
     body->server_version = server_version;
@@ -164,4 +171,51 @@ attn_status hello_run(struct engine *e, struct request *req, uint32_t session, s
     if (st == ATTN_OK)
         reply_session(e, session, h->protocol_version, a);
     return st;
+}
+
+/* --- goodbye ---------------------------------------------------------------------------------- */
+
+struct look {
+    struct peer_ask all; /* first */
+    uint32_t slot;
+};
+
+/* status: ATTN_EEXIST if the session has a sequence in this engine. */
+static void look_for_any(struct engine *e, void *ask)
+{
+    struct look *l = ask;
+    kv_seq_id any;
+    l->all.status = kv_owner_any(e->env.kv, l->slot, &any) == ATTN_OK ? ATTN_EEXIST : ATTN_OK;
+}
+
+/* Whether nothing is left in the session, on any card. */
+static bool is_left_empty(struct engine *e, uint32_t slot)
+{
+    char why[WHY_BYTES];
+    struct look l = {.all = {.why = why, .why_bytes = sizeof why}, .slot = slot};
+    uint32_t n_done;
+    if (session_at(e->env.sessions, slot)->n_held > 0 ||
+        (!is_alone(e) && atomic_load(&e->peers->held[slot]) > 0))
+        return false;
+    look_for_any(e, &l);
+    return l.all.status == ATTN_OK &&
+           engine_call_others(e, peers_n(e), look_for_any, &l.all, &n_done) == ATTN_OK;
+}
+
+attn_status goodbye_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+{
+    uint64_t id = req->wire.request_id, last = last_request(e, session);
+    if (id < last)
+        return answer_no(a, ATTN_ESTALE,
+                         "request %" PRIu64 " of a session whose latest is %" PRIu64, id, last);
+    if (id == last) /* repeated: who has resumed the session since may hold pools again */
+        return ATTN_OK;
+    if (is_left_empty(e, session)) {
+        session_kill(e, session, "its client said goodbye");
+        return ATTN_OK;
+    }
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
+        pool_release(e, p, session, id);
+    kv_owner_saw(e->env.kv, session, id);
+    return ATTN_OK;
 }

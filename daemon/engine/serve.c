@@ -29,6 +29,7 @@ struct kind {
 
 static const struct kind kinds[] = {
     [ATTND__REQUEST__BODY_HELLO] = {.run = hello_run, .has_no_session = true},
+    [ATTND__REQUEST__BODY_GOODBYE] = {.run = goodbye_run},
     [ATTND__REQUEST__BODY_STEP] = {.run = step_run},
     [ATTND__REQUEST__BODY_PLAN] = {.run = plan_run},
     [ATTND__REQUEST__BODY_POOL_CREATE] = {.run = pool_create_run},

@@ -201,6 +201,9 @@ static void on_request(struct session *s, const struct wire_request *req,
         h.hello = &hello;
         is_garbled = false;
         break;
+    case ATTND__REQUEST__BODY_GOODBYE:
+        is_garbled = false;
+        break;
     case ATTND__REQUEST__BODY_POOL_CREATE:
         on_pool(s, r->pool_create->spec);
         /* fall through */
@@ -261,8 +264,9 @@ static void *run(void *arg)
         atomic_fetch_add(&f->n_requests, 1);
         if (f->see != NULL)
             f->see(f->user, req.header);
-        bool is_hello = req.header->body_case == ATTND__REQUEST__BODY_HELLO;
-        if (!is_hello && take_one(&f->plan.n_swallow))
+        bool is_of_session = req.header->body_case == ATTND__REQUEST__BODY_HELLO ||
+                             req.header->body_case == ATTND__REQUEST__BODY_GOODBYE;
+        if (!is_of_session && take_one(&f->plan.n_swallow))
             ; /* as if it never came */
         else if (req.header->body_case == ATTND__REQUEST__BODY_STEP)
             on_step(&s, &req, &m);

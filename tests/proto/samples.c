@@ -123,6 +123,10 @@ FILL(pool_create_split)
     split.split = ATTND__SPLIT__SPLIT_HEADS;
     REQUEST(pool_create, POOL_CREATE, Attnd__PoolCreate, attnd__pool_create__init, .spec = &split);
 }
+FILL(goodbye)
+{
+    REQUEST(goodbye, GOODBYE, Attnd__Goodbye, attnd__goodbye__init);
+}
 FILL(pool_describe)
 {
     REQUEST(pool_describe, POOL_DESCRIBE, Attnd__PoolDescribe, attnd__pool_describe__init,
@@ -394,6 +398,7 @@ const struct sample samples[] = {
      fill_hello},
     {"request_hello_with_token", "a tenant's token says who it is", false, 0,
      fill_hello_with_token},
+    {"request_goodbye", "a session is given up", false, 0, fill_goodbye},
     {"request_pool_create", "two layers, the second with every option", false, 0, fill_pool_create},
     {"request_pool_create_dilated", "every layer dilated, in three branches", false, 0,
      fill_pool_create_dilated},

@@ -9,14 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #ifndef ATTN_VERSION
 #error "the build gives ATTN_VERSION"
 #endif
 
-#define HELLO_MAX_REPLY_BYTES (1u << 20)
 /* attn_client_options without what it grew by */
 #define OPTIONS_OLD_BYTES (uint32_t) offsetof(struct attn_client_options, fail_fast)
 #define OPTIONS_0_1_BYTES (uint32_t) offsetof(struct attn_client_options, token_file)
@@ -25,152 +23,6 @@
 
 static const struct client_transport_ops *const transports[] = {&transport_sp_ops,
                                                                 &transport_shm_ops};
-
-static atomic_uint fork_generation;
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
-
-static void forked(void)
-{
-    atomic_fetch_add(&fork_generation, 1);
-}
-
-static void fork_init(void)
-{
-    pthread_atfork(NULL, NULL, forked);
-}
-
-attn_status client_check(const struct attn_client *c)
-{
-    if (c == NULL)
-        return error_set(ATTN_EINVAL, "client is NULL");
-    if (c->fork_generation != atomic_load_explicit(&fork_generation, memory_order_relaxed))
-        return error_set(ATTN_EINVAL, "client was opened before fork and is the parent's");
-    return ATTN_OK;
-}
-
-attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t timeout_us,
-                        attn_status (*take)(struct client_request *, const struct wire_reply *),
-                        void *take_arg)
-{
-    return client_call_bulk(c, header, NULL, timeout_us, take, take_arg);
-}
-
-attn_status client_call_bulk(struct attn_client *c, Attnd__Request *header,
-                             const struct client_bulk *bulk, uint64_t timeout_us,
-                             attn_status (*take)(struct client_request *,
-                                                 const struct wire_reply *),
-                             void *take_arg)
-{
-    struct client_request *r;
-    attn_status st = client_check(c);
-    if (st != ATTN_OK)
-        return st;
-    if (!client_request_may_wait(c))
-        return error_set(ATTN_EINVAL, "a call that waits was made inside a completion callback");
-    st = client_request_new(c, timeout_us, &r);
-    if (st != ATTN_OK)
-        return st;
-    r->header = header;
-    r->bulk = bulk;
-    r->take = take;
-    r->take_arg = take_arg;
-    st = client_request_start(r);
-    if (st == ATTN_OK) {
-        client_request_wait(r);
-        st = error_from_request(r);
-    }
-    client_request_free(r);
-    return st;
-}
-
-struct attn_client_info client_info(struct attn_client *c)
-{
-    pthread_mutex_lock(&c->lock);
-    struct attn_client_info info = c->info;
-    pthread_mutex_unlock(&c->lock);
-    return info;
-}
-
-static void copy_text(char *dst, size_t bytes, const char *src)
-{
-    snprintf(dst, bytes, "%s", src);
-}
-
-struct hello_answer {
-    struct attn_client_info info;
-    char lane_url[sizeof((struct attn_client *)0)->lane_url];
-    uint64_t last_request_id;
-    bool is_kept;
-};
-
-static attn_status take_hello(struct client_request *r, const struct wire_reply *reply)
-{
-    if (reply->header->body_case != ATTND__REPLY__BODY_HELLO) {
-        copy_text(r->result.message, sizeof r->result.message, "answer to hello without a body");
-        return ATTN_EPROTO;
-    }
-    const Attnd__HelloReply *h = reply->header->hello;
-    struct hello_answer *out = r->take_arg;
-    struct attn_client_info *info = &out->info;
-    out->last_request_id = h->last_request_id;
-    info->protocol_version = h->protocol_version;
-    out->is_kept = h->is_kept;
-    info->boot_id = h->boot_id;
-    info->session = h->session;
-    info->lease_us = h->lease_us;
-    info->max_message_bytes = h->max_message_bytes;
-    info->max_step_items = h->max_step_items;
-    info->max_step_tokens = h->max_step_tokens;
-    info->max_seq_tokens = h->max_seq_tokens;
-    copy_text(info->server_version, sizeof info->server_version, h->server_version);
-    copy_text(info->backend, sizeof info->backend, h->backend);
-    copy_text(out->lane_url, sizeof out->lane_url, h->lane_url);
-    return ATTN_OK;
-}
-
-static attn_status say_hello(struct attn_client *c, uint64_t session, uint64_t timeout_us,
-                             struct hello_answer *out)
-{
-    Attnd__Request req = ATTND__REQUEST__INIT;
-    Attnd__Hello hello = ATTND__HELLO__INIT;
-    hello.protocol_version = CLIENT_PROTOCOL_VERSION;
-    hello.client_name = c->name;
-    hello.resume_session = session;
-    hello.token = c->token != NULL ? c->token : hello.token;
-    if (session == 0 && getrandom(&hello.nonce, sizeof hello.nonce, GRND_NONBLOCK) < 0)
-        hello.nonce = 0; /* the daemon then knows a repeated hello by connection and request id */
-    req.body_case = ATTND__REQUEST__BODY_HELLO;
-    req.hello = &hello;
-    return client_call(c, &req, timeout_us, take_hello, out);
-}
-
-/* A session, new (0) or to go on with, and its limits. */
-static attn_status begin_session(struct attn_client *c, uint64_t session, uint64_t timeout_us)
-{
-    struct hello_answer answer = {0};
-    const struct client_transport_ops *ops = c->t->ops;
-    attn_status st = say_hello(c, session, timeout_us, &answer);
-    if (st != ATTN_OK)
-        return st;
-    struct attn_client_info info = answer.info;
-    uint64_t most = ops->max_message(c->t);
-    if (most != 0 && info.max_message_bytes > most)
-        info.max_message_bytes = most;
-    if (info.max_message_bytes > HELLO_MAX_REPLY_BYTES / 2) /* an answer's header comes on top */
-        ops->set_max_message(c->t, info.max_message_bytes + WIRE_MAX_HEADER_BYTES);
-    pthread_mutex_lock(&c->lock);
-    c->info = info;
-    copy_text(c->lane_url, sizeof c->lane_url, answer.lane_url);
-    uint64_t last = answer.last_request_id >> REQUEST_SLOT_BITS;
-    c->id_high = last > c->id_high ? last : c->id_high; /* ids of a session rise */
-    c->is_session_gone = false;
-    c->is_kept_daemon = answer.is_kept;
-    c->known_generation = ops->generation(c->t);
-    c->is_streaming = ops->is_shared && strcmp(info.backend, "cpu") != 0;
-    atomic_fetch_add(&c->session_number, 1);
-    pthread_mutex_unlock(&c->lock);
-    return ATTN_OK;
-}
 
 static const struct client_transport_ops *find_transport(const char *url)
 {
@@ -246,7 +98,6 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
                          "url \"%s\": expected ipc://PATH, tcp://HOST:PORT, tls+tcp://HOST:PORT or "
                          "shm://PATH",
                          url);
-    pthread_once(&fork_once, fork_init);
 
     char why[ATTN_MESSAGE_BYTES] = "";
     attn_status st = ATTN_ENOMEM;
@@ -261,7 +112,7 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
     LIST_INIT(&c->holds);
     c->default_timeout_us = o->timeout_us != 0 ? o->timeout_us : CLIENT_DEFAULT_TIMEOUT_US;
     c->max_retries = o->max_retries;
-    c->fork_generation = atomic_load(&fork_generation);
+    c->fork_generation = client_fork_generation();
     for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT; i++)
         c->free_slots[i] = ATTN_MAX_IN_FLIGHT - 1 - i;
     c->n_free_slots = ATTN_MAX_IN_FLIGHT;
@@ -281,9 +132,9 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
         error_set(st, "%s", why);
         goto fail;
     }
-    ops->set_max_message(c->t, HELLO_MAX_REPLY_BYTES);
+    ops->set_max_message(c->t, CLIENT_HELLO_REPLY_BYTES);
     c->fail_fast = o->fail_fast != 0;
-    st = begin_session(c, o->resume_session, timeout_us);
+    st = session_begin(c, o->resume_session, timeout_us);
     c->fail_fast = false;
     if (st == ATTN_OK && o->has_no_keeper == 0)
         st = keeper_start(c);
@@ -296,21 +147,16 @@ fail:
     return st;
 }
 
-attn_status attn_client_reopen(attn_client *c, uint64_t timeout_us)
-{
-    attn_status st = client_check(c);
-    return st == ATTN_OK ? begin_session(c, 0, timeout_us) : st;
-}
-
 void attn_client_close(attn_client *c)
 {
     if (c == NULL)
         return;
-    bool is_ours = c->fork_generation == atomic_load(&fork_generation);
+    bool is_ours = client_is_ours(c);
     struct client_transport *t = c->t;
     if (is_ours) {
         keeper_stop(c);
         client_request_fail_all(c);
+        session_end(c);
     }
     for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT; i++) { /* not waited for; all, in a forked child */
         bool has_message = c->slots[i] != NULL && c->slots[i]->message != NULL;
@@ -374,24 +220,6 @@ attn_status attn_client_counters(attn_client *c, struct attn_client_counters *ou
     pthread_mutex_unlock(&c->lock);
     out->struct_size = sizeof *out;
     return ATTN_OK;
-}
-
-attn_status attn_client_ping(attn_client *c, uint64_t timeout_us, uint64_t *out_ns)
-{
-    struct hello_answer answer = {0};
-    uint64_t start_ns = attn_now_ns();
-    attn_status st = client_check(c);
-    if (st == ATTN_OK)
-        st = say_hello(c, client_info(c).session, timeout_us, &answer);
-    if (st == ATTN_OK) {
-        pthread_mutex_lock(&c->lock);
-        c->info.boot_id = answer.info.boot_id;
-        c->is_kept_daemon = answer.is_kept;
-        pthread_mutex_unlock(&c->lock);
-    }
-    if (st == ATTN_OK && out_ns != NULL)
-        *out_ns = attn_now_ns() - start_ns;
-    return st;
 }
 
 int attn_client_fd(attn_client *c)

@@ -13,8 +13,9 @@
  *
  * The files of core/, from the bottom in the same way: error.c and copy.c; request.c (slots,
  * sending, completion); renew.c (a renewal of the session); reply.c (what an answer means); lead.c
- * (which thread reads); keep.c (the keeper's thread); client.c; operator.c. What request.c needs of
- * a step it calls through struct client_request.
+ * (which thread reads); call.c (calls that wait for an answer); session.c (hello and goodbye);
+ * keep.c (the keeper's thread); client.c; operator.c. What request.c needs of a step it calls
+ * through struct client_request.
  */
 #ifndef ATTN_CORE_H
 #define ATTN_CORE_H
@@ -35,6 +36,7 @@
 #define CLIENT_PROTOCOL_VERSION 1u
 /* room for the reply of anything but a step: stats as JSON, or the spec of a pool */
 #define CLIENT_CONTROL_REPLY_BYTES (320u << 10)
+#define CLIENT_HELLO_REPLY_BYTES (1u << 20)
 #define CLIENT_STEP_REPLY_HEAD_BYTES 1024u /* of a step's reply, beside tensors and item statuses */
 
 /* A thread that waits while another one reads; on its stack. */
@@ -59,6 +61,7 @@ struct attn_client {
     struct attn_client_info info; /* the session's */
     char lane_url[128]; /* where lanes are opened; "": nowhere */
     bool is_session_gone;
+    bool has_made_session; /* it was not resumed */
     bool is_kept_daemon; /* a successor will know the session */
     uint64_t known_generation; /* the connection that the daemon's latest hello came over */
     struct client_request *slots[ATTN_MAX_IN_FLIGHT];
@@ -111,8 +114,11 @@ attn_status error_restore(const struct error_kept *kept); /* its status */
 /* The same from a request's result. Returns its status; ATTN_OK leaves nothing. */
 attn_status error_from_request(const struct client_request *r);
 
-/* client.c */
+/* call.c */
 
+/* Counts the forks that made this process; a client opened before the latest is the parent's. */
+uint32_t client_fork_generation(void);
+bool client_is_ours(const struct attn_client *c);
 /* ATTN_EINVAL after fork. */
 attn_status client_check(const struct attn_client *c);
 /* What the daemon said of the session and its limits. */
@@ -134,6 +140,14 @@ attn_status client_call_bulk(struct attn_client *c, Attnd__Request *header,
                              attn_status (*take)(struct client_request *,
                                                  const struct wire_reply *),
                              void *take_arg);
+
+/* session.c */
+
+/* A session, new (0) or to go on with, and its limits. */
+attn_status session_begin(struct attn_client *c, uint64_t session, uint64_t timeout_us);
+/* Says goodbye, if the client has made the session; the last call of closing. The thread's last
+ * error stays. */
+void session_end(struct attn_client *c);
 
 /* keep.c */
 

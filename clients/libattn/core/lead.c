@@ -81,7 +81,8 @@ static void lead(struct attn_client *c, uint64_t until_ns)
         return;
     if (wake_ns > now)
         c->t->ops->wait(c->t, wake_ns - now);
-    read_some(c);
+    if (read_some(c) > 0)
+        client_request_flush(c); /* what this made room for, before the caller has its answer */
 }
 
 static void follow_locked(struct attn_client *c, const struct client_request *r, uint64_t until_ns)

@@ -86,6 +86,7 @@ static bool knows_gone(struct client_request *r)
     }
     switch (asked) {
     case ATTND__REQUEST__BODY_HELLO:
+    case ATTND__REQUEST__BODY_GOODBYE:
     case ATTND__REQUEST__BODY_POOL_CREATE:
     case ATTND__REQUEST__BODY_STATS:
     case ATTND__REQUEST__BODY_DRAIN:

@@ -44,6 +44,21 @@ def test_a_closed_pool_makes_way_while_its_client_lives(url):
         kept.open().close()
 
 
+def test_a_client_that_is_closed_lets_its_pools_go(url):
+    for name in "abcdef":  # two is the most
+        with attnd.connect(url) as client:
+            pool = client.create_pool(SPEC._replace(name=name))
+            with pool.open():
+                pass
+    with attnd.connect(url) as client:
+        left = client.create_pool(SPEC._replace(name="left")).open()
+    with attnd.connect(url) as client:
+        assert has_room(client)
+        client.create_pool(SPEC)
+        assert not has_room(client)  # a sequence is left, until its lease ends
+        client.pool("left").adopt(left.id).close()
+
+
 def test_a_pool_that_nobody_has_is_made_anew_of_another_size(url):
     with attnd.connect(url) as client:
         for n_blocks in 64, 128, 32:

@@ -175,12 +175,26 @@ static void resize_pool(void)
     n_resizes_refused += reply != NULL && reply->status == ATTN_EQUOTA;
 }
 
+static void say_goodbye(void)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__Goodbye b = ATTND__GOODBYE__INIT;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_GOODBYE;
+    h.goodbye = &b;
+    rig_send(&r, &h, NULL, 0);
+}
+
 static void do_something(void)
 {
     uint32_t i = below(N), seq;
     uint64_t left = tenant_left(who, TENANT_SEQUENCES);
     r.session = sessions[i];
-    switch (below(13)) {
+    switch (below(14)) {
+    case 13:
+        if (below(4) == 0)
+            say_goodbye();
+        break;
     case 10:
         resize_pool();
         break;

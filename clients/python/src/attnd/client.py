@@ -337,8 +337,9 @@ class Client(Closing, NotPicklable):
     def close(self) -> None:
         """Disconnects; steps in flight end with ConnectionLostError. Safe to call again.
 
-        Waits for calls of other threads, which end by their timeouts. The session and its sequences
-        live on in the daemon until their lease ends.
+        Waits for calls of other threads, which end by their timeouts. A session without sequences
+        ends, and lets its pools go. Sequences that are open wait in the daemon, to be adopted, until
+        the lease ends; so does a session that was resumed.
         """
         for lane in list(self._lanes):
             lane.close()
