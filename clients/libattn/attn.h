@@ -153,9 +153,10 @@ ATTN_API attn_status attn_client_open(const char *url, const struct attn_client_
  * fine. */
 ATTN_API void attn_client_close(attn_client *c);
 
-/* Opens a new session on the same client. The old one, if it still exists, ends with its lease.
- * Requests in flight remain the old session's. Handles of its pools return ATTN_GONE_POOL from then
- * on, and so do its sequences; closing these always returns ATTN_OK. Errors as attn_client_open. */
+/* Opens a new session on the same client. The old one, if it still exists, is given up as by
+ * attn_client_close. Requests in flight remain the old session's. Handles of its pools return
+ * ATTN_GONE_POOL from then on, and so do its sequences; closing these always returns ATTN_OK.
+ * Errors as attn_client_open. */
 ATTN_API attn_status attn_client_reopen(attn_client *c, uint64_t timeout_us);
 
 /* out->struct_size is set by the caller. */

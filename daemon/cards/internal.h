@@ -33,8 +33,8 @@ struct card_leave {
 struct cards {
     struct peers peers; /* first: cards_of finds the cards by it */
     bool has_tenants;
-    uint32_t max_pools, max_sessions;
-    _Atomic uint32_t *slots; /* [max_sessions] number of cards that still have the session */
+    uint32_t max_pools, n_slots;
+    _Atomic uint32_t *slots; /* [n_slots] number of cards that still have the session */
     _Atomic uint64_t prefixes[CARDS_PREFIXES]; /* cards/prefix.c */
     uint64_t prefix_seed;
     struct card_leave leaves[CARDS_MAX]; /* per card, used by its engine's thread only */

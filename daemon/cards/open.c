@@ -17,11 +17,11 @@ attn_status cards_open(uint32_t n, uint32_t max_pools, uint32_t max_sessions,
     while (1u << c->peers.epoch_bits < n)
         c->peers.epoch_bits++;
     c->max_pools = max_pools;
-    c->max_sessions = max_sessions;
+    c->n_slots = session_slots(max_sessions);
     pthread_mutex_init(&c->lock, NULL);
     pthread_rwlock_init(&c->route, NULL);
-    c->slots = calloc(max_sessions, sizeof *c->slots);
-    c->peers.held = calloc(max_sessions, sizeof *c->peers.held);
+    c->slots = calloc(c->n_slots, sizeof *c->slots);
+    c->peers.held = calloc(c->n_slots, sizeof *c->peers.held);
     bool is_whole =
         c->slots != NULL && c->peers.held != NULL &&
         getrandom(&c->prefix_seed, sizeof c->prefix_seed, 0) == (ssize_t)sizeof c->prefix_seed;

@@ -181,7 +181,7 @@ attn_status cards_restore_pools(struct cards *c, char *why, size_t why_bytes)
 attn_status cards_restore(struct cards *c)
 {
     attn_status st = ATTN_OK;
-    for (uint32_t slot = 0; slot < c->max_sessions && st == ATTN_OK; slot++) {
+    for (uint32_t slot = 0; slot < c->n_slots && st == ATTN_OK; slot++) {
         st = restore_session(c, slot);
         merge_seen(c, slot);
     }

@@ -338,7 +338,7 @@ struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes)
         .max_seq_tokens = cfg->max_seq_tokens,
         .max_block_tokens = MAX_BLOCK_TOKENS,
         .max_layers = cfg->max_layers,
-        .max_owners = cfg->max_sessions,
+        .max_owners = session_slots(cfg->max_sessions),
         .block_layout = KV_LAYOUT_VERSION,
         .table_pages = (uint32_t)(config_table_bytes(cfg) / KV_PAGE_BYTES),
         .idle_pages = (uint32_t)(cfg->idle_memory_bytes / KV_PAGE_BYTES),

@@ -83,7 +83,8 @@ static attn_status session_make(struct engine *e, struct request *req, struct te
                                 uint64_t now_ns, uint32_t *out_slot, char *why, size_t why_bytes)
 {
     const Attnd__Hello *h = req->wire.header->hello;
-    struct session_hello hello = {h->client_name, hello_key(e, req, who), req->share};
+    struct session_hello hello = {h->client_name, hello_key(e, req, who), req->share,
+                                  req->transport->is_admin};
     bool is_new = !session_is_known(e->env.sessions, &hello);
     attn_status st = is_new ? tenant_take(who, TENANT_SESSIONS, 1, why, why_bytes) : ATTN_OK;
     if (st != ATTN_OK)

@@ -88,7 +88,7 @@ static void restore_sessions(struct engine *e, struct engine_kept *kept)
 {
     uint64_t now_ns = clock_now_ns();
     struct kv *kv = e->env.kv;
-    for (uint32_t slot = 0; slot < e->env.cfg->max_sessions; slot++) {
+    for (uint32_t slot = 0; slot < session_slots(e->env.cfg->max_sessions); slot++) {
         uint64_t id = kv_owner_id(kv, slot);
         uint32_t tenant = kv_owner_tenant(kv, slot);
         struct tenant *who = tenants_of_id(e->env.tenants, tenant);

@@ -67,7 +67,7 @@ static bool is_gone(const struct tenant *who)
 
 static void end_sessions(struct engine *e)
 {
-    for (uint32_t slot = 0; slot < e->env.cfg->max_sessions; slot++) {
+    for (uint32_t slot = 0; slot < session_slots(e->env.cfg->max_sessions); slot++) {
         const struct session *s = session_at(e->env.sessions, slot);
         if (s->id != 0 && is_gone(s->tenant))
             session_kill(e, slot, "its tenant is gone");

@@ -15,6 +15,7 @@ struct session_table {
     struct session *slots;
     struct session **buckets, **hello_buckets;
     uint32_t bucket_mask, n_live, n_max;
+    uint32_t n_taken, n_aside; /* slots that are not free; of these, set aside */
     pthread_mutex_t lock; /* protects the hash of ids */
     struct session_list free, live, expired;
 };
@@ -37,7 +38,8 @@ attn_status session_table_open(uint32_t max_sessions, struct session_table **out
     uint32_t n_buckets = 16;
     while (n_buckets < max_sessions && n_buckets < 1u << 30)
         n_buckets *= 2;
-    t->slots = calloc(max_sessions, sizeof *t->slots);
+    uint32_t n_slots = session_slots(max_sessions);
+    t->slots = calloc(n_slots, sizeof *t->slots);
     t->buckets = calloc(n_buckets, sizeof(struct session *));
     t->hello_buckets = calloc(n_buckets, sizeof(struct session *));
     TAILQ_INIT(&t->free);
@@ -50,7 +52,7 @@ attn_status session_table_open(uint32_t max_sessions, struct session_table **out
     t->bucket_mask = n_buckets - 1;
     t->n_max = max_sessions;
     pthread_mutex_init(&t->lock, NULL);
-    for (uint32_t i = 0; i < max_sessions; i++)
+    for (uint32_t i = 0; i < n_slots; i++)
         TAILQ_INSERT_TAIL(&t->free, &t->slots[i], link);
     *out_table = t;
     return ATTN_OK;
@@ -82,13 +84,22 @@ bool session_is_known(const struct session_table *t, const struct session_hello 
     return find_hello(t, hello->key) != NULL;
 }
 
+static void slot_take(struct session_table *t, struct session *s, bool is_aside)
+{
+    TAILQ_REMOVE(&t->free, s, link);
+    s->is_aside = is_aside;
+    t->n_aside += is_aside;
+    t->n_taken++;
+}
+
 /* Counts one more session, if a slot is free and the connection and its principal may have it. */
 static attn_status take_place(struct session_table *t, struct share *share, char *why,
                               size_t why_bytes)
 {
-    uint64_t n_free = t->n_max - t->n_live;
+    uint32_t n_taken = t->n_taken - t->n_aside;
+    uint64_t n_free = t->n_max - (t->n_live < t->n_max ? t->n_live : t->n_max);
     char text[SHARE_TEXT_BYTES];
-    if (TAILQ_EMPTY(&t->free)) {
+    if (n_taken >= t->n_max) {
         snprintf(why, why_bytes, "%" PRIu32 " sessions are open, engine.max_sessions is %" PRIu32,
                  t->n_live, t->n_max);
         return ATTN_EOVERLOAD;
@@ -102,13 +113,13 @@ static attn_status take_place(struct session_table *t, struct share *share, char
 
 /* Makes a free slot live. */
 static void session_begin(struct session_table *t, struct session *s, uint64_t id,
-                          const struct session_hello *hello, uint64_t now_ns)
+                          const struct session_hello *hello, bool is_aside, uint64_t now_ns)
 {
-    TAILQ_REMOVE(&t->free, s, link);
+    slot_take(t, s, is_aside);
     s->seen_ns = now_ns;
     atomic_store_explicit(&s->touched_ns, 0, memory_order_relaxed);
     s->n_held = 0;
-    s->share = hello->share;
+    s->share = is_aside ? NULL : hello->share;
     if (s->share != NULL)
         share_ref(s->share);
     snprintf(s->client_name, sizeof s->client_name, "%s", hello->client_name);
@@ -136,18 +147,19 @@ attn_status session_open(struct session_table *t, const struct session_hello *he
         session_renew(t, *out_slot, now_ns);
         return ATTN_OK;
     }
-    attn_status st = take_place(t, hello->share, why, why_bytes);
+    bool is_aside = hello->is_admin && t->n_aside < SESSION_N_ASIDE;
+    attn_status st = is_aside ? ATTN_OK : take_place(t, hello->share, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     do {
         if (getrandom(&id, sizeof id, 0) != (ssize_t)sizeof id) {
-            share_give(hello->share, SHARE_SESSIONS, 1);
+            share_give(is_aside ? NULL : hello->share, SHARE_SESSIONS, 1);
             snprintf(why, why_bytes, "no random bytes for a session's id");
             return ATTN_EINTERNAL;
         }
     } while (id == 0 || session_find(t, id, &other) == ATTN_OK);
     s = TAILQ_FIRST(&t->free);
-    session_begin(t, s, id, hello, now_ns);
+    session_begin(t, s, id, hello, is_aside, now_ns);
     *out_slot = slot_of(t, s);
     return ATTN_OK;
 }
@@ -162,9 +174,9 @@ attn_status session_restore(struct session_table *t, uint32_t slot, uint64_t id,
     if (id != 0) {
         /* its hello is not known any more, so a late repetition makes another session */
         struct session_hello hello = {.client_name = client_name, .key = id};
-        session_begin(t, s, id, &hello, now_ns);
+        session_begin(t, s, id, &hello, false, now_ns);
     } else {
-        TAILQ_REMOVE(&t->free, s, link);
+        slot_take(t, s, false);
         TAILQ_INSERT_TAIL(&t->expired, s, link);
     }
     return ATTN_OK;
@@ -274,4 +286,6 @@ void session_release(struct session_table *t, uint32_t slot)
     struct session *s = &t->slots[slot];
     TAILQ_REMOVE(&t->expired, s, link);
     TAILQ_INSERT_TAIL(&t->free, s, link);
+    t->n_aside -= s->is_aside;
+    t->n_taken--;
 }

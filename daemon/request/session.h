@@ -16,6 +16,7 @@
 
 #define SESSION_NONE UINT32_MAX
 #define SESSION_NAME_BYTES 64
+#define SESSION_N_ASIDE 8 /* beside engine.max_sessions, for clients of the admin socket */
 
 struct session {
     uint64_t id; /* 0: free or expired */
@@ -29,6 +30,7 @@ struct session {
     uint64_t hello_key; /* of the hello that made it */
     struct session *hello_next;
     struct share *share; /* of the connection that made it; NULL: not counted */
+    bool is_aside; /* it has one of the slots set aside */
     char client_name[SESSION_NAME_BYTES];
 };
 
@@ -42,6 +44,12 @@ static inline uint32_t session_label(uint64_t id)
     return (uint32_t)(id >> 32);
 }
 
+/* How many slots there are: max_sessions, and those set aside. */
+static inline uint32_t session_slots(uint32_t max_sessions)
+{
+    return max_sessions + SESSION_N_ASIDE;
+}
+
 attn_status session_table_open(uint32_t max_sessions, struct session_table **out_table);
 void session_table_close(struct session_table *t); /* NULL is fine */
 
@@ -50,6 +58,7 @@ struct session_hello {
     const char *client_name;
     uint64_t key; /* unique, but the same when a hello is repeated */
     struct share *share; /* of the connection, where the session is counted; may be NULL */
+    bool is_admin; /* over the admin socket: it may have a slot set aside, which is not counted */
 };
 
 /* Makes a session for this hello, or finds the one that the same hello has made before.

@@ -38,7 +38,7 @@ attn_status pools_init(struct engine *e)
     e->pools = calloc(c->max_pools, sizeof *e->pools);
     e->published = calloc(c->max_pools, sizeof *e->published);
     e->pool_keys = calloc(c->max_pools, sizeof *e->pool_keys);
-    e->holds = calloc((size_t)c->max_sessions * c->max_pools, sizeof *e->holds);
+    e->holds = calloc((size_t)session_slots(c->max_sessions) * c->max_pools, sizeof *e->holds);
     return e->pools == NULL || e->published == NULL || e->pool_keys == NULL || e->holds == NULL
                ? ATTN_ENOMEM
                : ATTN_OK;

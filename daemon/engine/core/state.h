@@ -37,8 +37,8 @@ struct peers {
     uint32_t epoch_bits; /* bits of an epoch on the wire that name the device which made it */
     struct engine *at[CONFIG_MAX_DEVICES]; /* [n_open]; at 0 the primary */
     const struct peers_ops *ops; /* NULL: the engine is the only one */
-    /* [max_sessions] requests of each session that engines other than the primary hold; any thread.
-     * NULL: the engine is the only one */
+    /* [session_slots] requests of each session that engines other than the primary hold; any
+     * thread. NULL: the engine is the only one */
     _Atomic uint32_t *held;
 };
 
@@ -85,7 +85,7 @@ struct engine {
     struct pool_published *published; /* [max_pools] counts for any thread (published.h) */
     _Atomic uint64_t published_free_bytes; /* KV memory that no pool has */
     uint64_t *pool_keys; /* [max_pools] tenant and handle of each; 0: free */
-    struct hold *holds; /* [max_sessions][max_pools] */
+    struct hold *holds; /* [session_slots][max_pools] */
     uint32_t n_pools; /* highest index in use, plus one */
     uint32_t n_blocks; /* total block records */
     uint64_t device_bytes; /* of all pools */

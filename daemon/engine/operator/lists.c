@@ -82,7 +82,8 @@ static json_t *list_sessions(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array();
     uint32_t slot = (uint32_t)ask->after, n_looked = 0;
-    for (; slot < e->env.cfg->max_sessions && n_looked < MAX_LOOKED_AT; slot++, n_looked++) {
+    for (; slot < session_slots(e->env.cfg->max_sessions) && n_looked < MAX_LOOKED_AT;
+         slot++, n_looked++) {
         const struct session *s = session_at(e->env.sessions, slot);
         char label[16];
         if (s->id == 0)
@@ -97,7 +98,7 @@ static json_t *list_sessions(struct engine *e, const Attnd__Inspect *ask)
         add_tenant(e, o, tenant_id(s->tenant));
         json_array_append_new(list, o);
     }
-    return paged("sessions", list, slot < e->env.cfg->max_sessions ? slot : 0);
+    return paged("sessions", list, slot < session_slots(e->env.cfg->max_sessions) ? slot : 0);
 }
 
 static json_t *sequence_object(struct engine *e, kv_seq_id seq)

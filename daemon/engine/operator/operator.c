@@ -151,7 +151,7 @@ static uint32_t session_of_label(struct engine *e, const char *label, uint32_t *
 {
     uint32_t found = SESSION_NONE;
     *out_n = 0;
-    for (uint32_t slot = 0; slot < e->env.cfg->max_sessions; slot++) {
+    for (uint32_t slot = 0; slot < session_slots(e->env.cfg->max_sessions); slot++) {
         uint64_t id = session_at(e->env.sessions, slot)->id;
         char text[16];
         snprintf(text, sizeof text, "%08" PRIx32, session_label(id));

@@ -33,6 +33,8 @@ static void fake_reply(struct request *req)
 }
 
 static const struct transport_ops fake_transport = {.label = STATS_IPC, .reply = fake_reply};
+static const struct transport_ops fake_admin = {
+    .label = STATS_IPC, .reply = fake_reply, .is_admin = true};
 
 static uint64_t fake_clock(void)
 {
@@ -286,8 +288,8 @@ uint64_t rig_send(struct rig *r, Attnd__Request *h, const void *payload, size_t 
 {
     uint64_t id = r->next_id++;
     size_t head = wire_request_head_bytes(h);
-    struct request *req =
-        request_new(&fake_transport, NULL, r->share, r->bufs, head + payload_bytes);
+    struct request *req = request_new(r->is_admin ? &fake_admin : &fake_transport, NULL, r->share,
+                                      r->bufs, head + payload_bytes);
     assert_non_null(req);
     wire_request_head_encode(h, id, payload_bytes, req->msg->data);
     if (payload_bytes > 0)
@@ -302,7 +304,8 @@ void rig_resend(struct rig *r, uint64_t id)
     const struct rig_sent *s = r->sent;
     while (s->id != id)
         s = s->next;
-    struct request *req = request_new(&fake_transport, NULL, r->share, r->bufs, s->n_bytes);
+    struct request *req = request_new(r->is_admin ? &fake_admin : &fake_transport, NULL, r->share,
+                                      r->bufs, s->n_bytes);
     assert_non_null(req);
     memcpy(req->msg->data, s->bytes, s->n_bytes);
     submit(r, req);

@@ -103,6 +103,7 @@ struct rig {
     struct engine *second; /* NULL: none */
     struct rig_answer *answers;
     struct principal principal; /* of requests made from now on */
+    bool is_admin; /* requests come over the admin socket from now on */
     struct share *share; /* of requests made from now on: the connection that they come over */
     bool keeps_sent; /* for rig_resend */
     struct rig_sent *sent;

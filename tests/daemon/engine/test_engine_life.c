@@ -156,6 +156,40 @@ static unsigned hello_until_refused(struct share *connection, const Attnd__Reply
     }
 }
 
+/* All sessions are taken: an operator finds one, until those set aside are taken, too. Those give
+ * nothing to others, and are there again when they are given up or their lease is over. */
+static void operators_find_a_session(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    for (int round = 0; round < 3; round++) {
+        const Attnd__Reply *refusal;
+        unsigned n = hello_until_refused(NULL, &refusal);
+        assert_int_equal(n, r.cfg.max_sessions - (round == 0)); /* the rig has one */
+        rig_assert_says(refusal, ATTN_EOVERLOAD, "engine.max_sessions is 16");
+        r.is_admin = true;
+        assert_int_equal(hello_until_refused(NULL, &refusal), SESSION_N_ASIDE);
+        rig_assert_says(refusal, ATTN_EOVERLOAD, "engine.max_sessions is 16");
+        r.is_admin = false;
+        assert_int_equal(rig_hello_with(&r, 0, NULL)->status, ATTN_EOVERLOAD);
+        rig_now_ns += r.cfg.lease_us * 1000 + 1;
+        rig_run(&r);
+    }
+    r.is_admin = true;
+    for (uint32_t i = 0; i < 3 * SESSION_N_ASIDE; i++) {
+        Attnd__Goodbye b = ATTND__GOODBYE__INIT;
+        Attnd__Request h = ATTND__REQUEST__INIT;
+        h.session = rig_hello(&r, "attnctl");
+        h.body_case = ATTND__REQUEST__BODY_GOODBYE;
+        h.goodbye = &b;
+        assert_int_equal(rig_call(&r, &h)->status, ATTN_OK);
+        rig_forget(&r);
+    }
+    r.is_admin = false;
+    assert_int_equal(hello_until_refused(NULL, &(const Attnd__Reply *){NULL}), r.cfg.max_sessions);
+    rig_close(&r);
+}
+
 static void newcomers_find_room_for_their_session(void **state)
 {
     (void)state;
@@ -541,6 +575,7 @@ int main(void)
         cmocka_unit_test(a_partly_launched_step_gives_up_the_rest),
         cmocka_unit_test(overload_is_an_answer),
         cmocka_unit_test(a_step_that_would_be_late_is_refused_at_once),
+        cmocka_unit_test(operators_find_a_session),
         cmocka_unit_test(newcomers_find_room_for_their_session),
         cmocka_unit_test(one_connection_leaves_others_their_part_of_the_queue),
         cmocka_unit_test(silence_ends_a_lease_in_slices),

@@ -73,7 +73,7 @@ static void count(uint64_t out[TENANT_N_QUOTAS])
         out[TENANT_BLOCKS] += p->config.n_blocks;
         out[TENANT_SEQUENCES] += kv_pool_sequences(r.kv, p->id);
     }
-    for (uint32_t i = 0; i < r.cfg.max_sessions; i++) {
+    for (uint32_t i = 0; i < session_slots(r.cfg.max_sessions); i++) {
         const struct session *s = session_at(r.sessions, i);
         out[TENANT_SESSIONS] += s->id != 0 && s->tenant == who;
     }
