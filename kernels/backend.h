@@ -24,7 +24,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 11
+#define BACKEND_ABI 12
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -270,6 +270,11 @@ struct backend_ops {
     attn_status (*pool_check)(struct backend *b, const struct backend_pool_config *c);
     /* Bytes the pool's blocks would take from kv_bytes. */
     uint64_t (*pool_bytes)(const struct backend *b, const struct backend_pool_config *c);
+    /* Whether pool_open with this config, or pool_resize of p to its n_blocks (p NULL: open), would
+     * find its memory clear. If not, it begins to be cleared beside the batches, unless other memory
+     * is: ask again. Never waits. NULL: there is nothing to wait for. */
+    bool (*memory_ready)(struct backend *b, struct backend_pool *p,
+                         const struct backend_pool_config *c);
     /* Takes a range of the KV memory; a pool of the same geometry and place after an import finds
      * its bytes, another pool's are zeroed. ATTN_ENOMEM: message names wanted and free bytes. */
     attn_status (*pool_open)(struct backend *b, const struct backend_pool_config *c,

@@ -13,6 +13,18 @@ struct kv_range {
     struct kv_range *next;
 };
 
+/* Where kv_range_take would put so many bytes of total; UINT64_MAX: there is no room. */
+static inline uint64_t kv_range_gap(const struct kv_range *list, uint64_t total, uint64_t bytes)
+{
+    uint64_t end = 0;
+    for (; list != NULL; list = list->next) {
+        if (list->offset >= end && bytes <= list->offset - end)
+            return end;
+        end = list->offset + list->bytes;
+    }
+    return end <= total && bytes <= total - end ? end : UINT64_MAX;
+}
+
 /* Takes r->bytes of total: at r->offset if is_placed, else in the first gap that fits, which sets
  * r->offset. false: there is no room, *out_largest is the largest gap. */
 static inline bool kv_range_take(struct kv_range **list, uint64_t total, bool is_placed,

@@ -26,6 +26,7 @@
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/core/sleep.h"
 #include "daemon/engine/core/status.h"
+#include "daemon/engine/core/turns.h"
 #include "daemon/engine/gauges.h"
 #include "daemon/engine/operator/operator.h"
 #include "daemon/engine/pool/create.h"
@@ -202,6 +203,7 @@ static uint64_t oldest_of_all_ns(const struct engine *e)
 bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 {
     uint64_t now_ns = e->turn_ns = clock_now_ns();
+    turns_renew(e);
     kv_set_time(e->env.kv, (uint32_t)(now_ns / UINT64_C(1000000000)));
     health_beat(HEALTH_ENGINE + e->env.card);
     tenants_turn(e); /* before the first hello, so that removed tenants are refused at once */
@@ -227,21 +229,22 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
                           memory_order_relaxed);
     if (is_primary(e))
         stats_set(oldest_at_ns, oldest_of_all_ns(e));
+    bool has_turns = e->turns.n > e->turns.n_memory;
     if (e->n_in_flight + e->n_on_device > 0) {
-        bool is_hurried = is_busy || !engine_is_quiet(e);
+        bool is_hurried = is_busy || has_turns || !engine_is_quiet(e);
         uint64_t wait_ns = is_hurried ? 0 : slice_ns(e, now_ns, max_wait_ns);
         for (; batch_finish_one(e, wait_ns); wait_ns = 0)
             is_busy = true;
         batches_watch(e, now_ns);
         refuse_if_lost(e);
-    } else if (!is_busy && (canary_work(e) || canary_repeat(e))) {
+    } else if (!is_busy && !has_turns && (canary_work(e) || canary_repeat(e))) {
         is_busy = true;
-    } else if (!is_busy && max_wait_ns > 0) {
-        uint64_t wait_ns = idle_ns(e, now_ns, max_wait_ns);
+    } else if (!is_busy && !has_turns && max_wait_ns > 0) {
+        uint64_t wait_ns = turns_nap_ns(e, idle_ns(e, now_ns, max_wait_ns));
         if (wait_ns > 0)
             engine_idle(e, wait_ns);
     }
-    return is_busy;
+    return engine_serve_turns(e) || is_busy || has_turns;
 }
 
 /* Waits for all batches; ATTN_ETIMEDOUT: some did not come back. */
@@ -264,6 +267,7 @@ static attn_status end_calls(struct engine *e)
     while (atomic_load(&e->n_calls) > 0) {
         take_inbox(e, clock_now_ns());
         tasks_refuse(e, engine_stop_status(e), "the daemon is stopping");
+        engine_end_turns(e);
         if (clock_now_ns() - start_ns > CLOSE_TIMEOUT_NS)
             return ATTN_ETIMEDOUT;
         sched_yield();
@@ -280,12 +284,14 @@ static attn_status engine_finish(struct engine *e)
     }
     watchers_answer(e, true);
     tasks_refuse(e, engine_stop_status(e), "the daemon is stopping");
+    engine_end_turns(e);
     attn_status st = wait_for_batches(e), calls = end_calls(e);
     st = st == ATTN_OK ? calls : st;
     if (!mover_drain(e, NULL))
         st = ATTN_ETIMEDOUT;
     seqs_wake(e);
     tasks_refuse(e, engine_stop_status(e), "the daemon is stopping");
+    engine_end_turns(e);
     return st;
 }
 

@@ -37,6 +37,7 @@ struct request_bell {
 
 struct engine;
 struct step_shard;
+struct task;
 
 struct request {
     struct request *next; /* of the inbox or queue that holds it */
@@ -49,6 +50,10 @@ struct request {
     struct iobuf_pool *bufs; /* of its arena's chunks; NULL: the heap */
     struct share *share; /* its connection's, where its buffers are counted; NULL: nowhere */
     struct charge charge; /* what else it holds until it is answered */
+    /* while it waits for the engine's thread (engine/core/turns.h) */
+    TAILQ_ENTRY(request) turn;
+    uint32_t turn_of, turn_line; /* its place there */
+    struct task *task; /* what goes on in its turn; NULL: it is served anew */
     struct iobuf *msg; /* received message */
     struct iobuf *room; /* the transport's buffer for the reply; NULL: the pool is used */
     struct iobuf *reply; /* message to send; NULL until replied */

@@ -59,8 +59,11 @@ struct tenant {
     uint32_t n_users;
     uint64_t most[TENANT_N_QUOTAS]; /* 0: no bound */
     _Atomic uint64_t *used; /* [TENANT_N_QUOTAS] summed over all cards */
-    struct flow flow; /* its device time; this and n_steps are per engine */
+    /* its device time, and what its other requests take of the engine's thread; this and what
+     * follows is per engine */
+    struct flow flow;
     uint32_t n_steps; /* admitted and not answered */
+    uint32_t n_turns; /* other requests that wait for their turn (engine/core/turns.h) */
 };
 
 /* The tenants of one engine. All engines' copies share what tenants have used. */
@@ -89,6 +92,8 @@ struct tenant *tenants_of_id(struct tenants *t, uint32_t id);
 
 /* The i-th tenant of the file, counted from 1; NULL: there are no more. */
 const struct tenant *tenants_at(const struct tenants *t, uint32_t i);
+/* Its place in the table, below TENANT_MAX; it keeps it while it has anything. */
+uint32_t tenants_index(const struct tenants *t, const struct tenant *who);
 /* The tenant with this name, "" the operator; NULL: there is none, or t is NULL. */
 struct tenant *tenants_find(struct tenants *t, const char *name);
 

@@ -81,7 +81,7 @@ attn_status tenants_copy(const struct tenants *t, struct tenants **out_t)
     atomic_fetch_add(&copy->book->n_refs, 1);
     for (uint32_t i = 0; i < copy->n; i++) {
         copy->list[i].flow.end = 0;
-        copy->list[i].n_steps = 0;
+        copy->list[i].n_steps = copy->list[i].n_turns = 0;
     }
     *out_t = copy;
     return ATTN_OK;
@@ -103,7 +103,7 @@ static bool has_anything(const struct tenant *who)
     for (int i = 0; i < TENANT_N_QUOTAS; i++)
         if (who->used[i] > 0)
             return true;
-    return who->n_steps > 0;
+    return who->n_steps + who->n_turns > 0;
 }
 
 /* The entry of the tenant with this id, else a free one. NULL: none is free. */
@@ -143,6 +143,7 @@ bool tenants_update(struct tenants *t, struct tenants *now)
         if (place < &t->list[t->n] && place->id == next.id) {
             next.flow.end = place->flow.end;
             next.n_steps = place->n_steps;
+            next.n_turns = place->n_turns;
         }
         t->n += place == &t->list[t->n];
         *place = next;
@@ -227,6 +228,11 @@ struct tenant *tenants_of_id(struct tenants *t, uint32_t id)
 const struct tenant *tenants_at(const struct tenants *t, uint32_t i)
 {
     return t != NULL && i < t->n ? &t->list[i] : NULL;
+}
+
+uint32_t tenants_index(const struct tenants *t, const struct tenant *who)
+{
+    return (uint32_t)(who - t->list);
 }
 
 struct tenant *tenants_find(struct tenants *t, const char *name)

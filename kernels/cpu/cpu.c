@@ -296,6 +296,7 @@ static const struct backend_ops cpu_ops = {
     .info = cpu_info,
     .pool_check = cpu_pool_check,
     .pool_bytes = cpu_pool_bytes,
+    .memory_ready = cpu_pool_memory_ready,
     .pool_open = cpu_pool_open,
     .pool_place = cpu_pool_place,
     .pool_room = cpu_pool_room,

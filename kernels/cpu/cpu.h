@@ -29,6 +29,16 @@
 #define CPU_FEATURES                                                                               \
     (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES)
 
+/* Memory that is made ready for a pool by a thread of its own: its pages taken, what was in them
+ * zeroed. */
+struct cpu_clear {
+    struct kv_range range; /* bytes 0: none */
+    uint64_t old_end; /* what lies from here on was no pool's */
+    pthread_t thread;
+    bool has_thread;
+    _Atomic bool is_done, is_unwanted;
+};
+
 /* [block][layer].. of all pools behind one another, in a memfd. */
 struct cpu_memory {
     uint8_t *base; /* NULL: none */
@@ -36,6 +46,7 @@ struct cpu_memory {
     struct kv_range *ranges; /* of pools */
     uint64_t n_written; /* bytes from the start that pools had */
     int fd; /* -1: none */
+    struct cpu_clear clear;
 
     /* take the pages, slice by slice from the start, while others work already */
     pthread_t takers[CPU_MAX_TAKERS];
@@ -51,6 +62,16 @@ attn_status cpu_memory_open(struct cpu_memory *m, uint64_t bytes, int import_fd,
 /* The pages of this range are taken when it returns, so that touching them can't fail any more.
  * ATTN_ENOMEM: they can't be had. */
 attn_status cpu_memory_take(struct cpu_memory *m, uint64_t offset, uint64_t bytes, char *why,
+                            size_t why_bytes);
+/* Whether the range can be taken and zeroed in no time, or has been; if not, that begins, unless it
+ * is still being done for another. Never waits. */
+bool cpu_memory_ready(struct cpu_memory *m, uint64_t offset, uint64_t bytes);
+/* The range becomes a pool's: its pages are taken, and what a pool has left in them is zeroed, by
+ * cpu_memory_ready or now. ATTN_ENOMEM. */
+attn_status cpu_memory_give(struct cpu_memory *m, uint64_t offset, uint64_t bytes, char *why,
+                            size_t why_bytes);
+/* The range is a pool's already: nothing is zeroed. ATTN_ENOMEM. */
+attn_status cpu_memory_keep(struct cpu_memory *m, uint64_t offset, uint64_t bytes, char *why,
                             size_t why_bytes);
 void cpu_memory_close(struct cpu_memory *m);
 
@@ -105,6 +126,8 @@ attn_status cpu_pool_open(struct backend *b, const struct backend_pool_config *c
                           struct backend_pool **out_pool);
 uint64_t cpu_pool_place(const struct backend_pool *p);
 uint32_t cpu_pool_room(const struct backend_pool *p);
+bool cpu_pool_memory_ready(struct backend *b, struct backend_pool *p,
+                           const struct backend_pool_config *c);
 attn_status cpu_pool_resize(struct backend_pool *p, uint32_t n_blocks, uint32_t max_row_blocks);
 void cpu_pool_close(struct backend_pool *p);
 void cpu_pool_free(struct backend_pool *p); /* no slot: what it has beside its range */

@@ -1,6 +1,7 @@
 /* memory.c: the cpu backend's KV memory: one memfd. Threads take its pages after open, so that a
  * large memory keeps nobody waiting; a pool's are there when it is made, so that nothing can run
- * out later. Its size is sealed, so that no other holder of the descriptor can shrink it.
+ * out later, and a thread of their own takes and zeroes them beforehand, so that nobody waits for
+ * that. Its size is sealed, so that no other holder of the descriptor can shrink it.
  *
  * Pages of 2 MiB where the machine has set enough aside (vm.nr_hugepages): blocks lie scattered,
  * and with 4 KiB pages each piece of a block costs a page walk.
@@ -19,7 +20,8 @@
 #include <unistd.h>
 
 #define HUGE_BYTES (2 << 20)
-#define SLICE_BYTES (UINT64_C(8) << 20)
+#define SLICE_BYTES (UINT64_C(2) << 20)
+#define AT_ONCE_BYTES (UINT64_C(1) << 20) /* no thread for less */
 
 static uint64_t file_number(const char *path)
 {
@@ -169,6 +171,91 @@ attn_status cpu_memory_open(struct cpu_memory *m, uint64_t bytes, int import_fd,
     return ATTN_OK;
 }
 
+/* --- clearing --------------------------------------------------------------------------------- */
+
+static void *clear_slices(void *arg)
+{
+    struct cpu_memory *m = arg;
+    struct cpu_clear *c = &m->clear;
+    uint64_t at = c->range.offset, end = at + c->range.bytes, n;
+    for (; at < end && !atomic_load(&c->is_unwanted); at += n) {
+        n = end - at < SLICE_BYTES ? end - at : SLICE_BYTES;
+        if (!is_taken(m, at, n) && madvise(m->base + at, n, MADV_POPULATE_WRITE) != 0)
+            break; /* the pool that wants it says why */
+        if (at < c->old_end)
+            memset(m->base + at, 0, c->old_end - at < n ? c->old_end - at : n);
+    }
+    atomic_store(&c->is_unwanted, at < end);
+    atomic_store(&c->is_done, true);
+    return NULL;
+}
+
+/* Waits for the thread's present slice. */
+static void clear_end(struct cpu_clear *c)
+{
+    if (c->has_thread) {
+        atomic_store(&c->is_unwanted, true);
+        pthread_join(c->thread, NULL);
+    }
+    *c = (struct cpu_clear){0};
+}
+
+static bool is_range(const struct cpu_clear *c, uint64_t offset, uint64_t bytes)
+{
+    return c->has_thread && c->range.offset == offset && c->range.bytes == bytes;
+}
+
+bool cpu_memory_ready(struct cpu_memory *m, uint64_t offset, uint64_t bytes)
+{
+    struct cpu_clear *c = &m->clear;
+    if (bytes <= AT_ONCE_BYTES)
+        return true;
+    if (c->has_thread && (!atomic_load(&c->is_done) || is_range(c, offset, bytes)))
+        return atomic_load(&c->is_done);
+    clear_end(c);
+    c->range = (struct kv_range){.offset = offset, .bytes = bytes};
+    c->old_end = m->n_written;
+    c->has_thread = pthread_create(&c->thread, NULL, clear_slices, m) == 0;
+    return !c->has_thread; /* without one it's done when the pool is made */
+}
+
+/* The range is about to be a pool's. true: it has been cleared. */
+static bool clear_claim(struct cpu_memory *m, uint64_t offset, uint64_t bytes)
+{
+    struct cpu_clear *c = &m->clear;
+    uint64_t end = offset + bytes;
+    if (!c->has_thread || end <= c->range.offset || c->range.offset + c->range.bytes <= offset)
+        return false;
+    bool is_clear =
+        is_range(c, offset, bytes) && atomic_load(&c->is_done) && !atomic_load(&c->is_unwanted);
+    clear_end(c);
+    return is_clear;
+}
+
+attn_status cpu_memory_give(struct cpu_memory *m, uint64_t offset, uint64_t bytes, char *why,
+                            size_t why_bytes)
+{
+    uint64_t end = offset + bytes, old = end < m->n_written ? end : m->n_written;
+    if (!clear_claim(m, offset, bytes)) {
+        attn_status st = cpu_memory_take(m, offset, bytes, why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+        if (offset < old)
+            memset(m->base + offset, 0, old - offset);
+    }
+    m->n_written = end > m->n_written ? end : m->n_written;
+    return ATTN_OK;
+}
+
+attn_status cpu_memory_keep(struct cpu_memory *m, uint64_t offset, uint64_t bytes, char *why,
+                            size_t why_bytes)
+{
+    uint64_t end = offset + bytes;
+    clear_claim(m, offset, bytes);
+    m->n_written = end > m->n_written ? end : m->n_written;
+    return cpu_memory_take(m, offset, bytes, why, why_bytes);
+}
+
 attn_status cpu_memory_take(struct cpu_memory *m, uint64_t offset, uint64_t bytes, char *why,
                             size_t why_bytes)
 {
@@ -182,6 +269,7 @@ attn_status cpu_memory_take(struct cpu_memory *m, uint64_t offset, uint64_t byte
 
 void cpu_memory_close(struct cpu_memory *m)
 {
+    clear_end(&m->clear);
     atomic_store(&m->is_closing, true);
     while (m->n_takers > 0)
         pthread_join(m->takers[--m->n_takers], NULL);

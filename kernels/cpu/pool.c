@@ -41,21 +41,6 @@ static bool copy_layers(struct backend_pool *p, const struct backend_pool_config
     return true;
 }
 
-/* Pages are taken, and what a pool has left in them is zeroed. */
-static attn_status range_ready(struct backend *b, uint64_t offset, uint64_t bytes)
-{
-    struct cpu_memory *m = &b->memory;
-    uint64_t end = offset + bytes, old = end < m->n_written ? end : m->n_written;
-    attn_status st = cpu_memory_take(m, offset, bytes, b->error, sizeof b->error);
-    if (st != ATTN_OK)
-        return st;
-    if (offset < old)
-        memset(m->base + offset, 0, old - offset);
-    if (end > m->n_written)
-        m->n_written = end;
-    return ATTN_OK;
-}
-
 /* The pool's part of the memory, its pages taken. What another pool left there is zeroed, but where
  * the place is named: that is the pool's own. */
 static attn_status take_range(struct backend_pool *p)
@@ -72,15 +57,24 @@ static attn_status take_range(struct backend_pool *p)
                  p->config.n_blocks, p->range.bytes, largest);
         return ATTN_ENOMEM;
     }
-    attn_status st =
-        place == 0 ? range_ready(b, p->range.offset, p->range.bytes)
-                   : cpu_memory_take(m, p->range.offset, p->range.bytes, b->error, sizeof b->error);
+    attn_status st = (place == 0 ? cpu_memory_give : cpu_memory_keep)(
+        m, p->range.offset, p->range.bytes, b->error, sizeof b->error);
     if (st != ATTN_OK)
         kv_range_give(&m->ranges, &p->range);
-    uint64_t end = p->range.offset + p->range.bytes;
-    if (st == ATTN_OK && end > m->n_written)
-        m->n_written = end;
     return st;
+}
+
+bool cpu_pool_memory_ready(struct backend *b, struct backend_pool *p,
+                           const struct backend_pool_config *c)
+{
+    struct cpu_memory *m = &b->memory;
+    uint64_t bytes = cpu_pool_bytes(b, c);
+    if (p != NULL && (bytes <= p->range.bytes || bytes > kv_range_room(&p->range, m->bytes)))
+        return true;
+    if (p != NULL)
+        return cpu_memory_ready(m, p->range.offset + p->range.bytes, bytes - p->range.bytes);
+    uint64_t offset = kv_range_gap(m->ranges, m->bytes, bytes);
+    return offset == UINT64_MAX || cpu_memory_ready(m, offset, bytes);
 }
 
 uint32_t cpu_pool_room(const struct backend_pool *p)
@@ -102,7 +96,8 @@ attn_status cpu_pool_resize(struct backend_pool *p, uint32_t n_blocks, uint32_t 
     }
     cpu_compute_all(p->b);
     if (bytes > had) {
-        attn_status st = range_ready(p->b, p->range.offset + had, bytes - had);
+        attn_status st = cpu_memory_give(&p->b->memory, p->range.offset + had, bytes - had,
+                                         p->b->error, sizeof p->b->error);
         if (st != ATTN_OK)
             return st;
     }

@@ -1,6 +1,7 @@
 /* queue.c: claims, waiting, waking, deadlines. */
 #include "daemon/engine/core/queue.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,11 +10,13 @@
 #include "daemon/engine/core/answer.h"
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/ready.h"
+#include "daemon/engine/core/turns.h"
 
 attn_status queue_init(struct engine *e)
 {
     uint32_t n = e->env.cfg->max_sequences;
     TAILQ_INIT(&e->held);
+    turns_init(e);
     e->next_deadline_ns = UINT64_MAX;
     e->seqs = calloc(n, sizeof *e->seqs);
     e->wake_list = calloc(n, sizeof *e->wake_list);
@@ -35,18 +38,15 @@ void queue_fini(struct engine *e)
 /* --- claims ----------------------------------------------------------------------------------- */
 
 /* false: an item of this layer is in work, or too many layers are, or the sequence is copying a
- * block. CLAIM_ALL is granted when there are no claims; its item runs at once and keeps no
- * claim. */
+ * block, or CLAIM_ALL has been granted, as it is when there are no claims. */
 static bool seq_claim(struct seq_state *s, uint32_t layer)
 {
-    if (layer == CLAIM_ALL)
-        return s->n_claims == 0;
-    if (s->n_claims == MAX_CLAIMS || s->is_copying)
+    if (s->n_claims == MAX_CLAIMS || s->is_copying || (layer == CLAIM_ALL && s->n_claims > 0))
         return false;
     for (uint32_t i = 0; i < s->n_claims; i++)
-        if (s->claimed[i] == layer)
+        if (s->claimed[i] == layer || s->claimed[i] == CLAIMED_ALL)
             return false;
-    s->claimed[s->n_claims++] = (uint16_t)layer;
+    s->claimed[s->n_claims++] = layer == CLAIM_ALL ? CLAIMED_ALL : (uint16_t)layer;
     return true;
 }
 
@@ -119,6 +119,7 @@ bool item_enter(struct engine *e, struct item *it)
 
 void item_wait_first(struct engine *e, struct item *it)
 {
+    e->seqs[it->seq].n_claims = 0;
     it->state = ITEM_WAITING;
     TAILQ_INSERT_HEAD(&e->seqs[it->seq].waiting, it, link);
 }
@@ -166,6 +167,13 @@ void item_release(struct engine *e, struct item *it)
         s->is_copying = false; /* a copying item is the only active one */
     }
     seq_note_use(e, it->seq, it->task->pool->id.index);
+    seq_wake_later(e, it->seq);
+}
+
+void item_unclaim(struct engine *e, struct item *it)
+{
+    assert(e->seqs[it->seq].n_claims == 1);
+    e->seqs[it->seq].n_claims = 0;
     seq_wake_later(e, it->seq);
 }
 
@@ -309,7 +317,7 @@ void tasks_expire(struct engine *e, uint64_t now_ns)
 {
     if (now_ns < e->next_deadline_ns)
         return;
-    e->next_deadline_ns = UINT64_MAX;
+    e->next_deadline_ns = turns_expire(e, now_ns);
     for (struct task *t = TAILQ_FIRST(&e->held), *next; t != NULL; t = next) {
         next = TAILQ_NEXT(t, held);
         uint64_t deadline_ns = t->req->deadline_ns;

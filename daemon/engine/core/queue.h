@@ -26,7 +26,7 @@ void tasks_refuse_of(struct engine *e, uint32_t session, attn_status st, const c
 /* Appends the item, its seq set, to its sequence's queue, or, if the queue is empty and its layer
  * is free, gives it its claim. true: it has its claim and may run now. */
 bool item_enter(struct engine *e, struct item *it);
-/* Puts the item, whose seq is set, at the head of its sequence's queue. */
+/* An item with CLAIM_ALL gives its claim back, and waits at the head of its sequence's queue. */
 void item_wait_first(struct engine *e, struct item *it);
 /* Removes a waiting item from its sequence's queue. */
 void item_leave(struct engine *e, struct item *it);
@@ -38,6 +38,8 @@ void item_unready(struct item *it);
 void item_defer(struct engine *e, struct item *it);
 /* Gives back the item's claim and puts its sequence on the wake list. */
 void item_release(struct engine *e, struct item *it);
+/* The same for an item with CLAIM_ALL. */
+void item_unclaim(struct engine *e, struct item *it);
 /* Ends the item; item_fail: with a status, and a reason that is kept if this is the step's first
  * item that failed. */
 void item_done(struct item *it);

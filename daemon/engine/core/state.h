@@ -23,6 +23,7 @@
 #include "daemon/engine/core/batch_state.h"
 #include "daemon/engine/core/engine.h"
 #include "daemon/engine/core/tier_state.h"
+#include "daemon/engine/core/turn_state.h"
 #include "daemon/request/session.h"
 
 struct canary_watch;
@@ -103,6 +104,7 @@ struct engine {
     uint64_t progress_ns; /* when a batch last came back, or went to an idle device */
     uint64_t due_ns; /* with one batch in flight: when the next may follow */
     uint64_t flow_clock; /* virtual time of the fair queueing of tenants (flow.h) */
+    struct turns turns; /* requests other than steps that wait for this thread */
     LIST_HEAD(, lane) lanes;
     struct task_list held;
     uint64_t next_stamp;

@@ -9,9 +9,10 @@
  *   active    in a batch that is being built or in flight
  *   done      its status is set
  *
- * A control request on a sequence waits in the same queue, as one item, until no claim is left.
- * Releasing a claim puts the sequence on the wake list; wakes run between the other activities,
- * never inside them.
+ * A control request on a sequence waits in the same queue, as one item, until no claim is left. It
+ * has its claim, on all layers, until it has had its turn, or all of them (turns.h). Releasing a
+ * claim puts the sequence on the wake list; wakes run between the other activities, never inside
+ * them.
  */
 #ifndef ATTND_DAEMON_ENGINE_CORE_TASK_H
 #define ATTND_DAEMON_ENGINE_CORE_TASK_H
@@ -29,10 +30,12 @@ enum {
 /* ends the sentence of ATTN_ENOBLOCKS */
 #define MORE_BLOCKS "; close sequences, or give the pool more blocks (attnctl pool resize)"
 #define CLAIM_ALL UINT32_MAX /* in place of a layer: needs the sequence exclusively */
+#define CLAIMED_ALL UINT16_MAX /* as the only claim of a sequence */
 
 struct engine;
 struct pool;
 struct task;
+struct transfer;
 
 enum item_state { ITEM_WAITING, ITEM_READY, ITEM_ACTIVE, ITEM_DONE };
 
@@ -49,11 +52,13 @@ TAILQ_HEAD(item_list, item);
 /* What the queue calls on a task, whatever kind of request it is. */
 struct task_ops {
     /* Called for an item taken out of its sequence's queue. Either its turn has come, and it has
-     * its claim unless it is CLAIM_ALL; or seq is SEQ_NONE: its sequence was closed, and its name
-     * must be looked up again. */
+     * its claim; or seq is SEQ_NONE: its sequence was closed, and its name must be looked up
+     * again. */
     void (*wake)(struct engine *e, struct item *it);
     /* Ends all items that are not in a batch. May free the task. */
     void (*refuse)(struct engine *e, struct task *t, attn_status st, const char *why);
+    /* Its turn on the engine's thread has come. false: it wants another. NULL: a step's */
+    bool (*run)(struct engine *e, struct task *t);
 };
 
 enum task_place { TASK_NOWHERE, TASK_FRESH, TASK_WOKEN }; /* in the pool's ready queue */
@@ -66,6 +71,7 @@ struct task {
     uint32_t session; /* slot */
     uint32_t layer; /* or CLAIM_ALL */
     uint32_t n_items, n_done, n_active;
+    struct transfer *transfer; /* of an export or import that has begun; NULL: none */
 
     /* only for a step */
     struct pool *pool;

@@ -19,6 +19,7 @@
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/published.h"
 #include "daemon/engine/core/ready.h"
+#include "daemon/engine/core/turns.h"
 #include "daemon/engine/pool/size.h"
 #include "daemon/engine/tier/tier.h"
 
@@ -79,6 +80,11 @@ static attn_status pool_make(struct engine *e, const struct tenant *who, struct 
     attn_status st = pool_size(e, who, p, why, why_bytes);
     if (st != ATTN_OK)
         goto fail;
+    if (place == 0 && turns_await_memory(e, p, true)) {
+        snprintf(why, why_bytes, "the memory of pool \"%s\" is being cleared", p->spec.wire->name);
+        st = ATTN_EOVERLOAD;
+        goto fail;
+    }
     st = effects_init(e, p);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "no memory for a pool's tables");

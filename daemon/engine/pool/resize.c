@@ -15,6 +15,7 @@
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/published.h"
 #include "daemon/engine/core/queue.h"
+#include "daemon/engine/core/turns.h"
 #include "daemon/engine/pool/size.h"
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/step/batch_end.h"
@@ -197,12 +198,22 @@ static void name_device(const struct engine *e, char *why, size_t why_bytes)
     snprintf(why, why_bytes, "card %" PRIu32 ": %.220s", e->env.card, what);
 }
 
+/* Whether it must wait until the memory of that many blocks is cleared. */
+static bool awaits_memory(struct engine *e, const struct pool *p, uint32_t n_blocks)
+{
+    struct pool next = *p;
+    next.config.n_blocks = n_blocks;
+    return turns_await_memory(e, &next, false);
+}
+
 static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
                                size_t why_bytes)
 {
     uint32_t had = p->config.n_blocks, row_blocks = row_blocks_with(e, p, n_blocks), n_moved = 0;
     if (n_blocks == had)
         return ATTN_OK;
+    if (n_blocks > had && awaits_memory(e, p, n_blocks))
+        return FAIL(ATTN_EOVERLOAD, "pool \"%s\": memory is being cleared", p->spec.wire->name);
     attn_status st = pool_drain(e, p, why, why_bytes);
     if (st == ATTN_OK)
         st = n_blocks < had ? shrink(e, p, n_blocks, &n_moved, why, why_bytes)

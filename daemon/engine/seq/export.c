@@ -1,6 +1,6 @@
 /* export.c: exports and imports blocks of sequences, a message's worth at a time; other work goes
- * on between messages. The device is asked for blocks after all batches in flight: a request waits
- * for these, but they wait for nothing.
+ * on between messages, and within one between blocks. The device is asked for blocks after all
+ * batches in flight: a request waits for these, but they wait for nothing.
  *
  * An import is an append of all layers at once, or of those that a message has: blocks are reserved
  * for each layer, written, and committed, while nothing else of the sequence is in work. Bytes that
@@ -23,6 +23,7 @@
 #include "daemon/engine/core/effects.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
+#include "daemon/engine/core/turns.h"
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/tier/idle.h"
 #include "daemon/engine/tier/mover.h"
@@ -33,6 +34,20 @@
 struct part {
     struct pool_layers layers;
     uint64_t bytes;
+};
+
+/* An export or import whose blocks are being copied. */
+struct transfer {
+    struct part part;
+    uint32_t n_blocks, at; /* the next one */
+    /* an export's */
+    struct answer reply;
+    Attnd__Content content;
+    uint8_t *payload;
+    uint64_t *sums;
+    /* an import's */
+    bool is_repeat; /* the layers have these lengths already: its sums are checked, no more */
+    bool is_checked, is_reserved; /* all sums are right; the blocks are there to be written */
 };
 
 static attn_status part_find(const struct pool *p, const char *of, uint32_t first, uint32_t n,
@@ -118,23 +133,25 @@ static attn_status export_check(const struct engine *e, const Attnd__Export *x,
     return ATTN_EINVAL;
 }
 
-static attn_status blocks_out(struct engine *e, struct pool *p, kv_seq_id seq,
-                              const struct kv_seq_info *info, const Attnd__Export *x,
-                              const struct part *part, uint8_t *dst, uint64_t *sums, char *why)
+/* Copies the transfer's next block into the reply. */
+static attn_status block_out(struct engine *e, kv_seq_id seq, struct transfer *x, uint32_t first,
+                             char *why)
 {
-    for (uint32_t i = 0; i < x->n_blocks; i++, dst += part->bytes) {
-        uint32_t at = x->first_block + i;
-        attn_status st =
-            kv_is_place(info->block_table[at])
-                ? idle_layers_read(e, p, seq, at, part->layers, dst, why, WHY_BYTES)
-                : pool_layers_read(p, info->block_table[at], part->layers, dst, why, WHY_BYTES);
-        if (st != ATTN_OK)
-            return st;
-        zero_behind(&p->config, part->layers, info->layer_len, at, dst);
-        struct checksum sum = checksum_of(dst, part->bytes);
-        sums[2 * i] = sum.low;
-        sums[2 * i + 1] = sum.high;
-    }
+    struct kv_seq_info info;
+    kv_seq_info(e->env.kv, seq, &info);
+    struct pool *p = pool_of_kv(e, info.pool);
+    uint32_t i = x->at++, at = first + i;
+    uint8_t *dst = x->payload + i * x->part.bytes;
+    attn_status st =
+        kv_is_place(info.block_table[at])
+            ? idle_layers_read(e, p, seq, at, x->part.layers, dst, why, WHY_BYTES)
+            : pool_layers_read(p, info.block_table[at], x->part.layers, dst, why, WHY_BYTES);
+    if (st != ATTN_OK)
+        return st;
+    zero_behind(&p->config, x->part.layers, info.layer_len, at, dst);
+    struct checksum sum = checksum_of(dst, x->part.bytes);
+    x->sums[2 * i] = sum.low;
+    x->sums[2 * i + 1] = sum.high;
     return ATTN_OK;
 }
 
@@ -172,10 +189,10 @@ static void reply_kept(struct seq_state *s, uint32_t epoch, Attnd__ExportReply *
     s->n_kept = UINT32_MAX;
 }
 
-attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a)
+attn_status export_begin(struct engine *e, struct request *req, kv_seq_id seq,
+                         struct transfer **begun, struct answer *a)
 {
     const Attnd__Export *x = req->wire.header->export;
-    Attnd__Content content;
     struct kv_seq_info info;
     kv_seq_info(e->env.kv, seq, &info);
     struct pool *p = pool_of_kv(e, info.pool);
@@ -185,27 +202,46 @@ attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, str
         st = export_check(e, x, &info, part.bytes, a->why);
     if (st != ATTN_OK)
         return st;
-    uint64_t *sums = wire_arena_alloc(&req->arena, (2 * (size_t)x->n_blocks + 1) * sizeof *sums);
-    if (sums == NULL)
+    size_t sums_bytes = 2 * (size_t)x->n_blocks * sizeof(uint64_t);
+    struct transfer *t = wire_arena_alloc(&req->arena, sizeof *t + sums_bytes);
+    if (t == NULL)
         return answer_no(a, ATTN_ENOMEM, "no memory for the checksums of an export");
-    memset(sums, 0, 2 * (size_t)x->n_blocks * sizeof *sums);
-    Attnd__ExportReply *body = answer_export(a);
-    reply_export(e, p, x, seq, &info, &content, body);
+    *t = (struct transfer){.part = part, .n_blocks = x->n_blocks, .sums = (uint64_t *)(t + 1)};
+    memset(t->sums, 0, sums_bytes);
+    answer_init(&t->reply);
+    Attnd__ExportReply *body = answer_export(&t->reply);
+    reply_export(e, p, x, seq, &info, &t->content, body);
     body->n_sums = 2 * (size_t)x->n_blocks;
-    body->sums = sums;
+    body->sums = t->sums;
     if (x->watch)
         reply_kept(&e->seqs[seq.index], info.epoch, body);
-    uint8_t *payload;
     size_t bytes = (size_t)(x->n_blocks * part.bytes);
-    st = request_reply_begin(req, &a->header, bytes, &payload);
+    st = request_reply_begin(req, &t->reply.header, bytes, &t->payload);
     if (st != ATTN_OK)
         return answer_no(a, st, "no room for a reply with %zu bytes of blocks", bytes);
-    st = blocks_out(e, p, seq, &info, x, &part, payload, sums, a->why);
+    if (x->n_blocks > 0)
+        *begun = t;
+    else
+        a->is_built = true;
+    return ATTN_OK;
+}
+
+static attn_status export_more(struct engine *e, struct request *req, kv_seq_id seq,
+                               struct transfer *x, struct answer *a)
+{
+    attn_status st = ATTN_OK;
+    while (x->at < x->n_blocks && st == ATTN_OK) {
+        st = block_out(e, seq, x, req->wire.header->export->first_block, a->why);
+        a->is_later = st == ATTN_OK && x->at < x->n_blocks && turn_is_over(e);
+        if (a->is_later)
+            return ATTN_OK;
+    }
     if (st != ATTN_OK)
         return st;
     /* encode again, now with the checksums; the length is the same */
-    size_t head = wire_reply_head_bytes(&a->header);
-    wire_reply_head_encode(&a->header, req->wire.request_id, bytes, payload - head);
+    const Attnd__Reply *h = &x->reply.header;
+    wire_reply_head_encode(h, req->wire.request_id, (size_t)(x->n_blocks * x->part.bytes),
+                           x->payload - wire_reply_head_bytes(h));
     a->is_built = true;
     return ATTN_OK;
 }
@@ -294,21 +330,18 @@ static attn_status import_check(const struct request *req, const struct pool *p,
     return ATTN_EINVAL;
 }
 
-static attn_status sums_check(const struct request *req, uint64_t part_bytes, char *why)
+static attn_status sum_check(const struct request *req, uint64_t part_bytes, uint32_t i, char *why)
 {
     const Attnd__Import *m = req->wire.header->import;
-    for (size_t i = 0; i < m->n_sums / 2; i++) {
-        struct checksum want = {.low = m->sums[2 * i], .high = m->sums[2 * i + 1]};
-        struct checksum sum = checksum_of(req->wire.payload + i * part_bytes, part_bytes);
-        if (checksum_is_equal(sum, want))
-            continue;
-        snprintf(why, WHY_BYTES,
-                 "block %zu: checksum is %016" PRIx64 "%016" PRIx64 ", its bytes make %016" PRIx64
-                 "%016" PRIx64,
-                 m->first_block + i, want.high, want.low, sum.high, sum.low);
-        return ATTN_EINVAL;
-    }
-    return ATTN_OK;
+    struct checksum want = {.low = m->sums[2 * i], .high = m->sums[2 * i + 1]};
+    struct checksum sum = checksum_of(req->wire.payload + i * part_bytes, part_bytes);
+    if (checksum_is_equal(sum, want))
+        return ATTN_OK;
+    snprintf(why, WHY_BYTES,
+             "block %" PRIu32 ": checksum is %016" PRIx64 "%016" PRIx64
+             ", its bytes make %016" PRIx64 "%016" PRIx64,
+             m->first_block + i, want.high, want.low, sum.high, sum.low);
+    return ATTN_EINVAL;
 }
 
 /* Ends the reservations of layers [l, past): commits them or cancels them. */
@@ -327,14 +360,13 @@ static void layers_end(struct engine *e, struct pool *p, kv_seq_id seq, const At
     }
 }
 
-static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
-                             const struct request *req, const struct part *part, char *why)
+/* Takes the blocks that will be written. */
+static attn_status blocks_reserve(struct engine *e, struct pool *p, kv_seq_id seq,
+                                  const Attnd__Import *m, const struct part *part, char *why)
 {
-    const Attnd__Import *m = req->wire.header->import;
     uint32_t first = m->first_block * p->config.block_tokens;
     uint32_t first_layer = part->layers.first, l, past = first_layer + part->layers.n;
     attn_status st = ATTN_OK;
-    struct kv_seq_info info;
     if (p->fx.n_patches + m->n_sums / 2 > p->fx.patches_capacity)
         batch_flush_patches(e, p);
     mover_wait(e, p, m->n_sums / 2);
@@ -346,13 +378,52 @@ static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
         snprintf(why, WHY_BYTES, "%s%s", kv_last_error(e->env.kv),
                  st == ATTN_ENOBLOCKS ? MORE_BLOCKS : "");
         layers_end(e, p, seq, m, first_layer, l - 1, false);
-        return st;
     }
+    return st;
+}
+
+static attn_status block_in(struct engine *e, const struct pool *p, kv_seq_id seq,
+                            const struct request *req, struct transfer *x, char *why)
+{
+    struct kv_seq_info info;
+    uint32_t i = x->at++;
     kv_seq_info(e->env.kv, seq, &info);
-    for (size_t i = 0; i < m->n_sums / 2 && st == ATTN_OK; i++)
-        st = pool_layers_write(p, info.block_table[m->first_block + i], part->layers,
-                               req->wire.payload + i * part->bytes, why, WHY_BYTES);
-    layers_end(e, p, seq, m, first_layer, past, st == ATTN_OK);
+    return pool_layers_write(p, info.block_table[req->wire.header->import->first_block + i],
+                             x->part.layers, req->wire.payload + i * x->part.bytes, why, WHY_BYTES);
+}
+
+static bool import_is_done(const struct transfer *x)
+{
+    return x->is_checked && (x->is_repeat || x->at == x->n_blocks);
+}
+
+/* All sums are checked before anything is reserved. */
+static attn_status import_more(struct engine *e, struct request *req, kv_seq_id seq,
+                               struct transfer *x, struct answer *a)
+{
+    const Attnd__Import *m = req->wire.header->import;
+    struct kv_seq_info info;
+    kv_seq_info(e->env.kv, seq, &info);
+    struct pool *p = pool_of_kv(e, info.pool);
+    attn_status st = ATTN_OK;
+    while (st == ATTN_OK && !import_is_done(x)) {
+        if (!x->is_checked) {
+            st = sum_check(req, x->part.bytes, x->at++, a->why);
+            x->is_checked = x->at == x->n_blocks;
+            x->at = x->is_checked ? 0 : x->at;
+        } else if (!x->is_reserved) {
+            st = blocks_reserve(e, p, seq, m, &x->part, a->why);
+            x->is_reserved = st == ATTN_OK;
+        } else {
+            st = block_in(e, p, seq, req, x, a->why);
+        }
+        a->is_later = st == ATTN_OK && !import_is_done(x) && turn_is_over(e);
+        if (a->is_later)
+            return ATTN_OK;
+    }
+    uint32_t first = x->part.layers.first;
+    if (x->is_reserved)
+        layers_end(e, p, seq, m, first, first + x->part.layers.n, st == ATTN_OK);
     return st;
 }
 
@@ -407,7 +478,8 @@ static attn_status free_run(struct engine *e, struct request *req, kv_seq_id seq
     return st;
 }
 
-attn_status import_run(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a)
+attn_status import_begin(struct engine *e, struct request *req, kv_seq_id seq,
+                         struct transfer **begun, struct answer *a)
 {
     const Attnd__Import *m = req->wire.header->import;
     struct kv_seq_info info;
@@ -417,9 +489,23 @@ attn_status import_run(struct engine *e, struct request *req, kv_seq_id seq, str
     if (m->freed_first > 0 || m->freed_past > 0)
         return free_run(e, req, seq, p, &info, a->why);
     attn_status st = import_check(req, p, &info, &part, a->why);
-    if (st == ATTN_OK)
-        st = sums_check(req, part.bytes, a->why);
-    if (st == ATTN_OK && !is_done(&part, m, &info)) /* else it is a repeat */
-        st = blocks_in(e, p, seq, req, &part, a->why);
-    return st;
+    if (st != ATTN_OK || m->n_sums == 0)
+        return st;
+    struct transfer *x = wire_arena_alloc(&req->arena, sizeof *x);
+    if (x == NULL)
+        return answer_no(a, ATTN_ENOMEM, "no memory for an import");
+    *x = (struct transfer){
+        .part = part, .n_blocks = (uint32_t)(m->n_sums / 2), .is_repeat = is_done(&part, m, &info)};
+    *begun = x;
+    return ATTN_OK;
+}
+
+/* --- both ------------------------------------------------------------------------------------- */
+
+attn_status transfer_more(struct engine *e, struct request *req, kv_seq_id seq, struct transfer *x,
+                          struct answer *a)
+{
+    return req->wire.header->body_case == ATTND__REQUEST__BODY_EXPORT
+               ? export_more(e, req, seq, x, a)
+               : import_more(e, req, seq, x, a);
 }

@@ -17,6 +17,7 @@
 #include "daemon/engine/core/published.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/session_run.h"
+#include "daemon/engine/core/turns.h"
 #include "daemon/engine/seq/export.h"
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/step/step.h"
@@ -338,9 +339,10 @@ static uint32_t tenant_of_request(const struct engine *e, const struct request *
     return tenant_id(session_tenant(e, session));
 }
 
-/* Runs a request that needs a sequence owned by the session, at the epoch that it names. */
+/* Runs a request that needs a sequence owned by the session, at the epoch that it names. begun: of
+ * its task, which an import has. */
 static attn_status run_as_owner(struct engine *e, struct request *req, uint32_t session,
-                                kv_seq_id seq, struct answer *a)
+                                kv_seq_id seq, struct transfer **begun, struct answer *a)
 {
     uint64_t name = 0;
     uint32_t epoch = 0;
@@ -356,7 +358,7 @@ static attn_status run_as_owner(struct engine *e, struct request *req, uint32_t 
     case ATTND__REQUEST__BODY_TOKENS:
         return run_tokens(e, req, seq, a);
     case ATTND__REQUEST__BODY_IMPORT:
-        return import_run(e, req, seq, a);
+        return import_begin(e, req, seq, begun, a);
     default:
         return run_close(e, seq);
     }
@@ -376,9 +378,10 @@ static attn_status run_late_fork(struct engine *e, struct request *req, uint32_t
     return ATTN_OK;
 }
 
-/* Runs a request on a sequence of which nothing is in work. */
+/* Runs a request on a sequence of which nothing is in work, or begins a transfer, which has a
+ * task. */
 static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t session,
-                              struct answer *a)
+                              struct transfer **begun, struct answer *a)
 {
     const Attnd__Request *h = req->wire.header;
     uint64_t name = 0;
@@ -402,14 +405,14 @@ static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t se
     case ATTND__REQUEST__BODY_ADOPT:
         return run_adopt(e, req, session, seq, a);
     case ATTND__REQUEST__BODY_EXPORT:
-        return export_run(e, req, seq, a);
+        return export_begin(e, req, seq, begun, a);
     case ATTND__REQUEST__BODY_TRUNCATE:
         if (!kv_seq_is_repeat(e->env.kv, seq, session, req->wire.request_id))
-            return run_as_owner(e, req, session, seq, a);
+            return run_as_owner(e, req, session, seq, begun, a);
         reply_seq(e, seq, false, a); /* a repeat of the truncation that already raised this epoch */
         return ATTN_OK;
     default:
-        return run_as_owner(e, req, session, seq, a);
+        return run_as_owner(e, req, session, seq, begun, a);
     }
 }
 
@@ -426,6 +429,14 @@ static uint32_t seq_named(struct engine *e, const struct request *req, uint32_t 
         kv_seq_find(e->env.kv, tenant, name, &seq) != ATTN_OK)
         return SEQ_NONE;
     return seq.index;
+}
+
+/* Whether it copies blocks, which may take several turns. */
+static bool is_transfer(const struct request *req)
+{
+    const Attnd__Request *h = req->wire.header;
+    return (h->body_case == ATTND__REQUEST__BODY_EXPORT && h->export->n_blocks > 0) ||
+           (h->body_case == ATTND__REQUEST__BODY_IMPORT && h->import->n_sums > 0);
 }
 
 /* Whether the request reads or writes the block table, so that no block may be in idle memory. */
@@ -460,19 +471,79 @@ static bool blocks_come(struct engine *e, struct task *t, attn_status *st, struc
     return true;
 }
 
-static void control_run(struct engine *e, struct task *t)
+/* Gives the sequence back, if the task has it. */
+static void let_go(struct engine *e, struct item *it)
+{
+    if (it->seq != SEQ_NONE) {
+        e->seqs[it->seq].n_active = 0;
+        item_unclaim(e, it);
+    }
+    it->state = ITEM_DONE;
+}
+
+/* Goes on with a transfer, which has the sequence until it has ended. */
+static bool transfer_run(struct engine *e, struct task *t)
 {
     struct request *req = t->req;
     struct answer a;
+    answer_init(&a);
+    attn_status st = transfer_more(e, req, (kv_seq_id){t->items[0].seq}, t->transfer, &a);
+    if (a.is_later)
+        return false;
+    let_go(e, &t->items[0]);
+    task_release(e, t);
+    engine_end(e, req, st, &a);
+    return true;
+}
+
+/* Has its turn: false: it wants another. */
+static bool control_run(struct engine *e, struct task *t)
+{
+    struct request *req = t->req;
+    struct item *it = &t->items[0];
+    struct answer a;
     attn_status st = ATTN_OK;
+    if (t->transfer != NULL)
+        return transfer_run(e, t);
+    if (it->seq == SEQ_NONE && (it->seq = seq_named(e, req, t->session)) != SEQ_NONE &&
+        !item_enter(e, it))
+        return true; /* it was opened meanwhile, and is in work */
     answer_init(&a);
     if (blocks_come(e, t, &st, &a))
-        return;
+        return true;
+    bool copies = is_transfer(req) && it->seq != SEQ_NONE;
+    if (copies && st == ATTN_OK)
+        st = run_on_seq(e, req, t->session, &t->transfer, &a);
+    if (t->transfer != NULL) {
+        t->n_active = 1; /* it can't be refused any more, nor the sequence make way */
+        e->seqs[it->seq].n_active = 1;
+        return transfer_run(e, t);
+    }
+    let_go(e, it);
     task_release(e, t);
-    if (st == ATTN_OK)
-        st = run_on_seq(e, req, t->session, &a);
+    if (st == ATTN_OK && !copies)
+        st = run_on_seq(e, req, t->session, NULL, &a);
     if (!a.is_later)
         engine_end(e, req, st, &a);
+    return true;
+}
+
+/* The task has its sequence, or there is none: it runs, or waits for its turn. */
+static void control_ready(struct engine *e, struct task *t)
+{
+    t->items[0].state = ITEM_READY;
+    if (turns_must_wait(e)) {
+        turns_add(e, t->req, t);
+        return;
+    }
+    struct request *req = t->req;
+    bool is_nested = e->turns.is_serving;
+    uint32_t of = turns_of(e, req);
+    uint64_t began_ns = is_nested ? 0 : turn_begin(e);
+    if (!control_run(e, t))
+        turns_add_first(e, req, t);
+    if (!is_nested)
+        turn_end(e, of, began_ns, false);
 }
 
 static void control_wake(struct engine *e, struct item *it)
@@ -481,18 +552,25 @@ static void control_wake(struct engine *e, struct item *it)
     if (was_closed)
         it->seq = seq_named(e, it->task->req, it->task->session);
     if (!was_closed || it->seq == SEQ_NONE || item_enter(e, it))
-        control_run(e, it->task);
+        control_ready(e, it->task);
 }
 
 static void control_refuse(struct engine *e, struct task *t, attn_status st, const char *why)
 {
     struct request *req = t->req;
-    item_leave(e, &t->items[0]);
+    struct item *it = &t->items[0];
+    if (it->state == ITEM_READY) {
+        turns_remove(e, req);
+        let_go(e, it);
+    } else {
+        item_leave(e, it);
+    }
     task_release(e, t);
     engine_refuse(e, req, st, "%s", why);
 }
 
-static const struct task_ops control_ops = {.wake = control_wake, .refuse = control_refuse};
+static const struct task_ops control_ops = {
+    .wake = control_wake, .refuse = control_refuse, .run = control_run};
 
 static void promote_refuse(struct engine *e, struct task *t, attn_status st, const char *why)
 {
@@ -516,9 +594,15 @@ attn_status control_on_seq(struct engine *e, struct request *req, uint32_t sessi
                            struct answer *a)
 {
     uint32_t seq = seq_named(e, req, session);
-    bool is_free = seq == SEQ_NONE || !seq_is_busy(e, seq);
-    if (is_free && (seq == SEQ_NONE || !needs_blocks(req) || !idle_has(e, seq)))
-        return run_on_seq(e, req, session, a);
+    bool is_free = seq == SEQ_NONE || !seq_is_busy(e, seq), must_wait = turns_must_wait(e);
+    if (seq == SEQ_NONE && must_wait) {
+        turns_add(e, req, NULL); /* behind what may open it */
+        a->is_later = true;
+        return ATTN_OK;
+    }
+    bool is_short = !is_transfer(req) && (!needs_blocks(req) || !idle_has(e, seq));
+    if (is_free && !must_wait && (seq == SEQ_NONE || is_short))
+        return run_on_seq(e, req, session, NULL, a);
     struct task *t = wire_arena_alloc(&req->arena, sizeof(struct task) + sizeof(struct item));
     if (t == NULL)
         return answer_no(a, ATTN_ENOMEM, "no memory for a request that waits");
@@ -528,13 +612,15 @@ attn_status control_on_seq(struct engine *e, struct request *req, uint32_t sessi
     task_hold(e, t);
     a->is_later = true;
     if (item_enter(e, &t->items[0]))
-        control_run(e, t); /* may wait for blocks */
+        control_ready(e, t);
     return ATTN_OK;
 }
 
 attn_status control_import(struct engine *e, struct request *req, uint32_t session,
                            struct answer *a)
 {
-    attn_status st = bytes_charge(e, req, session, req->msg->n_bytes, a->why, sizeof a->why);
+    attn_status st = ATTN_OK;
+    if (req->charge.tenant == NULL) /* else it is served anew */
+        st = bytes_charge(e, req, session, req->msg->n_bytes, a->why, sizeof a->why);
     return st != ATTN_OK ? st : control_on_seq(e, req, session, a);
 }

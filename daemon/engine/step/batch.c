@@ -404,12 +404,28 @@ static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_n
            p->ready.n_items >= e->env.cfg->max_batch_items;
 }
 
-bool batch_launch(struct engine *e)
+/* The pool that may have a batch now; NULL: none. */
+static struct pool *pool_to_launch(struct engine *e, uint64_t now_ns)
 {
     struct pool *p = next_pool(e);
+    bool may = p != NULL && !has_no_place(e) && is_time(e, p, now_ns) &&
+               atomic_load_explicit(&e->health, memory_order_relaxed) == ATTN_OK;
+    return may ? p : NULL;
+}
+
+bool batch_waits(struct engine *e, struct tenant **out_payer)
+{
+    struct pool *p = pool_to_launch(e, clock_now_ns());
+    if (p != NULL)
+        *out_payer = batch_payer(e, p);
+    return p != NULL;
+}
+
+bool batch_launch(struct engine *e)
+{
     uint64_t now_ns = clock_now_ns();
-    if (p == NULL || has_no_place(e) || !is_time(e, p, now_ns) ||
-        atomic_load_explicit(&e->health, memory_order_relaxed) != ATTN_OK)
+    struct pool *p = pool_to_launch(e, now_ns);
+    if (p == NULL)
         return false;
     struct batch *b = batch_begin(e, p);
     bool is_full_of_patches = batch_fill(e, b, now_ns);

@@ -15,6 +15,8 @@ bool batch_launch(struct engine *e);
  * no more now, or refused it. */
 bool batch_launch_again(struct engine *e, struct pool *p, const struct backend_item *item,
                         uint64_t n_visible);
+/* Whether batch_launch would, and who pays for it (NULL: no tenant). */
+bool batch_waits(struct engine *e, struct tenant **out_payer);
 /* Sends the pool's patches alone, to make room for more. false: the device takes no more now. */
 bool batch_flush_patches(struct engine *e, struct pool *p);
 

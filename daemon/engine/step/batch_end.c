@@ -17,6 +17,7 @@
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/sleep.h"
 #include "daemon/engine/core/status.h"
+#include "daemon/engine/core/turns.h"
 #include "daemon/engine/step/canary_watch.h"
 #include "daemon/engine/step/early_commit.h"
 
@@ -65,6 +66,8 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
 static void batch_charge_actual(struct engine *e, struct batch *b, uint64_t took_ns)
 {
     struct tenant *who = batch_payer(e, b->pool);
+    if (e->turns.n > 0)
+        turns_note_batch(e, who, took_ns);
     if (who == NULL)
         return;
     flow_settle(&who->flow, b->charged_ns, took_ns);

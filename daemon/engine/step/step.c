@@ -309,6 +309,12 @@ attn_status bytes_charge(struct engine *e, struct request *req, uint32_t session
     return ATTN_OK;
 }
 
+/* Whether nothing else of the tenant's waits. */
+static bool has_no_turns(const struct request *req)
+{
+    return req->charge.tenant->n_turns == 0;
+}
+
 /* Charges the step's bytes to its tenant, and counts the step as one of the tenant's. */
 static attn_status step_charge(struct engine *e, struct request *req, uint32_t session, char *why,
                                size_t why_bytes)
@@ -317,7 +323,7 @@ static attn_status step_charge(struct engine *e, struct request *req, uint32_t s
     bool is_counted = req->shard == NULL || e->peers->ops->step_counts(req);
     uint64_t bytes = is_counted ? req->msg->n_bytes : 0;
     attn_status st = bytes_charge(e, req, session, bytes, why, why_bytes);
-    if (st == ATTN_OK && charge_step(&req->charge))
+    if (st == ATTN_OK && charge_step(&req->charge) && has_no_turns(req))
         flow_begin(&req->charge.tenant->flow, e->flow_clock);
     return st;
 }
