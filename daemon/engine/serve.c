@@ -10,6 +10,7 @@
 #include "daemon/engine/core/answer.h"
 #include "daemon/engine/core/inbox.h"
 #include "daemon/engine/core/peers.h"
+#include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/core/status.h"
 #include "daemon/engine/core/turns.h"
@@ -153,8 +154,10 @@ bool engine_serve_turns(struct engine *e)
     bool steps_wait = batch_waits(e, &payer);
     if ((req = turns_next_of_memory(e, e->turn_ns)) != NULL)
         run_turn(e, req, steps_wait);
-    while ((req = turns_next(e, steps_wait, payer)) != NULL)
+    while ((req = turns_next(e, steps_wait, payer)) != NULL) {
         run_turn(e, req, steps_wait);
+        seqs_wake(e); /* what waited for its sequence is in its tenant's line at once */
+    }
     return e->turns.n > e->turns.n_memory;
 }
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -38,7 +39,23 @@ static const struct transport_ops fake_admin = {
 
 static uint64_t fake_clock(void)
 {
-    return rig_now_ns;
+    return rig_now_ns += rig_look_ns;
+}
+
+void rig_tenants(struct rig *r, uint32_t n, const uint32_t *shares)
+{
+    char path[64], why[256];
+    snprintf(path, sizeof path, "/tmp/attnd_tenants_%ld", (long)getpid());
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fchmod(fileno(f), 0600), 0);
+    for (uint32_t i = 0; i < n; i++)
+        fprintf(f, "[t%u]\nusers = %u\nshare = %u\n", i, RIG_UID + i, shares[i]);
+    fclose(f);
+    if (tenants_open(path, &r->fixture.tenants, why, sizeof why) != ATTN_OK)
+        fail_msg("%s", why);
+    unlink(path);
+    r->principal = (struct principal){.kind = PRINCIPAL_USER}; /* root: the operator */
 }
 
 /* Another card, whose engine has no thread either. */
@@ -66,6 +83,7 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
     current = r;
     log_init(LOG_LEVEL_ERROR, LOG_FORMAT_LOGFMT);
     rig_now_ns = 1000000000;
+    rig_look_ns = 0;
     clock_use(fake_clock);
     r->next_id = 1;
     r->backend.rig = r;

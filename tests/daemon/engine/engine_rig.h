@@ -17,6 +17,7 @@ enum {
     RIG_MAX_LOGGED = 4096,
     RIG_MAX_ROWS = 256,
     RIG_MAX_ROW_BLOCKS = 514,
+    RIG_UID = 5000,
 };
 
 /* one item as it reached the backend */
@@ -52,6 +53,9 @@ struct backend {
     uint32_t n_pools, max_pools; /* opened; 0: any number */
     attn_status over_max_pools; /* what opening one more gives */
     uint32_t n_written, n_read_now; /* blocks; by the engine itself */
+    uint64_t block_ns; /* by the engine's clock: that takes */
+    bool is_clearing; /* memory of new and larger pools */
+    uint32_t n_asked; /* whether it is */
     attn_status fail_read, fail_write; /* of blocks */
     attn_status fail_resize; /* of pools */
     bool holds_moves; /* they come when rig_moves_come says so */
@@ -116,6 +120,7 @@ struct rig {
 extern const struct backend_ops rig_backend_ops;
 void rig_backend_free_pools(struct backend *b); /* as a backend's close does */
 extern uint64_t rig_now_ns; /* the engine's clock */
+extern uint64_t rig_look_ns; /* what passes each time it is looked at; rig_open: 0 */
 
 /* The device has done what is in flight and says so to all but the engine, up to n words. */
 void rig_device_signals(struct rig *r, uint32_t n);
@@ -123,6 +128,9 @@ void rig_moves_come(struct rig *r); /* those that the backend holds are done */
 /* Limits small enough to reach; tweak may change r->cfg and r->backend before the engine opens. */
 void rig_open(struct rig *r, void (*tweak)(struct rig *r));
 void rig_forget(struct rig *r); /* the replies so far, whose buffers others may have then */
+/* For tweak: tenants t0, t1, ... with these shares, whose users are RIG_UID, RIG_UID + 1, ... They
+ * are the fixture's, to be closed after rig_close. */
+void rig_tenants(struct rig *r, uint32_t n, const uint32_t *shares);
 /* Checks on the way out: nothing held, cache consistent, steps conserved. */
 void rig_close(struct rig *r);
 /* Between them the log goes nowhere, from LOG_LEVEL_INFO on, and its lines are counted. */

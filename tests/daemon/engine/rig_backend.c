@@ -13,7 +13,7 @@
 #include "kernels/moves.h"
 #include "tests/daemon/engine/fake_host.h"
 
-uint64_t rig_now_ns;
+uint64_t rig_now_ns, rig_look_ns;
 
 struct backend_pool {
     LIST_ENTRY(backend_pool) link;
@@ -51,6 +51,14 @@ static uint64_t fake_pool_bytes(const struct backend *b, const struct backend_po
     return kv_layout_of(c).block_bytes * c->n_blocks;
 }
 
+static bool fake_memory_ready(struct backend *b, struct backend_pool *p,
+                              const struct backend_pool_config *c)
+{
+    (void)p, (void)c;
+    b->n_asked++;
+    return !b->is_clearing;
+}
+
 static attn_status fake_pool_open(struct backend *b, const struct backend_pool_config *c,
                                   struct backend_pool **out_pool)
 {
@@ -79,6 +87,7 @@ static attn_status read_zeros(struct backend_pool *p, uint32_t block, void *out_
 static attn_status fake_block_read(struct backend_pool *p, uint32_t block, void *out_bytes)
 {
     p->backend->n_read_now++;
+    rig_now_ns += p->backend->block_ns;
     return read_zeros(p, block, out_bytes);
 }
 
@@ -90,6 +99,7 @@ static attn_status fake_block_write(struct backend_pool *p, uint32_t block, cons
     for (uint64_t i = 0; i < n; i++)
         assert_int_equal(((const uint8_t *)bytes)[i], 0);
     p->backend->n_written++;
+    rig_now_ns += p->backend->block_ns;
     return p->backend->fail_write;
 }
 
@@ -322,6 +332,7 @@ const struct backend_ops rig_backend_ops = {
     .info = fake_info,
     .pool_check = fake_pool_check,
     .pool_bytes = fake_pool_bytes,
+    .memory_ready = fake_memory_ready,
     .pool_open = fake_pool_open,
     .block_read = fake_block_read,
     .block_write = fake_block_write,

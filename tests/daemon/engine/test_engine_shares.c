@@ -7,11 +7,7 @@
 
 #include <cmocka.h>
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "tests/daemon/engine/engine_rig.h"
 #include "tests/random.h"
@@ -20,35 +16,20 @@ enum { N = 3, SEQS = 12, ITEM_NS = 1000, DEEP = SEQS * RIG_LAYERS };
 
 static struct rig r;
 static uint32_t seed, max_in_flight = 2;
+static const uint32_t *shares_of_all;
 
 /* A tenant's worker: it keeps up to `depth` steps under way. */
 static struct worker {
-    uint32_t uid, share, depth;
+    uint32_t uid, depth;
     uint64_t session;
     uint32_t pool, n_ids, next;
     uint64_t ids[DEEP];
     uint64_t n_ok, n_failed;
 } workers[N];
 
-static void write_tenants(char *path, size_t path_bytes)
-{
-    snprintf(path, path_bytes, "/tmp/attnd_shares_%ld", (long)getpid());
-    FILE *f = fopen(path, "w");
-    assert_non_null(f);
-    assert_int_equal(fchmod(fileno(f), 0600), 0);
-    for (int i = 0; i < N; i++)
-        fprintf(f, "[t%d]\nusers = %u\nshare = %u\n", i, workers[i].uid, workers[i].share);
-    fclose(f);
-}
-
 static void tweak(struct rig *rig)
 {
-    char path[64], why[256];
-    write_tenants(path, sizeof path);
-    if (tenants_open(path, &rig->fixture.tenants, why, sizeof why) != ATTN_OK)
-        fail_msg("%s", why);
-    unlink(path);
-    rig->principal = (struct principal){.kind = PRINCIPAL_USER}; /* root: the operator */
+    rig_tenants(rig, N, shares_of_all);
     rig->cfg.max_batch_items = 8;
     rig->backend.batch_ns = rig->backend.item_ns = ITEM_NS;
     rig->backend.max_in_flight = max_in_flight;
@@ -65,7 +46,8 @@ static void become(const struct worker *w)
 static void begin(const uint32_t shares[N], const uint32_t depths[N])
 {
     for (uint32_t i = 0; i < N; i++)
-        workers[i] = (struct worker){.uid = 5000 + i, .share = shares[i], .depth = depths[i]};
+        workers[i] = (struct worker){.uid = RIG_UID + i, .depth = depths[i]};
+    shares_of_all = shares;
     rig_open(&r, tweak);
     for (uint32_t i = 0; i < N; i++) {
         struct worker *w = &workers[i];
