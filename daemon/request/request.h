@@ -53,6 +53,7 @@ struct request {
     /* while it waits for the engine's thread (engine/core/turns.h) */
     TAILQ_ENTRY(request) turn;
     uint32_t turn_of, turn_line; /* its place there */
+    uint32_t turn_session; /* slot that it keeps alive; SESSION_NONE: none, or its task does */
     struct task *task; /* what goes on in its turn; NULL: it is served anew */
     struct iobuf *msg; /* received message */
     struct iobuf *room; /* the transport's buffer for the reply; NULL: the pool is used */

@@ -269,9 +269,7 @@ void task_hold(struct engine *e, struct task *t)
 {
     t->stamp = e->next_stamp++;
     TAILQ_INSERT_TAIL(&e->held, t, held);
-    session_at(e->env.sessions, t->session)->n_held++;
-    if (!is_primary(e))
-        atomic_fetch_add(&e->peers->held[t->session], 1);
+    session_hold(e, t->session);
     if (t->req->deadline_ns < e->next_deadline_ns)
         e->next_deadline_ns = t->req->deadline_ns;
 }
@@ -279,13 +277,7 @@ void task_hold(struct engine *e, struct task *t)
 void task_release(struct engine *e, struct task *t)
 {
     TAILQ_REMOVE(&e->held, t, held);
-    struct session *s = session_at(e->env.sessions, t->session);
-    s->n_held--;
-    if (!is_primary(e))
-        atomic_fetch_sub(&e->peers->held[t->session], 1);
-    if (s->id != 0) /* it has not ended */
-        /* the lease runs from the answer */
-        session_renew(e->env.sessions, t->session, e->turn_ns);
+    session_unhold(e, t->session);
 }
 
 /* Some of its items are not in a batch yet. */
@@ -311,6 +303,7 @@ void tasks_refuse_of(struct engine *e, uint32_t session, attn_status st, const c
         if (t->session == session && is_refusable(t))
             t->ops->refuse(e, t, st, why);
     }
+    turns_refuse_of(e, session, st, why);
 }
 
 void tasks_expire(struct engine *e, uint64_t now_ns)

@@ -5,7 +5,6 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/engine/core/answer.h"
-#include "daemon/engine/core/inbox.h"
 #include "daemon/engine/core/peers.h"
 
 static const uint64_t MEMORY_LOOK_NS = 1000 * 1000; /* how often to ask whether it is ready */
@@ -101,6 +100,23 @@ bool turns_must_wait(const struct engine *e)
     return !t->is_serving && (t->n > t->n_memory || t->spent_ns >= TURN_NS);
 }
 
+void session_hold(struct engine *e, uint32_t session)
+{
+    session_at(e->env.sessions, session)->n_held++;
+    if (!is_primary(e))
+        atomic_fetch_add(&e->peers->held[session], 1);
+}
+
+void session_unhold(struct engine *e, uint32_t session)
+{
+    struct session *s = session_at(e->env.sessions, session);
+    s->n_held--;
+    if (!is_primary(e))
+        atomic_fetch_sub(&e->peers->held[session], 1);
+    if (s->id != 0) /* it has not ended */
+        session_renew(e->env.sessions, session, e->turn_ns);
+}
+
 static void add(struct engine *e, struct request *req, enum turn_line line, bool is_first)
 {
     uint32_t of = turns_of(e, req);
@@ -109,6 +125,11 @@ static void add(struct engine *e, struct request *req, enum turn_line line, bool
         flow_begin(flow_at(e, of), e->flow_clock);
     req->turn_of = of;
     req->turn_line = line;
+    if (req->task != NULL ||
+        session_find(e->env.sessions, req->wire.header->session, &req->turn_session) != ATTN_OK)
+        req->turn_session = SESSION_NONE;
+    else
+        session_hold(e, req->turn_session);
     if (is_first)
         TAILQ_INSERT_HEAD(list, req, turn);
     else
@@ -124,8 +145,6 @@ static void add(struct engine *e, struct request *req, enum turn_line line, bool
 void turns_add(struct engine *e, struct request *req, struct task *task)
 {
     req->task = task;
-    if (task == NULL) /* what waits renews its session as it comes */
-        engine_renew(e, request_session(req));
     add(e, req, TURN_ENGINE, false);
 }
 
@@ -143,6 +162,8 @@ void turns_remove(struct engine *e, struct request *req)
     t->n_memory -= req->turn_line == TURN_MEMORY;
     if (req->turn_of != NOBODY)
         tenant_at(e, req->turn_of)->n_turns--;
+    if (req->turn_session != SESSION_NONE)
+        session_unhold(e, req->turn_session);
     if (t->clearing == req)
         t->clearing = NULL;
 }
@@ -213,6 +234,21 @@ uint64_t turns_expire(struct engine *e, uint64_t now_ns)
             next_ns = ns < next_ns ? ns : next_ns;
         }
     return next_ns;
+}
+
+void turns_refuse_of(struct engine *e, uint32_t session, attn_status st, const char *why)
+{
+    for (uint32_t i = 0; e->turns.n > 0 && i <= NOBODY; i++)
+        for (uint32_t k = 0; k < TURN_N_LINES; k++) {
+            struct turn_list *line = &e->turns.of[i].lines[k];
+            for (struct request *req = TAILQ_FIRST(line), *next; req != NULL; req = next) {
+                next = TAILQ_NEXT(req, turn);
+                if (req->turn_session != session)
+                    continue;
+                turns_remove(e, req);
+                engine_refuse(e, req, st, "%s", why);
+            }
+        }
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */

@@ -45,6 +45,13 @@ struct request *turns_next(struct engine *e, bool steps_wait, const struct tenan
  * deadline of the others, UINT64_MAX: there is none. */
 uint64_t turns_expire(struct engine *e, uint64_t now_ns);
 
+/* Refuses those of the session that would be served anew. */
+void turns_refuse_of(struct engine *e, uint32_t session, attn_status st, const char *why);
+
+/* The session lives on until session_unhold, from which on its lease runs. */
+void session_hold(struct engine *e, uint32_t session);
+void session_unhold(struct engine *e, uint32_t session);
+
 /* What runs between these two has its turn; its time is charged to the request's tenant. begin:
  * returns the time, for end. */
 uint64_t turn_begin(struct engine *e);

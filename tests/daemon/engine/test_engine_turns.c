@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "daemon/engine/core/session_run.h"
 #include "daemon/engine/core/turns.h"
 #include "tests/daemon/engine/engine_rig.h"
 #include "tests/random.h"
@@ -28,6 +29,7 @@ static void tweak(struct rig *rig)
     rig->cfg.io_memory_bytes = 64 << 20;
     rig->cfg.default_timeout_us = 10000000;
     rig->cfg.max_pools = 16;
+    rig->cfg.lease_us = 1000000;
 }
 
 static void become(int who)
@@ -379,6 +381,37 @@ static void a_pool_waits_for_its_memory_and_nobody_for_the_pool(void **state)
     end();
 }
 
+/* A request that waits keeps its session, and ends with it. */
+static void what_waits_keeps_its_session(void **state)
+{
+    (void)state;
+    begin(1, 1);
+    r.backend.is_clearing = true;
+    become(BAD);
+    uint64_t first = send_create("x", 10000000), second = send_create("y", 10000000);
+    rig_run(&r);
+    for (int i = 0; i < 5; i++) {
+        rig_now_ns += UINT64_C(900000000);
+        rig_run(&r);
+    }
+    r.backend.is_clearing = false;
+    for (int i = 0; i < 5; i++) {
+        rig_now_ns += 1000000;
+        rig_run(&r);
+    }
+    assert_int_equal(rig_answer(&r, first)->status, ATTN_OK);
+    assert_int_equal(rig_answer(&r, second)->status, ATTN_OK);
+    r.backend.is_clearing = true;
+    become(BAD);
+    first = send_create("z", 10000000);
+    rig_run(&r);
+    uint32_t slot;
+    assert_int_equal(session_find(r.sessions, r.session, &slot), ATTN_OK);
+    session_kill(r.engine, slot, "the test says so");
+    rig_assert_says(rig_answer(&r, first), ATTN_ENOTFOUND, "the test says so");
+    end();
+}
+
 /* Whose memory is next goes by turns of tenants. */
 static void one_pool_is_not_behind_all_of_a_flood(void **state)
 {
@@ -429,6 +462,7 @@ int main(void)
         cmocka_unit_test(requests_on_a_sequence_keep_their_order),
         cmocka_unit_test(what_waits_for_its_turn_may_end_otherwise),
         cmocka_unit_test(a_pool_waits_for_its_memory_and_nobody_for_the_pool),
+        cmocka_unit_test(what_waits_keeps_its_session),
         cmocka_unit_test(one_pool_is_not_behind_all_of_a_flood),
         cmocka_unit_test(what_waits_is_refused_when_the_engine_stops),
     };
