@@ -2,6 +2,7 @@
  * flood of each kind of request, on the cpu backend. Prints a table: its times alone and beside, and
  * what of the flood was answered. scripts/bench-flood runs it.
  */
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -481,6 +482,7 @@ static pid_t start_flood(const struct kind *k, uint32_t of, struct answered *a)
     if (pid > 0)
         return pid;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
     flood(k, of, a);
     _exit(1);
 }
@@ -654,16 +656,19 @@ static void begin(const char *threads)
 
 static const char usage[] =
     "usage: bench_flood [--seconds S] [--all S] [--only NAME] [--connections N] [--in-flight N]\n"
-    "                   [--threads N] [--tls]\n";
+    "                   [--threads N] [--tls] [--alone]\n";
 
 int main(int argc, char **argv)
 {
     double seconds = 3, all_seconds = 0;
     const char *only = NULL, *threads = "2";
+    bool is_alone = false;
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(argv[i], "--tls") == 0)
             setenv("E2E_TRANSPORT", "tls", 1);
+        else if (strcmp(argv[i], "--alone") == 0)
+            is_alone = true;
         else if (strcmp(argv[i], "--seconds") == 0)
             seconds = atof(value), i++;
         else if (strcmp(argv[i], "--all") == 0)
@@ -683,6 +688,9 @@ int main(int argc, char **argv)
         return fputs(usage, stderr), 2;
     answered = mmap(NULL, MAX_FLOODERS * sizeof *answered, PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (is_alone &&
+        sched_setscheduler(0, SCHED_RR, &(struct sched_param){.sched_priority = 10}) != 0)
+        return perror("bench_flood: --alone"), 1;
     begin(threads);
     printf(
         "A good tenant's decode steps beside a flood of %d connections with %d requests in "
