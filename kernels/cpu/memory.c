@@ -180,7 +180,7 @@ static void *clear_slices(void *arg)
     uint64_t at = c->range.offset, end = at + c->range.bytes, n;
     for (; at < end && !atomic_load(&c->is_unwanted); at += n) {
         n = end - at < SLICE_BYTES ? end - at : SLICE_BYTES;
-        if (!is_taken(m, at, n) && madvise(m->base + at, n, MADV_POPULATE_WRITE) != 0)
+        if (madvise(m->base + at, n, MADV_POPULATE_WRITE) != 0)
             break; /* the pool that wants it says why */
         if (at < c->old_end)
             memset(m->base + at, 0, c->old_end - at < n ? c->old_end - at : n);
