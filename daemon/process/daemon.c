@@ -533,6 +533,7 @@ int daemon_run(struct config *cfg, int argc, char **argv, struct last_good *g)
     static struct daemon d;
     d = (struct daemon){.cfg = cfg, .argc = argc, .argv = argv, .last_good = g};
     settings_publish(cfg);
+    health_set_settings_good(!g->is_used);
     loop_memory_use();
     d.loop = uv_default_loop();
     if (d.loop == NULL) {

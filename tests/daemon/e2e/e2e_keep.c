@@ -14,7 +14,9 @@
 
 #include "tests/daemon/e2e/e2e.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -468,6 +470,21 @@ static void write_tenants(const char *path, const char *text)
     assert_int_equal(fchmod(fileno(f), 0600) | fclose(f), 0);
 }
 
+/* Waits until the manager has a text with this word, five minutes at most. */
+static void await_kept(const char *name, const char *word)
+{
+    bool is_there = false;
+    for (uint32_t ms = 0; !is_there && ms < 300000; ms++) {
+        char text[64] = "";
+        pthread_mutex_lock(&manager.lock);
+        int fd = stored(name);
+        is_there = fd >= 0 && pread(fd, text, sizeof text - 1, 0) > 0 && strstr(text, word) != NULL;
+        pthread_mutex_unlock(&manager.lock);
+        (void)poll(NULL, 0, !is_there);
+    }
+    assert_true(is_there);
+}
+
 /* What was in the files counts, not their names: they may be what is broken. */
 static void nor_does_one_in_a_file_that_they_name(void **state)
 {
@@ -481,13 +498,7 @@ static void nor_does_one_in_a_file_that_they_name(void **state)
     write_tenants(path, "[second]\nusers = nobody\n");
     e2e_signal(&d, SIGHUP); /* kept from now on */
     e2e_await_log(&d, "settings are read");
-    for (int fd = -1, n = 0; n == 0; usleep(1000)) {
-        char kept[64] = "";
-        pthread_mutex_lock(&manager.lock);
-        fd = stored("settings-listen.tenants");
-        n = fd >= 0 && pread(fd, kept, sizeof kept - 1, 0) > 0 && strstr(kept, "[second]") != NULL;
-        pthread_mutex_unlock(&manager.lock);
-    }
+    await_kept("settings-listen.tenants", "[second]");
     write_tenants(path, "[no name of a tenant]\n");
     end(SIGKILL);
     manager.n_removed = 0;
@@ -502,23 +513,42 @@ static void nor_does_one_in_a_file_that_they_name(void **state)
     e2e_step(&c, 0, &(struct e2e_item){&seq, LEN, 1}, 1);
 }
 
+/* A start that fails, with what is kept at hand, as a manager would try it. */
+static void fails_to_start(const char *const *flags, int code, const char *why)
+{
+    struct e2e failing = {0};
+    e2e_before_exec = hand_in;
+    assert_int_equal(e2e_run(&failing, flags), code);
+    e2e_before_exec = NULL;
+    assert_true(e2e_log_has(&failing, why));
+    /* not so fast that the manager gives up */
+    assert_true(e2e_log_has(&failing, "the kept cache waits for another start"));
+    e2e_stop(&failing);
+    assert_true(stored("arena-") >= 0 && stored("memory-cpu-") >= 0);
+}
+
 static void without_good_settings_the_cache_waits_for_them(void **state)
 {
     (void)state;
     static const char *const wrong[] = {"--engine.leese", "3s", NULL};
     void *before[E2E_LAYERS];
-    struct e2e failing = {0};
     read_all(&seq, before);
     end(SIGKILL);
+    struct sockaddr_in taken = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof taken;
+    char http[32];
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&taken, sizeof taken) | listen(fd, 1) |
+                         getsockname(fd, (struct sockaddr *)&taken, &n),
+                     0);
+    snprintf(http, sizeof http, "127.0.0.1:%u", (unsigned)ntohs(taken.sin_port));
+    fails_to_start((const char *const[]){"--listen", d.url, "--listen.http", http, NULL}, 73,
+                   "Address already in use"); /* that shows as it starts */
+    close(fd);
     for (uint32_t i = manager.n_fds; i-- > 0;)
         if (strncmp(manager.fds[i].name, "settings", 8) == 0)
             forget(i);
-    e2e_before_exec = hand_in;
-    assert_int_equal(e2e_run(&failing, wrong), 75); /* whatever the mistake: start it again */
-    assert_true(e2e_log_has(&failing, "unknown --engine.leese"));
-    e2e_before_exec = NULL;
-    e2e_stop(&failing);
-    assert_true(stored("arena-") >= 0 && stored("memory-cpu-") >= 0);
+    fails_to_start(wrong, 75, "unknown --engine.leese"); /* not with a code that is final */
     start(NULL, false);
     reconnect();
     assert_same(&seq, before);
