@@ -156,6 +156,10 @@ says 'not found: kill.session "00000000": 0 sessions'
 "$ctl" --json sequences >"$dir/out"
 sequence=$(python3 -c "import json; print(json.load(open('$dir/out'))['sequences'][0]['sequence'])")
 session=$(python3 -c "import json; print(json.load(open('$dir/out'))['sequences'][0]['session'])")
+expect 0 "$ctl" --complete kill sequence "${sequence:0:5}" # what shells complete
+has "^$sequence"
+expect 0 "$ctl" --complete kill session "${session:0:4}"
+has "^$session"
 expect 0 "$ctl" --json kill sequence "$sequence"
 holds "x == {'killed_sequence': '$sequence'}"
 "$ctl" --json sequences >"$dir/out"
@@ -307,15 +311,12 @@ completes 'fp8_e4m3' '--kv-dtype fp'
 completes 'whole' 'pool create p --split w'
 completes 'zsh' 'completion z'
 expect 0 "$ctl" pool create completed --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 4
-completes 'completed' 'pool drop co' # the daemon's: pools, settings, sessions
+completes 'completed' 'pool drop co' # the daemon's: pools and settings
 completes 'completed' 'pool resize co'
 completes '' 'pool create co'
 completes 'engine.max_step_items engine.max_step_tokens' 'config set engine.max_step'
 completes 'stats.slow_step' "--endpoint $ATTND_ENDPOINT config get stats.s"
 completes '' "--endpoint ipc://$dir/nowhere config get stats.s"
-expect 0 "$ctl" --json sessions
-session=$(python3 -c "import json; print(json.load(open('$dir/out'))['sessions'][0]['session'])")
-completes ".*$session.*" 'kill session '
 expect 0 "$ctl" --complete pool d
 has $'^describe\tgeometry, blocks, free blocks$'
 
