@@ -101,3 +101,43 @@ def test_a_tuned_prompt_is_part_of_the_text(attach):
     assert torch.equal(worker.generate(**alike, **GREEDY), want)
     with pytest.raises(attnd.UnsupportedError, match="row 0: padding after a token"):
         worker.generate(**inputs, **GREEDY)  # the prompt comes before the padding
+
+
+def mistral():
+    sizes = {**SIZES, "num_hidden_layers": 2, "sliding_window": 8}
+    return tf.MistralForCausalLM(tf.MistralConfig(**sizes))
+
+
+def far_ahead(assistant):
+    """It guesses 20 tokens each time, sure or not."""
+    config = assistant.generation_config
+    config.num_assistant_tokens, config.num_assistant_tokens_schedule = 20, "constant"
+    config.assistant_confidence_threshold = 0.0
+    return assistant
+
+
+@pytest.mark.parametrize("build", [llama, mistral], ids=lambda f: f.__name__)
+def test_an_assistant_of_windows_alone_guesses_far_ahead(attach, client, build):
+    """Its guesses are taken back beyond what its window has left."""
+    model, assistant = make(build), far_ahead(make(mistral, seed=1))
+    inputs, options = prompts(model, (9,)), {**GREEDY, "max_new_tokens": 40}
+    want = model.generate(**inputs, **options)
+    worker, _ = attach(model), attach(assistant)
+    before = n_sequences(client)
+    assert torch.equal(worker.generate(**inputs, **options, assistant_model=assistant), want)
+    assert n_sequences(client) == before
+
+
+def test_the_padding_token_in_a_text_is_no_padding_for_an_assistant(attach):
+    model, assistant = make(llama), far_ahead(make(llama))
+    with torch.no_grad():
+        model.lm_head.weight[SIZES["pad_token_id"]] *= 2
+    inputs = prompts(model, (9,))
+    want = model.generate(**inputs, **GREEDY)
+    assert (want[:, 9:] == SIZES["pad_token_id"]).any()
+    worker, _ = attach(model), attach(assistant)
+    assert torch.equal(worker.generate(**inputs, **GREEDY, assistant_model=assistant), want)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        options = {**GREEDY, "do_sample": True, "assistant_model": assistant}
+        assert worker.generate(**inputs, **options).shape == want.shape

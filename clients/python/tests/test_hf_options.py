@@ -163,3 +163,117 @@ def test_prefix_tuning_is_refused(attach):
     with worker.cache() as cache, refused("attnd"):
         tuned.generate(**inputs, **GREEDY, past_key_values=cache)
     assert SIZES["num_hidden_layers"] == len(worker.seen)
+
+
+def test_the_kind_of_cache_that_a_models_own_config_names_is_left_out(attach):
+    """Gemma 3's is "hybrid"."""
+    model = make(llama)
+    inputs = prompts(model)
+    want = model.generate(**inputs, **GREEDY)
+    model.generation_config.cache_implementation = "static"
+    worker = attach(model)
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+    given = tf.GenerationConfig(**GREEDY, cache_implementation="static")
+    got = worker.generate(**inputs, generation_config=given, cache_implementation=None)
+    assert torch.equal(got, want)
+    assert model.generation_config.cache_implementation == "static"
+    assert given.cache_implementation == "static"
+
+
+def test_what_follows_the_operations_of_torch_is_refused(attach):
+    """Else a derivative or a trace would be without the attention."""
+    from torch.autograd import forward_ad
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    model = make(llama).requires_grad_(False)
+    x = model.model.embed_tokens(prompts(model)["input_ids"])
+    worker = attach(model)
+
+    def run(embeds):
+        with worker.cache() as cache, torch.no_grad():
+            return model(inputs_embeds=embeds, past_key_values=cache).logits
+
+    def run_with_tangents(embeds):
+        with worker.cache() as cache:
+            return model(inputs_embeds=embeds, past_key_values=cache).logits
+
+    want = run(x)
+    with refused("forward-mode AD"), forward_ad.dual_level():
+        run_with_tangents(forward_ad.make_dual(x, torch.ones_like(x)))
+    with refused("torch.func"):
+        torch.func.jvp(run_with_tangents, (x,), (torch.ones_like(x),))
+    with refused("torch.func"):
+        torch.func.vmap(lambda row: run(row[None]))(x)
+    with refused("tracing"):
+        torch.jit.trace(run, x, check_trace=False)
+    with refused("tracing"):
+        make_fx(run)(x)
+    assert torch.equal(run(x), want)
+
+
+def test_negative_sizes_are_refused_also_where_there_is_a_pool(attach):
+    model = make(llama)
+    attach(model)
+    for name in "n_blocks", "n_tokens":
+        with pytest.raises(ValueError, match=f"{name} is -1"):
+            attach(model, **{"n_blocks": 0, name: -1})
+
+
+def test_layers_of_a_cache_refuse_to_be_edited(attach):
+    model = make(qwen3)
+    worker = attach(model)
+    with worker.cache() as cache, torch.no_grad():
+        model(**prompts(model), past_key_values=cache)
+        assert len(cache.layers) == len(cache) == 4
+        assert cache.is_sliding == [True, False, True, False]
+        for layer in cache.layers:
+            with refused("keys of layer . set"):
+                layer.keys = torch.zeros(1)
+            with refused("values of layer ."):
+                layer.values *= 2
+            with refused("crop of layer ."):
+                layer.crop(-1)
+
+
+def test_an_attached_model_is_not_pickled(attach, tmp_path):
+    model = make(llama)
+    inputs = prompts(model)
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model)
+    with refused("pickling a model that is attached"):
+        torch.save(model, tmp_path / "model")
+    torch.save(model.state_dict(), tmp_path / "weights")
+    worker.close()
+    torch.save(model, tmp_path / "model")
+    loaded = torch.load(tmp_path / "model", weights_only=False)
+    assert torch.equal(loaded.generate(**inputs, **GREEDY), want)
+
+
+def test_an_offloaded_model_has_its_own_text(attach, tmp_path):
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    model = make(llama)
+    inputs = prompts(model)
+    want = model.generate(**inputs, **GREEDY)
+    accelerate.cpu_offload(model, execution_device=model.device)
+    worker = attach(model)
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+    with refused("share_prefixes.*forward was replaced by accelerate"):
+        attach(model, share_prefixes=True)
+
+
+@pytest.mark.skipif(
+    tf.__version__.startswith("5.0."),
+    reason="transformers 5.0 counts a column too many behind prefill_chunk_size, which is refused",
+)
+@pytest.mark.parametrize("share", [False, True])
+def test_padded_prompts_in_chunks(attach, share):
+    """A chunk may be all padding of a row."""
+    model = make(llama, seed=2)
+    inputs = prompts(model, (33, 13, 1, 25))
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model, share_prefixes=share)
+    for n in 8, 16, 16, 20:
+        assert torch.equal(worker.generate(**inputs, **GREEDY, prefill_chunk_size=n), want)
+    inputs = prompts(model, (33, 0, 5))
+    with refused("row 1 is all padding"):
+        worker.generate(**inputs, **GREEDY, prefill_chunk_size=16)

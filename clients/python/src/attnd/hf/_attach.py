@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from .. import client as _client
+from .._handle import whole
 from ..errors import AttndError
 from ._calls import Probe
 from ._handed import refuse
@@ -37,7 +38,9 @@ def _check_config(config: Any) -> None:
 def _probe(model: Any, config: Any) -> Probe:
     """One token through the model."""
     probe = cache_class(config, Probe)(config)
-    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    # a model that is offloaded is on the meta device, and moves what it is given itself
+    device = "cpu" if model.device.type == "meta" else model.device
+    token = torch.zeros(1, 1, dtype=torch.long, device=device)
     try:
         with torch.no_grad():
             model(input_ids=token, use_cache=True, **with_cache({}, probe))
@@ -101,6 +104,7 @@ def attach(
         raise refuse(f"transformers {transformers.__version__}: it needs 5 or newer")
     if model.training:
         raise refuse("a model in training mode: call model.eval()")
+    n_tokens, n_blocks = whole("n_tokens", n_tokens), whole("n_blocks", n_blocks)
     if n_tokens and n_blocks:
         raise ValueError(f"n_tokens is {n_tokens} and n_blocks is {n_blocks}, expected one of them")
     if graphs and lane is False:

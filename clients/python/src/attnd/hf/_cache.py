@@ -11,7 +11,7 @@ import torch
 from transformers.cache_utils import Cache as _TransformersCache
 
 from .._handle import Closing, NotPicklable
-from ..errors import SequenceGoneError
+from ..errors import InvalidArgumentError, SequenceGoneError
 from ..pool import Sequence
 from ._calls import Mask, Seen, n_queries
 from ._handed import Update, hand, refuse, refuse_attribute
@@ -21,6 +21,19 @@ from ._states import States
 
 if TYPE_CHECKING:
     from ._worker import Worker
+
+
+class _Layer:
+    """Stands for a layer whose keys and values are in the daemon."""
+
+    def __init__(self, cache: Cache, layer: int):
+        self.__dict__.update(_layer=layer, is_sliding=cache.is_sliding[layer])
+
+    def __getattr__(self, name: str) -> Any:
+        raise refuse_attribute(f"{name} of layer {self._layer}: its keys and values are in the daemon")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise refuse(f"{name} of layer {self._layer} set: its keys and values are in the daemon")
 
 
 _CROSS_ATTENTION = ("is_updated", "self_attention_cache", "cross_attention_cache")
@@ -44,13 +57,31 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._columns = dict.fromkeys(worker.seen, 0)  # tokens and padding, by layer
         self._plan: Plan | None = None
         self._has_mask = False
+        self.is_draft = False  # of an assistant, whose text is only guesses
+        self.n_prompt = 0  # columns of a prompt that comes in chunks
         self._is_recorded = False
         self.known_tokens = None if worker.sharing is None else KnownTokens(self, worker.sharing)
 
     # ---- what transformers asks
 
     def __len__(self) -> int:
-        return len(self.layers) or len(self._columns)
+        return len(self.states.layers) or len(self._columns)
+
+    @property
+    def layers(self) -> list[Any]:
+        """Those with states of their own; of the others, something that refuses to be edited."""
+        states = self.states.layers
+        own = [i not in self._columns and bool(states) for i in range(len(self))]
+        return [states[i] if is_own else _Layer(self, i) for i, is_own in enumerate(own)]
+
+    @layers.setter
+    def layers(self, layers: list[Any]) -> None:
+        """What a base class sets: see states."""
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        seen = self.worker.seen
+        return [i in seen and bool(seen[i].window or seen[i].chunk) for i in range(len(self))]
 
     def __repr__(self) -> str:
         return f"<attnd.hf.Cache {len(self.rows)} rows, {self.get_seq_length()} columns>"
@@ -125,14 +156,23 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         keep = max(keep, 0)
         if self.known_tokens is not None:
             self.known_tokens.crop(keep)
+        try:
+            self._truncate(keep)
+        except InvalidArgumentError:  # beyond a window, where nothing is left
+            if not self.is_draft:
+                raise
+            self.reset()  # generate() gives an assistant all tokens that its cache lacks
+            return
+        self._columns = {layer: min(n, keep) for layer, n in self._columns.items()}
+        self._plan = None
+
+    def _truncate(self, keep: int) -> None:
         # layers may differ: an early exit leaves the last ones behind
         longest = self.worker.pools.longest(self._columns)
         for row, pad in zip(self.rows, self.pads):
             for seq, n_columns in zip(row, longest):
                 if n_columns > max(keep, pad):
                     seq.truncate(max(keep - pad, 0))
-        self._columns = {layer: min(n, keep) for layer, n in self._columns.items()}
-        self._plan = None
 
     def reset(self) -> None:
         """Closes the sequences; the cache is as new."""
@@ -146,7 +186,6 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._columns = dict.fromkeys(self._columns, 0)
         self._plan, self._has_mask = None, False
         self.states = States(self.worker.config)
-        self.layers = self.states.layers
         if self.known_tokens is not None:
             self.known_tokens.forget()
         return sequences
@@ -167,7 +206,6 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         other.rows, other.pads = rows, list(self.pads)
         other._columns = dict(self._columns)
         other.states = copy.deepcopy(self.states, memo)
-        other.layers = other.states.layers
         other._has_mask = self._has_mask
         if self.known_tokens is not None and other.known_tokens is not None:
             self.known_tokens.copy_to(other.known_tokens)
@@ -238,8 +276,11 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             first = torch.where(n_tokens > 0, seen.int().argmax(dim=1), mask.kv_length)
             pads, counts = torch.stack([first, n_tokens]).tolist()
             for row, (pad, count) in enumerate(zip(pads, counts)):
-                if pad + count != mask.kv_length:
+                # in an assistant's text, generate() takes each padding token for padding
+                if pad + count != mask.kv_length and not self.is_draft:
                     raise refuse(f"row {row}: padding after a token (pad on the left)")
+        elif self.is_draft and self.rows:
+            pads = self.pads
         elif self._has_mask:
             raise refuse("attention_mask was given before and is missing now")
         if not self.rows:
@@ -252,7 +293,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             # a row that was all padding so far may go on with padding
             if old != new and not (self._has_mask and old >= before and new >= before):
                 raise refuse(f"row {row} has {new} columns of padding, had {old}")
-            if 0 < before == new and mask.q_length == 1:
+            if 0 < before == new and mask.q_length == 1 and mask.kv_length > self.n_prompt:
                 raise refuse(
                     f"row {row} is all padding and a single token follows: what the model says after"
                     " padding is no text"

@@ -10,6 +10,8 @@ import copy
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache as TransformersCache
 
@@ -231,6 +233,25 @@ class Probe(TransformersCache):
         return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
+def _refuse_transforms(*tensors: torch.Tensor) -> None:
+    """Refuses what follows operations of torch: the daemon's is none."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise refuse("gradients: run the model under torch.no_grad()")
+    if any(_is_wrapped(x) for x in tensors):
+        raise refuse("transforms of torch.func (grad, jvp, vmap) and tensors that stand for others")
+    if forward_ad._current_level >= 0:
+        if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+            raise refuse("gradients of forward-mode AD")
+    if torch.jit.is_tracing() or get_proxy_mode() is not None:
+        raise refuse("tracing (torch.jit.trace, make_fx): the trace would have this pass's numbers")
+
+
+def _is_wrapped(x: torch.Tensor) -> bool:
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return True
+    return type(x) is not torch.Tensor and not isinstance(x, torch.nn.Parameter)
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attend(
     module: Any,
@@ -278,8 +299,7 @@ def _attend(
         raise refuse(attention_mask.refusal)
     if dropout:
         raise refuse(f"attention dropout {dropout}: call model.eval()")
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
-        raise refuse("gradients: run the model under torch.no_grad()")
+    _refuse_transforms(query, key, value)
     if not (getattr(module, "is_causal", True) and kwargs.pop("is_causal", None) is not False):
         raise refuse(f"layer {layer} is not causal")
     known = {k: kwargs.pop(k, None) for k in ("scaling", "softcap", "s_aux")}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import copy
 import logging
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import transformers
@@ -97,7 +98,8 @@ def _windows_of_caches(config: Any, seen: dict[int, Seen]) -> dict[int, int]:
 class _Generating:
     """A worker's generate(), and the caches that it made for what runs besides."""
 
-    def __init__(self, stack: contextlib.ExitStack):
+    def __init__(self, worker: Worker, stack: contextlib.ExitStack):
+        self._worker = worker
         self._stack = stack  # closes them at the end
         self._replaced: list[Any] = []
 
@@ -114,7 +116,41 @@ class _Generating:
             raise refuse("a cache of transformers' own: the one to go on with is in the output")
         if given is not None:
             self._replaced.append(given)
-        return self._stack.enter_context(worker.cache())
+        cache = self._stack.enter_context(worker.cache())
+        cache.is_draft = worker is not self._worker
+        return cache
+
+
+class _DefaultCache:
+    """What kind of cache the model's own generation_config names; left out while worker.generate()
+    runs, in which the cache is attnd's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_inside = 0
+        self._kind: Any = None
+
+    @contextlib.contextmanager
+    def left_out(self, config: Any) -> Iterator[None]:
+        with self._lock:
+            self._n_inside += 1
+            if self._n_inside == 1:
+                self._kind = getattr(config, "cache_implementation", None)
+                config.cache_implementation = None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._n_inside -= 1
+                if self._n_inside == 0:
+                    config.cache_implementation = self._kind
+
+
+def _option(model: Any, kwargs: dict[str, Any], name: str) -> Any:
+    """Of generate(), wherever it is said."""
+    config = kwargs.get("generation_config")
+    given = kwargs.get(name, getattr(config, name, None))
+    return getattr(model.generation_config, name, None) if given is None else given
 
 
 class _Thread(threading.local):
@@ -124,7 +160,26 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+class _Hook:
+    """A hook of the attached model; models are copied with their hooks, and know of no worker then."""
+
+    def __init__(self, worker: Worker):
+        self._worker = weakref.ref(worker)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return _before_forward(self._worker, module, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise refuse(
+            "pickling a model that is attached (torch.save, a process of its own): close its worker"
+            " first, or save its state_dict()"
+        )
+
+
 def _before_forward(
     worker: weakref.ref[Worker], module: Any, args: Any, kwargs: dict[str, Any]
 ) -> Any:
@@ -140,8 +195,9 @@ def _before_forward(
         return args, kwargs
     if kwargs.get("use_cache") is False:
         raise refuse("use_cache=False: attention without an attnd cache")
-    mask = kwargs.get("attention_mask")
-    if kwargs.get("logits_to_keep") == 1 and isinstance(mask, torch.Tensor) and mask.ndim == 2:
+    mask, n_prompt = kwargs.get("attention_mask"), getattr(cache_of(kwargs), "n_prompt", 0)
+    is_read = kwargs.get("logits_to_keep") == 1 and isinstance(mask, torch.Tensor) and mask.ndim == 2
+    if is_read and mask.shape[1] >= n_prompt:  # not of a chunk of a prompt
         empty = (mask.sum(dim=1) == 0).nonzero().flatten().tolist()
         if empty:
             raise refuse(
@@ -224,15 +280,15 @@ class Worker(Closing, NotPicklable):
         self._caches: set[Cache | PagedCache] = set()
         self.layers = Layers(self, lane)
         self.graphs = Graphs(self) if graphs else None
+        self._default_cache = _DefaultCache()
         self._staging, self._is_pinned = Staging(), False
         self._forgets = _windows_of_caches(switch.config, seen)
         self._batching = _set_batching(self)
-        self._hooks = []
+        self._hooks, hook = [], _Hook(self)
         for m in model.modules():
             is_text = isinstance(m, PreTrainedModel) and m.config is switch.config
             if is_text or (sharing is not None and m is sharing.base):
-                before = functools.partial(_before_forward, weakref.ref(self))  # models are copied
-                self._hooks.append(m.register_forward_pre_hook(before, with_kwargs=True))
+                self._hooks.append(m.register_forward_pre_hook(hook, with_kwargs=True))
                 self._hooks.append(m.register_forward_hook(_after_forward, with_kwargs=True))
 
     @property
@@ -282,13 +338,13 @@ class Worker(Closing, NotPicklable):
             raise refuse("this worker is closed")
         if cache_of(kwargs) is not None:
             return self._generate(args, kwargs)
-        kind = kwargs.get("cache_implementation") or getattr(
-            kwargs.get("generation_config") or self.model.generation_config,
-            "cache_implementation",
-            None,
-        )
+        given = kwargs.get("generation_config")
+        kind = kwargs.get("cache_implementation", getattr(given, "cache_implementation", None))
         if kind:
             raise refuse(f"cache_implementation {kind!r}: the cache is attnd's (None)")
+        if getattr(given, "cache_implementation", None):  # and None was given besides
+            kwargs = {**kwargs, "generation_config": copy.deepcopy(given)}
+            kwargs["generation_config"].cache_implementation = None
         try:
             return self._generate(args, kwargs)
         except (SessionGoneError, PoolGoneError, SequenceGoneError):
@@ -304,7 +360,13 @@ class Worker(Closing, NotPicklable):
             if cache is None:
                 cache = stack.enter_context(self.cache())
             kwargs = with_cache(kwargs, cache)
-            _thread.generating = _Generating(stack)
+            _thread.generating = _Generating(self, stack)
+            mask = kwargs.get("attention_mask")
+            is_in_chunks = _option(self.model, kwargs, "prefill_chunk_size") is not None
+            if isinstance(cache, Cache):
+                is_in_chunks = is_in_chunks and isinstance(mask, torch.Tensor)
+                cache.n_prompt = mask.shape[1] if is_in_chunks else 0
+            stack.enter_context(self._default_cache.left_out(self.model.generation_config))
             try:
                 if self.graphs is not None:
                     stack.enter_context(self.graphs.in_place())
