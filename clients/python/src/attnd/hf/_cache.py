@@ -17,6 +17,7 @@ from ._calls import Mask, Seen, n_queries
 from ._handed import Update, hand, refuse, refuse_attribute
 from ._prefix import KnownTokens
 from ._rows import Plan, Row, close_all, fork_rows, open_rows
+from ._saved import Saved
 from ._states import States
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ class _Layer:
         self.__dict__.update(_layer=layer, is_sliding=cache.is_sliding[layer])
 
     def __getattr__(self, name: str) -> Any:
-        raise refuse_attribute(f"{name} of layer {self._layer}: its keys and values are in the daemon")
+        raise refuse_attribute(
+            f"{name} of layer {self._layer}: its keys and values are in the daemon"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise refuse(f"{name} of layer {self._layer} set: its keys and values are in the daemon")
@@ -60,6 +63,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self.is_draft = False  # of an assistant, whose text is only guesses
         self.n_prompt = 0  # columns of a prompt that comes in chunks
         self._is_recorded = False
+        self._saved: Saved | None = None
         self.known_tokens = None if worker.sharing is None else KnownTokens(self, worker.sharing)
 
     # ---- what transformers asks
@@ -159,12 +163,28 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         try:
             self._truncate(keep)
         except InvalidArgumentError:  # beyond a window, where nothing is left
-            if not self.is_draft:
+            if self.is_draft:
+                self.reset()  # generate() gives an assistant all tokens that its cache lacks
+                return
+            saved = None if self._saved is None else self._saved.take(keep)
+            if saved is None:
                 raise
-            self.reset()  # generate() gives an assistant all tokens that its cache lacks
-            return
+            close_all(self.sequences)
+            self.rows = saved[1]
+            self._columns = dict.fromkeys(self._columns, saved[0])
+            if self.known_tokens is not None:
+                self.known_tokens.is_known = False
+            self._truncate(keep)
+        if self._saved is not None:
+            self._saved.forget()
         self._columns = {layer: min(n, keep) for layer, n in self._columns.items()}
         self._plan = None
+
+    def activate_past_recording(self) -> None:
+        """From now on, crop() goes back to any column that the cache had, at most to the last crop()."""
+        if self.states.layers:
+            raise refuse("activate_past_recording of a model with recurrent or convolution states")
+        self._saved = self._saved or Saved(self)
 
     def _truncate(self, keep: int) -> None:
         # layers may differ: an early exit leaves the last ones behind
@@ -181,6 +201,9 @@ class Cache(Closing, _TransformersCache, NotPicklable):
     def forget(self) -> list[Sequence]:
         """Lets go of the sequences, which are the caller's to close."""
         self.worker.layers.wait()
+        if self._saved is not None and not self.is_gone:
+            self._saved.forget()
+        self._saved = None
         sequences = self.sequences
         self.rows, self.pads = [], []
         self._columns = dict.fromkeys(self._columns, 0)
@@ -234,6 +257,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
 
     def _select(self, rows: list[int]) -> None:
         self.worker.layers.wait()
+        if self._saved is not None:
+            self._saved.forget()
         if self.known_tokens is not None:
             self.known_tokens.select(rows)
         old = self.rows
@@ -361,6 +386,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         if is_other or (layer == worker.first_layer and not is_again):
             if not is_again and not self._is_recorded:
                 self._check_padding(mask, batch)
+                if self._saved is not None:
+                    self._saved.before(column, n_new)
             plan = self._plan = Plan(self, column, n_new, query.device)
         assert plan is not None
         given = (query,) if is_again else (query, key, value)

@@ -240,9 +240,11 @@ def _refuse_transforms(*tensors: torch.Tensor) -> None:
     if any(_is_wrapped(x) for x in tensors):
         raise refuse("transforms of torch.func (grad, jvp, vmap) and tensors that stand for others")
     if forward_ad._current_level >= 0:
-        if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        unpack: Any = forward_ad.unpack_dual
+        if any(unpack(x).tangent is not None for x in tensors):
             raise refuse("gradients of forward-mode AD")
-    if torch.jit.is_tracing() or get_proxy_mode() is not None:
+    jit: Any = torch.jit
+    if jit.is_tracing() or get_proxy_mode() is not None:
         raise refuse("tracing (torch.jit.trace, make_fx): the trace would have this pass's numbers")
 
 

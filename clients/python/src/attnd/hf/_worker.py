@@ -364,8 +364,8 @@ class Worker(Closing, NotPicklable):
             mask = kwargs.get("attention_mask")
             is_in_chunks = _option(self.model, kwargs, "prefill_chunk_size") is not None
             if isinstance(cache, Cache):
-                is_in_chunks = is_in_chunks and isinstance(mask, torch.Tensor)
-                cache.n_prompt = mask.shape[1] if is_in_chunks else 0
+                is_known = is_in_chunks and isinstance(mask, torch.Tensor)
+                cache.n_prompt = mask.shape[1] if is_known and mask is not None else 0
             stack.enter_context(self._default_cache.left_out(self.model.generation_config))
             try:
                 if self.graphs is not None:
