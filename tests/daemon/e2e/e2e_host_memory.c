@@ -3,7 +3,7 @@
  * opened and in which order. The small one has a random mix of sequences open at once and steps
  * them in one message, the large one computes each alone: pools are batch invariant.
  *
- *   e2e_host_memory [ROUNDS]     120 by itself
+ *   e2e_host_memory [ROUNDS]     120 by itself, fewer with sanitizers
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +18,10 @@
 
 enum { SMALL_BLOCKS = 24, LARGE_BLOCKS = 2000, N_PROMPTS = 16, MAX_BLOCKS = 6, MAX_MIX = 3 };
 
-static uint32_t n_rounds = 120;
+#ifndef ROUNDS
+#define ROUNDS 120
+#endif
+static uint32_t n_rounds = ROUNDS;
 static uint64_t seed = 3;
 
 static uint32_t below(uint32_t n)
