@@ -12,8 +12,20 @@
 
 #include "kernels/gpu/number.h"
 
+/* 16 bytes are a vector of the compiler's own: arrays of HIP's class lie in scratch memory where
+ * clang 17 compiles them. */
+#define uint4 gpu::words4
+#define make_uint4 gpu::words4_of
+
 namespace gpu
 {
+
+using words4 = __attribute__((ext_vector_type(4))) uint32_t;
+
+GPU_DEVICE words4 words4_of(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
+{
+    return words4{x, y, z, w};
+}
 
 constexpr int warp_width = 64;
 
