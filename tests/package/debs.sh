@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/package --deb makes packages that lintian has no error to tell of, and bare.sh tries them on
-# the releases of Debian that are supported.
+# scripts/package --deb makes packages that lintian has no error to tell of, and bare.sh tries them
+# on the releases of Debian that are supported.
 #
 #   tests/package/debs.sh SOURCE_DIR [PART...]    parts: see bare.sh
 set -euo pipefail

@@ -5,8 +5,8 @@
 #
 # Every kernel: no spilled vector register, no scratch memory. Spilled scalar registers go to lanes
 # of vector registers, not to memory; they and all vector registers and static shared memory (LDS)
-# have ceilings, a little above what the kernels use with clang 15, 17 or 19. Prints a row a kernel; exit 1 names what
-# is too much.
+# have ceilings, a little above what the kernels use with clang 15, 17 or 19. Prints a row a kernel;
+# exit 1 names what is too much.
 set -euo pipefail
 tools=$1 arch=$2
 shift 2
