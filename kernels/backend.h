@@ -27,14 +27,22 @@
 #define BACKEND_ABI 12
 #define BACKEND_MAX_IN_FLIGHT 2
 
+/* What f32 has room for on the way to a score, at any distance; beyond the largest soft cap, what
+ * rounds tanh off is larger than an lse may be off. */
+#define BACKEND_MAX_SETTING 1e20f /* scale; sizes of slopes and of sink logits */
+#define BACKEND_MIN_SOFT_CAP 1e-6f
+#define BACKEND_MAX_SOFT_CAP 1e3f
+
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
 struct attn_layer_spec {
-    float scale; /* multiplies q.k; > 0 */
+    float scale; /* multiplies q.k; > 0, at most BACKEND_MAX_SETTING */
     uint32_t window_tokens; /* 0: unlimited; else query p sees keys (p - window, p] */
     uint32_t sink_tokens; /* with a window: the first tokens that stay visible */
-    float soft_cap; /* 0: none; else s -> cap * tanh(s / cap), after scale */
+    float soft_cap; /* 0: none; else s -> cap * tanh(s / cap), after scale: BACKEND_MIN_SOFT_CAP to
+                       BACKEND_MAX_SOFT_CAP */
     bool is_full; /* not causal: every query of an item sees [0, pos + n_tokens) */
-    const float *sink_logits; /* [num_q_heads] extra softmax term without a value, NULL: none */
+    /* [num_q_heads] extra softmax term without a value, NULL or -inf: none */
+    const float *sink_logits;
     const float *alibi_slopes; /* [num_q_heads] adds slope * (key_pos - query_pos), NULL: none */
     uint32_t n_branches; /* 0: not dilated; no window then; one branch has rate 1 */
     struct attn_branch branches[ATTN_MAX_BRANCHES]; /* see dilated.h */

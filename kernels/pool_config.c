@@ -72,18 +72,30 @@ static bool branches_are_valid(const struct attn_layer_spec *s, uint32_t layer, 
     return has_rate_1;
 }
 
+static bool is_setting(const char *name, float x, uint32_t layer, uint32_t head, char *why,
+                       size_t why_bytes)
+{
+    if (fabsf(x) <= BACKEND_MAX_SETTING)
+        return true;
+    snprintf(why, why_bytes, "layers[%" PRIu32 "].%s[%" PRIu32 "] is %g, must be %g to %g", layer,
+             name, head, (double)x, (double)-BACKEND_MAX_SETTING, (double)BACKEND_MAX_SETTING);
+    return false;
+}
+
 static bool layer_is_valid(const struct backend_pool_config *c, uint32_t layer, char *why,
                            size_t why_bytes)
 {
     const struct attn_layer_spec *s = &c->layers[layer];
-    if (!isfinite(s->scale) || s->scale <= 0) {
-        snprintf(why, why_bytes, "layers[%" PRIu32 "].scale is %g, must be above 0", layer,
-                 (double)s->scale);
+    if (!(s->scale > 0 && s->scale <= BACKEND_MAX_SETTING)) {
+        snprintf(why, why_bytes, "layers[%" PRIu32 "].scale is %g, must be above 0, %g at most",
+                 layer, (double)s->scale, (double)BACKEND_MAX_SETTING);
         return false;
     }
-    if (!isfinite(s->soft_cap) || s->soft_cap < 0) {
-        snprintf(why, why_bytes, "layers[%" PRIu32 "].soft_cap is %g, must be 0 or above", layer,
-                 (double)s->soft_cap);
+    if (s->soft_cap != 0 &&
+        !(s->soft_cap >= BACKEND_MIN_SOFT_CAP && s->soft_cap <= BACKEND_MAX_SOFT_CAP)) {
+        snprintf(why, why_bytes, "layers[%" PRIu32 "].soft_cap is %g, must be 0 (none) or %g to %g",
+                 layer, (double)s->soft_cap, (double)BACKEND_MIN_SOFT_CAP,
+                 (double)BACKEND_MAX_SOFT_CAP);
         return false;
     }
     if (s->sink_tokens > 0 && s->window_tokens == 0) {
@@ -94,17 +106,12 @@ static bool layer_is_valid(const struct backend_pool_config *c, uint32_t layer, 
     if (!branches_are_valid(s, layer, why, why_bytes))
         return false;
     for (uint32_t h = 0; h < c->num_q_heads; h++) {
-        /* -inf is a sink that is not there */
-        if (s->sink_logits && !isfinite(s->sink_logits[h]) && s->sink_logits[h] != -INFINITY) {
-            snprintf(why, why_bytes, "layers[%" PRIu32 "].sink_logits[%" PRIu32 "] is %g", layer, h,
-                     (double)s->sink_logits[h]);
+        if (s->sink_logits && s->sink_logits[h] != -INFINITY &&
+            !is_setting("sink_logits", s->sink_logits[h], layer, h, why, why_bytes))
             return false;
-        }
-        if (s->alibi_slopes && !isfinite(s->alibi_slopes[h])) {
-            snprintf(why, why_bytes, "layers[%" PRIu32 "].alibi_slopes[%" PRIu32 "] is %g", layer,
-                     h, (double)s->alibi_slopes[h]);
+        if (s->alibi_slopes &&
+            !is_setting("alibi_slopes", s->alibi_slopes[h], layer, h, why, why_bytes))
             return false;
-        }
     }
     return true;
 }

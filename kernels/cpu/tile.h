@@ -321,21 +321,19 @@ INLINE bool is_whole(struct columns c)
     return c.to[0] == TILE_TOKENS || c.to[1] - c.from[1] == TILE_TOKENS;
 }
 
-/* How far the step's keys j and on are from position p. */
+/* How far the step's keys j and on are from position p: the difference is exact, positions beyond
+ * 2^24 are not as floats. */
 INLINE vf distances(const struct tile_state *t, const struct step *step, uint32_t j, uint32_t p)
 {
     const struct stripes s = t->g->stripes;
     const struct branch b = step->branch;
-    vf x;
-    if (s.every == 0 || b.segment_tokens == 0) {
-        const float first = (float)branch_token(b, step->key + j) - (float)p;
-        for (int i = 0; i < VEC; i++)
-            x[i] = (float)i * (float)b.rate + first;
-        return x;
-    }
+    const bool is_even = s.every == 0 || b.segment_tokens == 0;
+    const uint32_t first = branch_token(b, step->key + j) - p;
+    vu x;
     for (uint32_t i = 0; i < VEC; i++)
-        x[i] = (float)stripes_position(s, stripes_token(s, b, step->key + j + i)) - (float)p;
-    return x;
+        x[i] = is_even ? first + i * b.rate
+                       : stripes_position(s, stripes_token(s, b, step->key + j + i)) - p;
+    return __builtin_convertvector((vi)x, vf);
 }
 
 /* Scales, caps, slopes and masks one row's raw products, n of them; returns their maximum. */

@@ -256,6 +256,13 @@ GPU_DEVICE bool is_visible(const visible &v, uint32_t key)
     return visible_has(&v, key);
 }
 
+/* How far a key is from a query, negative before it. Exact up to 2^24, wherever they are: positions
+ * beyond that are not, as floats. */
+GPU_DEVICE float distance_of(uint32_t key, uint32_t position)
+{
+    return (float)(int32_t)(key - position);
+}
+
 /* The score of a visible key in units of log 2, from the plain dot product. */
 GPU_DEVICE float score_of(const gpu_layer &l, float dot, float slope, uint32_t position,
                           uint32_t key)
@@ -264,7 +271,7 @@ GPU_DEVICE float score_of(const gpu_layer &l, float dot, float slope, uint32_t p
     if (l.soft_cap > 0.0f)
         s = l.soft_cap * tanhf(s / l.soft_cap);
     if (slope != 0.0f)
-        s += slope * ((float)key - (float)position);
+        s += slope * distance_of(key, position);
     return s * log2e;
 }
 

@@ -18,6 +18,7 @@
 #include "kernels/moves.h"
 #include "kernels/reference.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <sched.h>
@@ -500,12 +501,48 @@ static void a_geometry_out_of_range_is_refused_by_field_and_value(void **state)
     REFUSES(q_dtype, ATTN_INT8, "int8");
     REFUSES(kv_dtype, ATTN_F32, "f32");
 #undef REFUSES
-    spec.scale = 0;
-    assert_int_equal(check.ops->pool_check(check.b, &good), ATTN_EINVAL);
-    assert_non_null(strstr(check.ops->last_error(check.b), "scale"));
-    spec = (struct attn_layer_spec){.scale = 1, .soft_cap = -1};
-    assert_int_equal(check.ops->pool_check(check.b, &good), ATTN_EINVAL);
-    assert_non_null(strstr(check.ops->last_error(check.b), "soft_cap"));
+}
+
+/* What would make NaN of finite values, or what rounding would spoil. */
+static void a_layers_setting_out_of_range_is_refused_by_field_value_and_bound(void **state)
+{
+    static const struct {
+        float scale, soft_cap, sink, slope;
+        const char *says; /* NULL: it is taken */
+    } cases[] = {
+        {1, 0, 0, 0, NULL},
+        {1e20f, 1e3f, -INFINITY, -1e20f, NULL},
+        {1e-30f, 1e-6f, 1e20f, 1e20f, NULL},
+        {0, 0, 0, 0, "layers[0].scale is 0, must be above 0, 1e+20 at most"},
+        {NAN, 0, 0, 0, "layers[0].scale is nan"},
+        {FLT_MAX, 0, 0, 0, "layers[0].scale is 3.40282e+38, must be above 0, 1e+20 at most"},
+        {1, -1, 0, 0, "layers[0].soft_cap is -1, must be 0 (none) or 1e-06 to 1000"},
+        {1, 1e-7f, 0, 0, "layers[0].soft_cap is 1e-07, must be"},
+        {1, FLT_MAX, 0, 0, "layers[0].soft_cap is 3.40282e+38, must be 0 (none) or"},
+        {1, NAN, 0, 0, "layers[0].soft_cap is nan"},
+        {1, 0, FLT_MAX, 0, "layers[0].sink_logits[7] is 3.40282e+38, must be -1e+20 to 1e+20"},
+        {1, 0, -FLT_MAX, 0, "layers[0].sink_logits[7] is -3.40282e+38, must be"},
+        {1, 0, INFINITY, 0, "layers[0].sink_logits[7] is inf"},
+        {1, 0, 0, FLT_MAX, "layers[0].alibi_slopes[7] is 3.40282e+38, must be -1e+20 to 1e+20"},
+        {1, 0, 0, -INFINITY, "layers[0].alibi_slopes[7] is -inf"},
+    };
+    (void)state;
+    struct backend_pool_config c = config_of(&case_geometries[0], case_dtypes[0]);
+    c.num_layers = c.n_blocks = c.n_table_rows = c.max_row_blocks = 1;
+    for (size_t i = 0; i < CASE_COUNT(cases); i++) {
+        float sinks[8] = {0}, slopes[8] = {0};
+        sinks[7] = cases[i].sink;
+        slopes[7] = cases[i].slope;
+        struct attn_layer_spec spec = {.scale = cases[i].scale,
+                                       .soft_cap = cases[i].soft_cap,
+                                       .sink_logits = sinks,
+                                       .alibi_slopes = slopes};
+        c.layers = &spec;
+        attn_status st = check.ops->pool_check(check.b, &c);
+        assert_int_equal(st, cases[i].says == NULL ? ATTN_OK : ATTN_EINVAL);
+        if (cases[i].says != NULL && strstr(check.ops->last_error(check.b), cases[i].says) == NULL)
+            fail_msg("%s does not say %s", check.ops->last_error(check.b), cases[i].says);
+    }
 }
 
 static void a_pool_larger_than_the_memory_is_refused_with_both_sizes(void **state)
@@ -835,6 +872,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(blocks_cross_a_seam_of_host_memory),
         cmocka_unit_test(blocks_come_from_the_pool_of_another_backend),
         cmocka_unit_test(a_geometry_out_of_range_is_refused_by_field_and_value),
+        cmocka_unit_test(a_layers_setting_out_of_range_is_refused_by_field_value_and_bound),
         cmocka_unit_test(a_pool_larger_than_the_memory_is_refused_with_both_sizes),
         cmocka_unit_test(exported_memory_is_found_again_by_an_import),
         cmocka_unit_test(a_closed_pools_memory_is_found_by_the_next),

@@ -408,8 +408,9 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
             for (int c = 0; c < 4; ++c) {
                 if (extras.cap > 0.0f)
                     s[x][c] = extras.cap * log2e * tanhf(s[x][c] * ln2 / extras.cap);
-                float at = (float)(keys.pos + rows.token(x * 8 + 2 * t + c % 2));
-                s[x][c] += extras.slope[x][c % 2] * ((float)(key + g + c / 2 * 8) - at);
+                const uint32_t at = keys.pos + rows.token(x * 8 + 2 * t + c % 2);
+                s[x][c] +=
+                    extras.slope[x][c % 2] * (gpu::distance_of(key + g, at) + (float)(c / 2 * 8));
             }
     }
 

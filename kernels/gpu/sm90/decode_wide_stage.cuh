@@ -64,13 +64,13 @@ GPU_DEVICE void wide_view<is_bf16, D, R>::apply_extras(float (&s)[32], uint32_t 
         const int h = j / 2 % 2;
         if (h >= H)
             continue;
-        const uint32_t r = row0 + h * 8, c = j / 4 * 8 + 2 * t + j % 2;
-        const uint32_t tile = visible_tile_at(tile0 + c / 16, it.sink_tiles, it.skip_tiles);
+        const uint32_t tile = visible_tile_at(tile0 + j / 8, it.sink_tiles, it.skip_tiles);
+        const uint32_t at = keys.pos + rows.token(row0 + h * 8);
         float x = s[j] * it.scale_log2;
         if (cap > 0.0f)
             x = cap * 1.44269504f * tanhf(x * 0.69314718f / cap);
-        s[j] = x + slope[h] *
-                       ((float)(tile * DECODE_TILE + c % 16) - (float)(keys.pos + rows.token(r)));
+        s[j] = x + slope[h] * (gpu::distance_of(tile * DECODE_TILE + 2 * t, at) +
+                               (float)(j / 4 % 2 * 8 + j % 2));
     }
 }
 

@@ -116,6 +116,9 @@ template <bool is_bf16, class S, bool has_extras> struct rows {
     GPU_DEVICE void apply_extras(const unit &u, const part &keys, uint32_t key)
     {
         const float cap = u.soft_cap, to_cap = cap > 0.0f ? 2.0f * u.scale_log2 / cap : 0.0f;
+        const uint32_t first = keys.token_of_key(key + 2 * (gpu::lane_id() % 4));
+        const float distance[2] = {gpu::distance_of(first, u.pos + token[0]),
+                                   gpu::distance_of(first, u.pos + token[1])};
 #pragma unroll
         for (int j = 0; j < N / 2; ++j) {
             const int h = j / 2 % 2;
@@ -123,9 +126,7 @@ template <bool is_bf16, class S, bool has_extras> struct rows {
             if (cap > 0.0f) /* tanh y = 1 - 2 / (e^2y + 1) */
                 x = cap * gpu::log2e *
                     (1.0f - __fdividef(2.0f, gpu::exp2_fast(s[j] * to_cap) + 1.0f));
-            const uint32_t c =
-                keys.token_of_key(key + j / 4 * 8 + 2 * (gpu::lane_id() % 4) + j % 2);
-            s[j] = x + slope[h] * ((float)c - (float)(u.pos + token[h]));
+            s[j] = x + slope[h] * (distance[h] + (float)(j / 4 * 8 + j % 2) * keys.apart());
         }
     }
 

@@ -142,6 +142,11 @@ template <> struct part<false> {
     {
         return key;
     }
+    /* Tokens from one key to the next. */
+    GPU_DEVICE float apart() const
+    {
+        return 1.0f;
+    }
 };
 
 template <> struct part<true> {
@@ -197,6 +202,10 @@ template <> struct part<true> {
     GPU_DEVICE uint32_t token_of_key(uint32_t key) const
     {
         return branch_token(at().of, key);
+    }
+    GPU_DEVICE float apart() const
+    {
+        return (float)at().of.rate;
     }
 };
 

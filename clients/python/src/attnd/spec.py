@@ -17,7 +17,7 @@ class LayerSpec(NamedTuple):
     scale          multiplies q.k; 0: 1 / sqrt(head_dim_k)
     window_tokens  0: unlimited; else the query at position p sees keys (p - window_tokens, p]
     sink_tokens    with a window: this many first tokens stay visible
-    soft_cap       0: none; else scores s become soft_cap * tanh(s / soft_cap)
+    soft_cap       0: none; else, 1e-6 to 1000, scores s become soft_cap * tanh(s / soft_cap)
     is_full        not causal: a query sees every token up to the end of its item
     sink_logits    [num_q_heads] floats: exp of each is added to its head's softmax denominator
     alibi_slopes   [num_q_heads] floats: slope * (key position - query position) is added to scores
