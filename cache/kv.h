@@ -128,8 +128,9 @@ int kv_fd(const struct kv *kv);
 /* A random id of the arena, the same for its whole life. Stored beside the memory that holds the
  * blocks' bytes, it shows whether the two belong together. */
 uint64_t kv_arena_id(const struct kv *kv);
-/* The most memory that an arena of this config ever takes, but for what kv_config.table_pages bounds:
- * a sequence's ids and table entries beyond the first page of each, and the records of blocks. */
+/* The most memory that an arena of this config ever takes, but for what kv_config.table_pages
+ * bounds: a sequence's ids and table entries beyond the first page of each, and the records of
+ * blocks. */
 uint64_t kv_fixed_bytes(const struct kv_config *c);
 /* The same with all of that. */
 uint64_t kv_full_bytes(const struct kv_config *c);
@@ -139,8 +140,8 @@ const char *kv_last_error(const struct kv *kv);
  * live are measured by it. */
 void kv_set_time(struct kv *kv, uint32_t now_s);
 
-/* Whom the memory beyond kv_fixed_bytes that sequences take is counted for. take: ATTN_EQUOTA with a
- * sentence in why, nothing is taken. */
+/* Whom the memory beyond kv_fixed_bytes that sequences take is counted for. take: ATTN_EQUOTA with
+ * a sentence in why, nothing is taken. */
 struct kv_room_ops {
     void *user;
     attn_status (*take)(void *user, uint32_t tenant, uint64_t bytes, char *why, size_t why_bytes);

@@ -209,10 +209,10 @@ static inline uint32_t kv_n_available(const struct kv_pool_rec *p)
     return p->n_free + p->n_cached - p->n_pinned;
 }
 
-/* room.c. kv_room_take: takes what ids and table entries need beyond *n_pages, and sets that. Called
- * before they are written, and last before anything changes. ATTN_EQUOTA: nothing is taken.
- * kv_room_give: gives back what was taken for record seq, which was not made. kv_room_trim: gives back
- * what a sequence has no need of any more; of one that is not open, all. */
+/* room.c. kv_room_take: takes what ids and table entries need beyond *n_pages, and sets that.
+ * Called before they are written, and last before anything changes. ATTN_EQUOTA: nothing is taken.
+ * kv_room_give: gives back what was taken for record seq, which was not made. kv_room_trim: gives
+ * back what a sequence has no need of any more; of one that is not open, all. */
 attn_status kv_room_take(struct kv *kv, uint32_t tenant, uint64_t name, uint32_t n_ids,
                          uint32_t n_blocks, uint32_t *n_pages);
 void kv_room_give(struct kv *kv, uint32_t tenant, uint32_t seq, uint32_t n_pages);
@@ -222,7 +222,8 @@ void kv_room_trim(struct kv *kv, uint32_t seq);
 attn_status kv_room_take_blocks(struct kv *kv, const struct kv_pool_rec *p, uint32_t n);
 void kv_room_give_blocks(struct kv *kv, const struct kv_pool_rec *p, uint32_t first, uint32_t past);
 uint64_t kv_room_of_blocks(const struct kv_pool_rec *p, uint32_t n_blocks); /* bytes */
-/* Counts anew what sequences and pools have, and gives back all else. kv_room_count: only counts. */
+/* Counts anew what sequences and pools have, and gives back all else. kv_room_count: only
+ * counts. */
 void kv_room_recover(struct kv *kv);
 uint64_t kv_room_count(const struct kv *kv);
 

@@ -2,10 +2,10 @@
  *
  * A sequence may have ids and table entries for many pages, a pool records and ids for many blocks.
  * The first page of each row is the sequence record's own, and so counted before there is any
- * (kv_fixed_bytes); what is beyond is counted here, taken before it is written to, and given back to
- * the system when it is not needed any more, since a page that was written stays taken. Rows of more
- * than a page begin on one (kv_row_words), so pages are of one row. A lazy fork is counted with what
- * it will have.
+ * (kv_fixed_bytes); what is beyond is counted here, taken before it is written to, and given back
+ * to the system when it is not needed any more, since a page that was written stays taken. Rows of
+ * more than a page begin on one (kv_row_words), so pages are of one row. A lazy fork is counted
+ * with what it will have.
  */
 #define _GNU_SOURCE /* MADV_REMOVE */
 #include "cache/kv_internal.h"

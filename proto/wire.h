@@ -36,8 +36,8 @@ struct wire_preamble {
     uint64_t request_id;
 };
 
-/* Where an arena has its chunks from. take: at least *bytes, which gets how many there are, or NULL;
- * *out_handle is given back. */
+/* Where an arena has its chunks from. take: at least *bytes, which gets how many there are, or
+ * NULL; *out_handle is given back. */
 struct wire_arena_source {
     void *(*take)(void *user, size_t *bytes, void **out_handle);
     void (*give)(void *handle);

@@ -1,8 +1,8 @@
 /* wire_arena.c: the bump allocator into which a message's header is unpacked.
  *
- * It takes memory from the caller's base first, then from its source in chunks of at least CHUNK_BYTES
- * unless the limit leaves less. Nothing is freed one by one: the header of a request lives as long
- * as the request.
+ * It takes memory from the caller's base first, then from its source in chunks of at least
+ * CHUNK_BYTES unless the limit leaves less. Nothing is freed one by one: the header of a request
+ * lives as long as the request.
  */
 #include "proto/wire.h"
 

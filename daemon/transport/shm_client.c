@@ -37,7 +37,7 @@ uint64_t shm_layout(uint32_t n_slots, uint64_t *out_submits, uint64_t *out_compl
     return (end + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 }
 
-uint64_t shm_client_bytes(const struct shm_client *c)
+uint64_t shm_slots_bytes(const struct shm_client *c)
 {
     return c->n_slots * sizeof *c->slots;
 }

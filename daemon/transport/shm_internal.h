@@ -145,7 +145,7 @@ void shm_close(struct transport *base);
  * ATTN_ENOMEM. */
 attn_status shm_client_init(struct shm_client *c);
 void shm_client_fini(struct shm_client *c); /* also one that was never initialised */
-uint64_t shm_client_bytes(const struct shm_client *c); /* of the heap, for its n_slots */
+uint64_t shm_slots_bytes(const struct shm_client *c); /* of the heap, for its n_slots */
 /* Offsets of a region with n_slots; returns where the data area begins. */
 uint64_t shm_layout(uint32_t n_slots, uint64_t *out_submits, uint64_t *out_completes);
 

@@ -67,7 +67,7 @@ attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int
         bytes = MIN_REGION_BYTES;
     bytes = bytes / PAGE_BYTES * PAGE_BYTES;
     c->n_slots = power_of_two(h->n_slots == 0 || h->n_slots > n_slots ? n_slots : h->n_slots);
-    attn_status st = shm_memory_take(c, bytes + shm_client_bytes(c), why, why_bytes);
+    attn_status st = shm_memory_take(c, bytes + shm_slots_bytes(c), why, why_bytes);
     if (st != ATTN_OK)
         return st;
     st = ATTN_ENOMEM;
