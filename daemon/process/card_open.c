@@ -21,7 +21,7 @@ enum {
     CARD_WHY_BYTES = 512,
     LAST_ROUNDS = 4,
     STAT_BLOCK_BYTES = 512, /* stat(2) */
-    MEMORY_TRIES = 15, /* three seconds, until memory is given up that a predecessor has left */
+    MEMORY_TRIES = 15, /* three seconds, for a predecessor's memory to come back */
     MEMORY_AGAIN_US = 200000,
 };
 
@@ -52,7 +52,8 @@ static uint64_t tables_taken_bytes(const struct card_list *list)
 }
 
 /* Opens a card's device with its predecessor's memory. Where host memory is short, what has ended
- * may not be gone yet, so it is tried again for a while. */
+ * may not be gone yet, so it is tried again for a while; then it goes on with what there is, since
+ * giving the cache up would not make it more. */
 static attn_status device_take(const struct config *cfg, const struct card_list *list,
                                struct device_choice *which, struct card *card, char *why,
                                size_t why_bytes)
@@ -62,20 +63,9 @@ static attn_status device_take(const struct config *cfg, const struct card_list 
     for (uint32_t i = 0; i < MEMORY_TRIES && st == ATTN_EQUOTA; i++) {
         if (i > 0)
             usleep(MEMORY_AGAIN_US);
+        which->may_be_short = i + 1 == MEMORY_TRIES;
         st = device_import(cfg, which, card->kept.backend, card->kept.memory_fd, &card->device, why,
                            why_bytes);
-    }
-    return st;
-}
-
-/* Opens it without. After a cache was given up, the keeper may still be letting go of it. */
-static attn_status device_make(const struct config *cfg, const struct device_choice *which,
-                               bool was_kept, struct card *card)
-{
-    attn_status st = device_open(cfg, which, &card->device);
-    for (uint32_t i = 1; i < MEMORY_TRIES && st != ATTN_OK && was_kept; i++) {
-        usleep(MEMORY_AGAIN_US);
-        st = device_open(cfg, which, &card->device);
     }
     return st;
 }
@@ -84,8 +74,7 @@ static int device_begin(const struct config *cfg, struct card_list *list,
                         struct device_choice *which, struct card *card)
 {
     char why[CARD_WHY_BYTES];
-    bool was_kept = card->kept.arena_fd >= 0;
-    if (was_kept) {
+    if (card->kept.arena_fd >= 0) {
         attn_status st = device_take(cfg, list, which, card, why, sizeof why);
         if (st == ATTN_OK)
             return EX_OK;
@@ -98,7 +87,8 @@ static int device_begin(const struct config *cfg, struct card_list *list,
         start_empty(list, why);
     }
     which->taken_bytes = tables_taken_bytes(list);
-    return device_make(cfg, which, was_kept, card) == ATTN_OK ? EX_OK : EX_UNAVAILABLE;
+    which->may_be_short = false;
+    return device_open(cfg, which, &card->device) == ATTN_OK ? EX_OK : EX_UNAVAILABLE;
 }
 
 /* Takes what a predecessor with the same cards left, of all cards or of none. */
@@ -201,7 +191,10 @@ static attn_status cache_begin(const struct config *cfg, struct card_list *list,
     }
     kc.idle_is_new = card->idle.is_new;
     if (card->kept.arena_fd >= 0) {
-        attn_status st = kv_open(&kc, card->kept.arena_fd, &card->kv, why, why_bytes);
+        struct kv_config kept = kc;
+        if (card->device.is_short)
+            kept.table_pages = 1; /* what there is stays, and grows no more */
+        attn_status st = kv_open(&kept, card->kept.arena_fd, &card->kv, why, why_bytes);
         if (st == ATTN_OK || st == ATTN_ENOMEM)
             return st;
         start_empty(list, why);

@@ -125,9 +125,17 @@ static attn_status open_one(const struct config *cfg, const struct device_choice
     need.io_bytes = which->n == 0 ? need.io_bytes : 0;
     need.taken_bytes = which->taken_bytes;
     struct memory_fit fit;
-    if (memory_check("", &need, &fit, why, why_bytes) != ATTN_OK)
+    bool is_short = memory_check("", &need, &fit, why, why_bytes) != ATTN_OK;
+    if (is_short && !which->may_be_short)
         return ATTN_EQUOTA;
-    say_need(which, &need, &fit);
+    if (is_short) {
+        log_warn("memory is short, so tables grow no more and clients share none, until a restart "
+                 "finds room: %s",
+                 why);
+        fit = (struct memory_fit){0};
+    } else {
+        say_need(which, &need, &fit);
+    }
     struct backend *b = NULL;
     st = ops->open(&bc, &b);
     if (st != ATTN_OK) {
@@ -136,7 +144,7 @@ static attn_status open_one(const struct config *cfg, const struct device_choice
         ops->close(b);
         return st;
     }
-    *out = (struct device){ops, b, fit.left_bytes};
+    *out = (struct device){ops, b, is_short, fit.left_bytes};
     return ATTN_OK;
 }
 

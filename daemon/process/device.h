@@ -15,12 +15,14 @@ struct device_choice {
     uint32_t n, n_all; /* how many are opened before it, and in all */
     uint32_t n_alike, n_alike_to_come; /* devices of its backend: in all, and from this one on */
     const char *backend; /* NULL: the one of the settings */
+    bool may_be_short; /* host memory, with a predecessor's: then the log says so */
     uint64_t taken_bytes; /* of host memory, by what a predecessor's devices have left */
 };
 
 struct device {
     const struct backend_ops *ops; /* NULL: not open */
     struct backend *backend;
+    bool is_short; /* host memory is, and tables must not grow */
     uint64_t left_bytes; /* of host memory, beside all that is counted; UINT64_MAX: not known */
 };
 
@@ -34,7 +36,7 @@ attn_status device_open(const struct config *cfg, const struct device_choice *wh
                         struct device *out_device);
 /* Opens this backend with the KV memory that a predecessor had from it.
  * Errors   ATTN_EINVAL the memory does not fit the settings, or can't be mapped; ATTN_EQUOTA host
- *          memory is short, as memory_check says; all else: the backend can't be opened now, but
+ *          memory is short, as memory_check says, and may not be; all else: the backend can't be opened now, but
  *          may be later; why gets the reason */
 attn_status device_import(const struct config *cfg, const struct device_choice *which,
                           const char *backend, int memory_fd, struct device *out_device, char *why,

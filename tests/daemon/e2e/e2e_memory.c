@@ -58,6 +58,53 @@ static char group[96]; /* "": none can be made */
 static uint32_t ids[IDS];
 static char http_port[16], config[96];
 
+/* --- a control group --------------------------------------------------------------------------- */
+
+static bool write_to(const char *file, const char *text)
+{
+    char path[160];
+    snprintf(path, sizeof path, "%s/%s", group, file);
+    FILE *f = fopen(path, "w");
+    bool is_written = f != NULL && fputs(text, f) >= 0;
+    return f != NULL && fclose(f) == 0 && is_written;
+}
+
+static void enter_group(void)
+{
+    char pid[16];
+    snprintf(pid, sizeof pid, "%d", (int)getpid());
+    if (group[0] != '\0' && !write_to("cgroup.procs", pid))
+        _exit(111);
+}
+
+/* Makes a group whose memory can be limited. */
+static void make_group(void)
+{
+    static const struct {
+        const char *root, *limit;
+    } versions[] = {{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"},
+                    {"/sys/fs/cgroup", "memory.max"}};
+    for (int i = 0; i < 2; i++) {
+        char path[160];
+        snprintf(group, sizeof group, "%s/attnd_memory_%d", versions[i].root, (int)getpid());
+        if (mkdir(group, 0700) != 0)
+            continue;
+        snprintf(path, sizeof path, "%s/%s", group, versions[i].limit);
+        if (!IS_SANITIZED && access(path, W_OK) == 0)
+            return;
+        rmdir(group);
+    }
+    group[0] = '\0';
+}
+
+static void limit_group(uint64_t bytes)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)bytes);
+    if (group[0] != '\0')
+        assert_true(write_to("memory.limit_in_bytes", text) || write_to("memory.max", text));
+}
+
 /* --- the daemon's memory ---------------------------------------------------------------------- */
 
 static uint64_t file_number(const char *path, const char *word)
@@ -477,72 +524,57 @@ static void scrapes_that_nobody_reads(void **state)
         close(fds[i]);
 }
 
-/* What a predecessor has left never keeps a successor from coming up. */
-static void a_successor_comes_up(void **state)
+static void kill_and_connect(void)
 {
-    (void)state;
-    uint64_t name = 5000;
     uint32_t len[E2E_LAYERS];
-    while (open_with(name, IDS)->status == ATTN_OK)
-        name++;
-    look("before");
     e2e_disconnect(&good);
     e2e_kill_child(&d);
     e2e_connect(&good, &d);
     e2e_make_pool(&good, ATTN_BF16, 100);
     assert_int_equal(e2e_adopt(&good, &seq, len), ATTN_OK); /* with what it had */
     assert_int_equal(len[0], n_good);
+}
+
+static void a_successor_counts_what_is_there(void **state)
+{
+    (void)state;
+    uint64_t name = 5000;
+    while (open_with(name, IDS)->status == ATTN_OK)
+        name++;
+    look("before");
+    kill_and_connect();
     look("after");
     assert_int_equal(open_with(name, IDS)->status, ATTN_EQUOTA);
-    assert_true(open_with(6000, 1024)->status == ATTN_OK);
+    assert_int_equal(open_with(6000, 1024)->status, ATTN_OK);
+}
+
+/* What a predecessor has left never keeps a successor from coming up. */
+static void a_successor_comes_up_where_memory_is_short(void **state)
+{
+    (void)state;
+    char path[160];
+    if (group[0] == '\0')
+        skip();
+    snprintf(path, sizeof path, "%s/memory.usage_in_bytes", group);
+    if (access(path, R_OK) != 0)
+        snprintf(path, sizeof path, "%s/memory.current", group);
+    kill_seqs(5000, 5008);
+    assert_int_equal(open_with(5000, IDS / 2)->status, ATTN_OK);
+    limit_group(file_number(path, "") + 4 * MIB);
+    kill_and_connect();
+    e2e_await_log(&d, "memory is short, so tables grow no more");
+    look("short");
+    const Attnd__Reply *r = open_with(5001, IDS / 8);
+    assert_int_equal(r->status, ATTN_EQUOTA);
+    assert_non_null(strstr(r->message, "cache.table_memory"));
+    assert_int_equal(open_with(5002, 1024)->status, ATTN_OK);
+    limit_group(said + SHARED + SLACK);
+    kill_and_connect();
+    assert_int_equal(open_with(5001, IDS / 8)->status, ATTN_OK);
+    look("room again");
 }
 
 /* --- start and stop --------------------------------------------------------------------------- */
-
-static bool write_to(const char *file, const char *text)
-{
-    char path[160];
-    snprintf(path, sizeof path, "%s/%s", group, file);
-    FILE *f = fopen(path, "w");
-    bool is_written = f != NULL && fputs(text, f) >= 0;
-    return f != NULL && fclose(f) == 0 && is_written;
-}
-
-static void enter_group(void)
-{
-    char pid[16];
-    snprintf(pid, sizeof pid, "%d", (int)getpid());
-    if (group[0] != '\0' && !write_to("cgroup.procs", pid))
-        _exit(111);
-}
-
-/* Makes a group whose memory can be limited. */
-static void make_group(void)
-{
-    static const struct {
-        const char *root, *limit;
-    } versions[] = {{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"},
-                    {"/sys/fs/cgroup", "memory.max"}};
-    for (int i = 0; i < 2; i++) {
-        char path[160];
-        snprintf(group, sizeof group, "%s/attnd_memory_%d", versions[i].root, (int)getpid());
-        if (mkdir(group, 0700) != 0)
-            continue;
-        snprintf(path, sizeof path, "%s/%s", group, versions[i].limit);
-        if (!IS_SANITIZED && access(path, W_OK) == 0)
-            return;
-        rmdir(group);
-    }
-    group[0] = '\0';
-}
-
-static void limit_group(uint64_t bytes)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%llu", (unsigned long long)bytes);
-    if (group[0] != '\0')
-        assert_true(write_to("memory.limit_in_bytes", text) || write_to("memory.max", text));
-}
 
 static int start(void **state)
 {
@@ -616,7 +648,8 @@ int main(void)
         cmocka_unit_test(lanes),
         cmocka_unit_test(tls_clients_that_do_not_read),
         cmocka_unit_test(scrapes_that_nobody_reads),
-        cmocka_unit_test(a_successor_comes_up),
+        cmocka_unit_test(a_successor_counts_what_is_there),
+        cmocka_unit_test(a_successor_comes_up_where_memory_is_short),
     };
     return cmocka_run_group_tests_name("e2e_memory", tests, start, stop);
 }
