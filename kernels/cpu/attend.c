@@ -19,10 +19,12 @@
 #define MAX_SPLITS 64
 #define FIXED_RUN_TILES 32
 #define ALONE_BYTES (64 << 10)
+#define MOST_SLOT_BYTES (32 << 20) /* partial results at once; of a fixed plan there may be more */
 
 struct attend_job {
     struct backend *b;
     const struct cpu_isa *isa;
+    struct segment *segments; /* those of the plan */
     size_t slot_floats;
     uint32_t max_rows, o_stride;
     _Atomic uint32_t next_run;
@@ -72,7 +74,7 @@ static void run_runs(void *arg, uint32_t thread)
     uint32_t i;
     while ((i = atomic_fetch_add(&job->next_run, 1)) < b->plan.n_runs) {
         const struct plan_run *run = &b->plan.runs[i];
-        struct segment *s = &b->segments[run->segment];
+        struct segment *s = &job->segments[run->segment];
         if (run->n_splits == 1) {
             job->isa->attend(&s->rows, run->tile0, run->n_tiles, x, &own);
         } else {
@@ -186,9 +188,9 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
     return n;
 }
 
-/* The splits of the batch's segments, which are ready. */
-static attn_status plan_segments(struct backend *b, const struct backend_pool *p,
-                                 uint32_t n_segments, uint32_t n_shards)
+/* How the batch's segments are split, which are ready. */
+static struct plan_config plan_of(const struct backend *b, const struct backend_pool *p,
+                                  uint32_t n_segments, uint32_t n_shards)
 {
     uint32_t n_threads = cpu_threads_count(b->threads), longest = 1;
     struct plan_config c = {
@@ -205,11 +207,44 @@ static attn_status plan_segments(struct backend *b, const struct backend_pool *p
         c.kind = PLAN_FIXED;
         c.fixed_run_tiles = (longest + n_shards - 1) / n_shards;
     }
-    attn_status st = plan_make(&b->plan, &c, b->segment_tiles, n_segments);
-    if (st == ATTN_OK)
-        return ATTN_OK;
-    cpu_fail(b, "no plan for %u segments: %s", n_segments, attn_status_message(st));
-    return ATTN_ENOMEM;
+    return c;
+}
+
+/* How many segments from first on are planned together: all, but of a fixed plan, whose segments do
+ * not depend on each other, no more than have room for their partial results. */
+static uint32_t segments_at_once(const struct backend *b, const struct plan_config *c,
+                                 uint32_t first, uint32_t n_segments, size_t slot_bytes)
+{
+    uint64_t bytes = 0;
+    uint32_t i = first;
+    for (; i < n_segments && (c->kind != PLAN_FIXED || bytes <= MOST_SLOT_BYTES); i++) {
+        uint64_t n = (b->segment_tiles[i] + c->fixed_run_tiles - 1) / c->fixed_run_tiles;
+        bytes += (n > MAX_SPLITS ? MAX_SPLITS : n) * slot_bytes;
+    }
+    return i - first;
+}
+
+/* Plans and computes n segments from first on. */
+static attn_status run_segments(struct attend_job *job, const struct plan_config *c,
+                                struct backend_batch *batch, uint32_t first, uint32_t n)
+{
+    struct backend *b = job->b;
+    attn_status st = plan_make(&b->plan, c, b->segment_tiles + first, n);
+    if (st != ATTN_OK) {
+        cpu_fail(b, "no plan for %u segments: %s", n, attn_status_message(st));
+        return ATTN_ENOMEM;
+    }
+    st = reserve_slots(b, b->plan.n_slots * job->slot_floats);
+    if (st != ATTN_OK)
+        return st;
+    job->segments = b->segments + first;
+    atomic_store(&job->next_run, 0);
+    if (batch->kv_bytes <= ALONE_BYTES)
+        run_runs(job, 0);
+    else
+        cpu_threads_run(b->threads, run_runs, job);
+    batch->n_splits += b->plan.n_runs;
+    return ATTN_OK;
 }
 
 attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct backend_batch *batch,
@@ -232,19 +267,12 @@ attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct back
     struct attend_job job = {.b = b, .isa = isa};
     uint32_t n_threads = cpu_threads_count(b->threads);
     uint32_t n_segments = make_segments(b, batch, heads_at_once(batch, n_threads), &job.max_rows);
-    st = plan_segments(b, p, n_segments, n_shards);
-    if (st != ATTN_OK)
-        return st;
+    const struct plan_config c = plan_of(b, p, n_segments, n_shards);
     job.o_stride = (p->geometry.dv + 15) / 16 * 16;
     job.slot_floats = ((size_t)job.max_rows * (job.o_stride + 2) + 15) / 16 * 16;
-    st = reserve_slots(b, b->plan.n_slots * job.slot_floats);
-    if (st != ATTN_OK)
-        return st;
-
-    if (batch->kv_bytes <= ALONE_BYTES)
-        run_runs(&job, 0);
-    else
-        cpu_threads_run(b->threads, run_runs, &job);
-    batch->n_splits = b->plan.n_runs;
-    return ATTN_OK;
+    for (uint32_t first = 0, n; first < n_segments && st == ATTN_OK; first += n) {
+        n = segments_at_once(b, &c, first, n_segments, job.slot_floats * sizeof(float));
+        st = run_segments(&job, &c, batch, first, n);
+    }
+    return st;
 }
