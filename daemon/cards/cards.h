@@ -29,4 +29,7 @@ void cards_join(struct cards *c, struct engine *e);
 /* The table through which engines reach each other (engine_env.peers); NULL if c is NULL. */
 struct peers *cards_peers(struct cards *c);
 
+/* What a step takes beside its request while it is on so many cards. */
+uint64_t cards_step_bytes(uint32_t n_cards);
+
 #endif

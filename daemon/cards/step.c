@@ -117,7 +117,6 @@ static void whole_free(struct step_whole *w)
     while (w->shards != NULL) {
         struct step_shard *shard = w->shards;
         w->shards = shard->next;
-        wire_arena_reset(&shard->req.arena);
         free(shard);
     }
     free(w->shard_of);
@@ -128,6 +127,8 @@ static void finish(struct step_whole *w)
 {
     struct engine *primary = w->cards->peers.at[0];
     sum_times(w);
+    for (struct step_shard *shard = w->shards; shard != NULL; shard = shard->next)
+        wire_arena_reset(&shard->req.arena); /* its connection may end with the answer */
     if (!w->has_task) {
         const struct step_shard *first = w->shards;
         while (first->next != NULL)
@@ -172,6 +173,7 @@ static struct step_shard *shard_new(struct step_whole *w, uint32_t card)
     shard->whole = w;
     shard->card = card;
     request_init(&shard->req, &ops, NULL);
+    shard->req.arena.source = req->arena.source; /* counted as the step's own */
     shard->req.shard = shard;
     shard->req.principal = req->principal;
     shard->req.msg = req->msg;
@@ -224,6 +226,11 @@ static bool refuse_twins(struct engine *primary, struct request *req)
     engine_refuse(primary, req, ATTN_EINVAL,
                   "step.seq[%" PRIu32 "] %" PRIu64 " is in this step twice", i, s->seq[i]);
     return true;
+}
+
+uint64_t cards_step_bytes(uint32_t n_cards)
+{
+    return n_cards <= 1 ? 0 : sizeof(struct step_whole) + n_cards * sizeof(struct step_shard);
 }
 
 static struct step_whole *whole_new(struct cards *c, struct request *req)

@@ -7,6 +7,7 @@
 
 #include "cache/kv.h"
 #include "daemon/base/log.h"
+#include "daemon/cards/cards.h"
 #include "daemon/engine/engine.h"
 #include "daemon/transport/transport.h"
 #include "kernels/faults.h"
@@ -95,7 +96,7 @@ struct memory_need device_memory_need(const struct config *cfg, uint32_t n)
                        config_disk_record_bytes(cfg) + cfg->idle_memory_bytes) *
                       n,
         .table_bytes = ((full < most ? full : most) + engine_table_bytes(cfg)) * n,
-        .client_bytes = transport_client_bytes(cfg),
+        .client_bytes = transport_client_bytes(cfg) + cfg->max_queue_requests * cards_step_bytes(n),
     };
 }
 
