@@ -23,6 +23,9 @@ enum {
     SESSIONS = 19,
     POOLS = 7,
     BYTES = 65536,
+    LONG_IDS = 4096, /* cache.max_seq_tokens: three pages beyond the first */
+    LONGS = 5, /* sequences with so many */
+    TABLE_BYTES = LONGS * 3 * 4096,
     TIER_BYTES = 100001,
     PROMPTS = 512
 };
@@ -53,6 +56,7 @@ static int start(void **state)
     write_tenant(f, "sessions", "sessions", SESSIONS);
     write_tenant(f, "pools", "pools", POOLS);
     write_tenant(f, "bytes", "bytes_in_flight", BYTES);
+    write_tenant(f, "tables", "table_bytes", TABLE_BYTES);
     write_tenant(f, "host", "host_bytes", TIER_BYTES);
     write_tenant(f, "disk", "disk_bytes", TIER_BYTES);
     fclose(f);
@@ -363,6 +367,48 @@ static void bytes_in_tiers_are_never_over_by_one(void **state)
     }
 }
 
+static uint64_t send_long(struct e2e_client *client, uint32_t pool, uint64_t seq)
+{
+    static uint32_t ids[LONG_IDS];
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__Open body = ATTND__OPEN__INIT;
+    body.seq = seq;
+    body.pool = pool;
+    body.tokens = ids;
+    body.n_tokens = LONG_IDS;
+    h.session = client->session;
+    h.body_case = ATTND__REQUEST__BODY_OPEN;
+    h.open = &body;
+    return e2e_send(client, &h, NULL, 0);
+}
+
+/* Sequences of ids without K and V, opened by all at once and closed by those that have one. */
+static void bytes_of_tables_are_never_over_by_one(void **state)
+{
+    (void)state;
+    enter("tables");
+    e2e_make_pool(&c[0], ATTN_BF16, 8);
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        uint64_t ids[N];
+        bool is_open[N];
+        for (uint32_t i = 0; i < N; i++)
+            ids[i] = send_long(&c[i], c[0].pool, 1 + i);
+        assert_int_equal(count_given(ids, is_open), LONGS);
+        assert_int_equal(used_of("\"tenant_table_bytes\":"), TABLE_BYTES);
+        const Attnd__Reply *r = e2e_await(&c[0], send_long(&c[0], c[0].pool, 100))->header;
+        assert_int_equal(r->status, ATTN_EQUOTA);
+        assert_non_null(strstr(r->message, "table_bytes"));
+        for (uint32_t i = 0; i < N; i++) {
+            struct e2e_seq s = {.name = 1 + i};
+            uint32_t len[E2E_LAYERS];
+            if (is_open[i] && e2e_adopt(&c[0], &s, len) == ATTN_OK)
+                assert_int_equal(e2e_close_seq(&c[0], &s), ATTN_OK);
+        }
+        assert_int_equal(used_of("\"tenant_table_bytes\":"), 0);
+    }
+    leave();
+}
+
 int main(void)
 {
     setenv("E2E_TRANSPORT", "tls", 1);
@@ -372,6 +418,7 @@ int main(void)
         cmocka_unit_test(sequences_are_never_over_by_one),
         cmocka_unit_test(sessions_are_never_over_by_one),
         cmocka_unit_test(bytes_in_flight_come_back_from_all),
+        cmocka_unit_test(bytes_of_tables_are_never_over_by_one),
         cmocka_unit_test(bytes_in_tiers_are_never_over_by_one),
     };
     return cmocka_run_group_tests(tests, start, stop);
