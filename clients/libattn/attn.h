@@ -138,7 +138,8 @@ struct attn_client_counters {
 /* attn_client_open: connects to url (ipc://PATH, tcp://HOST:PORT, shm://PATH; NULL:
  * attn_default_url) and opens or resumes a session.
  *
- * Waits for a daemon that is not up yet, unless fail_fast. timeout_us bounds this call only.
+ * Waits for a daemon that is not up yet, or whose HOST is not known yet, unless fail_fast. Of
+ * several addresses of HOST, one after the other is tried. timeout_us bounds this call only.
  * Errors   ATTN_EINVAL url or options; ATTN_ECONN no connection within the timeout; ATTN_ETIMEDOUT
  *          connected but no answer; ATTN_ENOTSUP one side lacks a protocol or feature;
  *          ATTN_ENOMEM; what the daemon refuses

@@ -46,12 +46,15 @@ attn_status address_parse_host_port(const char *text, struct address *out, char 
             *out = a;
             return ATTN_OK;
         }
+    } else if (strcmp(host, "*") == 0) {
+        a.sa.in6.sin6_family = AF_INET6;
+        a.sa.in6.sin6_port = htons((uint16_t)port);
+        a.sa.in6.sin6_addr = in6addr_any;
+        a.is_every = true;
+        *out = a;
+        return ATTN_OK;
     } else {
-        const char *numeric = host;
-        if (strcmp(host, "localhost") == 0)
-            numeric = "127.0.0.1";
-        else if (strcmp(host, "*") == 0)
-            numeric = "0.0.0.0";
+        const char *numeric = strcmp(host, "localhost") == 0 ? "127.0.0.1" : host;
         a.sa.in.sin_family = AF_INET;
         a.sa.in.sin_port = htons((uint16_t)port);
         if (inet_pton(AF_INET, numeric, &a.sa.in.sin_addr) == 1) {
@@ -204,8 +207,13 @@ void address_format(const struct sockaddr *sa, char *out, size_t out_bytes)
         snprintf(out, out_bytes, "%s:%u", host, (unsigned)ntohs(in->sin_port));
     } else if (sa->sa_family == AF_INET6) {
         const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)sa;
-        inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof(host));
-        snprintf(out, out_bytes, "[%s]:%u", host, (unsigned)ntohs(in6->sin6_port));
+        bool is_mapped = IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr);
+        if (is_mapped)
+            inet_ntop(AF_INET, &in6->sin6_addr.s6_addr[12], host, sizeof(host));
+        else
+            inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof(host));
+        snprintf(out, out_bytes, is_mapped ? "%s:%u" : "[%s]:%u", host,
+                 (unsigned)ntohs(in6->sin6_port));
     } else {
         snprintf(out, out_bytes, "?");
     }

@@ -19,6 +19,11 @@ struct principal principal_of_socket(int fd)
 
 static const unsigned char mapped[12] = {[10] = 0xff, [11] = 0xff};
 
+static bool is_ipv4(const struct principal *p)
+{
+    return memcmp(p->host, mapped, sizeof mapped) == 0;
+}
+
 struct principal principal_of_address(const struct sockaddr *address)
 {
     struct principal p = {.kind = PRINCIPAL_ANONYMOUS, .family = address->sa_family};
@@ -27,13 +32,10 @@ struct principal principal_of_address(const struct sockaddr *address)
         memcpy(p.host + 12, &((const struct sockaddr_in *)(const void *)address)->sin_addr, 4);
     } else if (address->sa_family == AF_INET6) {
         memcpy(p.host, &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr, 16);
+        if (is_ipv4(&p)) /* it came to a socket of both */
+            p.family = AF_INET;
     }
     return p;
-}
-
-static bool is_ipv4(const struct principal *p)
-{
-    return memcmp(p->host, mapped, sizeof mapped) == 0;
 }
 
 bool principal_is_same(const struct principal *a, const struct principal *b)

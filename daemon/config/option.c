@@ -60,10 +60,10 @@ const struct config_option config_options[] = {
         NULL,
         "Where workers connect: ipc:///PATH, tcp://HOST:PORT or tls+tcp://HOST:PORT with nanomsg's\n"
         "protocol, shm:///PATH for workers on this host, through shared memory; gpu:///PATH for lanes of\n"
-        "workers on the daemon's GPU. May be given several times. Beyond loopback, tls+tcp needs tenants\n"
-        "or tls_ca; tcp needs insecure_tcp = yes and tenants. Without any address, it is ipc and\n"
-        "attnd.sock in $RUNTIME_DIRECTORY if that is set (systemd does so), else in /run/attnd for root\n"
-        "and in $XDG_RUNTIME_DIR for others."},
+        "workers on the daemon's GPU. May be given several times. HOST is an address, localhost, or *\n"
+        "for every address. Beyond loopback, tls+tcp needs tenants or tls_ca; tcp needs insecure_tcp =\n"
+        "yes and tenants. Without any address, it is ipc and attnd.sock in $RUNTIME_DIRECTORY if that is\n"
+        "set (systemd does so), else in /run/attnd for root and in $XDG_RUNTIME_DIR for others."},
     FILE_NAME("listen", "tls_cert", tls_cert,
         "The daemon's certificate for tls+tcp addresses, and those of the CAs between, as PEM. This\n"
         "and the files below: an absolute path, or the name of a systemd credential."),

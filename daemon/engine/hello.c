@@ -212,7 +212,7 @@ attn_status goodbye_run(struct engine *e, struct request *req, uint32_t session,
     if (id == last) /* repeated: who has resumed the session since may hold pools again */
         return ATTN_OK;
     if (is_left_empty(e, session)) {
-        session_kill(e, session, "its client said goodbye");
+        session_leave(e, session);
         return ATTN_OK;
     }
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)

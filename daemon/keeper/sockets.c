@@ -40,15 +40,17 @@ static bool is_reachable(const struct address *a)
 }
 
 /* A new listening socket, or -1 with errno. */
-static int listen_at(const struct address *a, int backlog)
+static int listen_once(const struct address *a, int backlog)
 {
-    int one = 1, type = a->is_shm ? SOCK_SEQPACKET : SOCK_STREAM;
+    int one = 1, zero = 0, type = a->is_shm ? SOCK_SEQPACKET : SOCK_STREAM;
     bool is_unix = a->sa.any.sa_family == AF_UNIX;
     int fd = socket(a->sa.any.sa_family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -1;
     if (!is_unix)
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (a->is_every)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
     /* the group may connect, except to the admin socket; others may not. The mode is set in time,
      * because nothing can connect before listen */
     mode_t mode = a->is_admin ? 0600 : 0660;
@@ -59,6 +61,16 @@ static int listen_at(const struct address *a, int backlog)
     close(fd);
     errno = error;
     return -1;
+}
+
+/* The same. All addresses are those of IPv4 on a host without IPv6. */
+static int listen_at(const struct address *a, int backlog)
+{
+    int fd = listen_once(a, backlog);
+    if (fd >= 0 || !a->is_every || (errno != EAFNOSUPPORT && errno != EADDRNOTAVAIL))
+        return fd;
+    struct address v4 = {.sa.in = {.sin_family = AF_INET, .sin_port = a->sa.in6.sin6_port}};
+    return listen_once(&v4, backlog);
 }
 
 attn_status socket_listen(const char *what, const struct address *a, int backlog, int *out_fd,

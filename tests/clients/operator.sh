@@ -147,7 +147,7 @@ has '^blocks_shared [0-9]+$'
 expect 0 "$ctl" --json tenants
 holds "x == {'tenants': []}"
 
-# a sequence of the load's, then its session: its next steps say so
+# a sequence of the load's, then the session of another: their next steps say so
 expect 1 "$ctl" kill sequence 18446744073709551615
 says 'sequence 18446744073709551615 is not open'
 expect 2 "$ctl" kill sequence one
@@ -164,6 +164,15 @@ expect 0 "$ctl" --json kill sequence "$sequence"
 holds "x == {'killed_sequence': '$sequence'}"
 "$ctl" --json sequences >"$dir/out"
 holds "'$sequence' not in {s['sequence'] for s in x['sequences']}"
+wait "$loader" && die "the load goes on without its sequence"
+"$bin/attnload" --preset bytelm --sequences 2 --context 20 --duration 600 >"$dir/load.log" 2>&1 &
+loader=$!
+has_session() {
+  "$ctl" --json sequences >"$dir/out"
+  session=$(python3 -c "import json; print(next(iter(json.load(open('$dir/out'))['sequences']), {}).get('session', ''))")
+  [[ -n $session ]]
+}
+await has_session
 expect 0 "$ctl" --json kill session "$session"
 holds "x == {'killed_session': '$session'}"
 wait "$loader" && die "the load goes on without its session"

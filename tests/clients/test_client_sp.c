@@ -1,7 +1,12 @@
 /* test_client_sp.c: libattn's SP transport at a peer that the test plays byte by byte. */
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -338,6 +343,150 @@ static void wake_ends_a_wait_and_is_seen_once(void **state)
 
 #define T(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
+/* ---- names: what the name service says is the test's ---- */
+
+static const char *answers[8]; /* addresses of the host, in this order */
+static atomic_int n_unknown; /* lookups that fail before it is known */
+static atomic_int n_lookups;
+static sem_t hangs; /* a lookup waits for it, if does_hang */
+static atomic_bool does_hang;
+
+int __real_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                       struct addrinfo **out);
+int __wrap_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                       struct addrinfo **out);
+
+int __wrap_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                       struct addrinfo **out)
+{
+    struct addrinfo numeric = *hints, **end = out;
+    if (strcmp(host, "attnd.test") != 0 || (hints->ai_flags & AI_NUMERICHOST) != 0)
+        return __real_getaddrinfo(host, port, hints, out);
+    atomic_fetch_add(&n_lookups, 1);
+    while (atomic_load(&does_hang) && sem_wait(&hangs) != 0)
+        ;
+    if (atomic_fetch_sub(&n_unknown, 1) > 0)
+        return EAI_NONAME;
+    numeric.ai_flags |= AI_NUMERICHOST;
+    for (int i = 0; answers[i] != NULL; i++) { /* glibc frees a chain entry by entry */
+        if (__real_getaddrinfo(answers[i], port, &numeric, end) != 0)
+            return EAI_FAIL;
+        end = &(*end)->ai_next;
+    }
+    return 0;
+}
+
+/* Listens at a free port of 127.0.0.1, which the url names by its host's name. */
+static void listen_by_name(struct fixture *f)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof a;
+    close(f->listen_fd);
+    f->listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(f->listen_fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(f->listen_fd, 8), 0);
+    assert_int_equal(getsockname(f->listen_fd, (struct sockaddr *)&a, &n), 0);
+    snprintf(f->url, sizeof f->url, "tcp://attnd.test:%u", ntohs(a.sin_port));
+    memset(answers, 0, sizeof answers);
+    atomic_store(&n_unknown, 0);
+    atomic_store(&n_lookups, 0);
+    atomic_store(&does_hang, false);
+}
+
+static void connect_by_name(struct fixture *f)
+{
+    struct client_message m;
+    struct pollfd fd = {.fd = f->listen_fd, .events = POLLIN};
+    uint64_t end_ns = attn_now_ns() + PATIENCE_NS;
+    while (poll(&fd, 1, 0) == 0) {
+        assert_false(ops->recv(f->t, &m));
+        ops->wait(f->t, 1000000);
+        assert_true(attn_now_ns() < end_ns);
+    }
+    accept_peer(f);
+    put(f, rep, sizeof rep);
+    while (!ops->is_connected(f->t)) {
+        ops->wait(f->t, PATIENCE_NS);
+        assert_false(ops->recv(f->t, &m));
+    }
+}
+
+/* As of localhost: ::1, where nobody is, and 127.0.0.1. None of them counts as a failure. */
+static void every_address_of_a_name_is_tried_in_order(void **state)
+{
+    struct fixture *f = *state;
+    static const char *const orders[][4] = {
+        {"127.0.0.1", NULL},
+        {"::1", "127.0.0.1", NULL},
+        {"127.0.0.3", "::1", "127.0.0.1", NULL},
+        {"127.0.0.1", "127.0.0.3", NULL},
+    };
+    for (size_t i = 0; i < sizeof orders / sizeof orders[0]; i++) {
+        listen_by_name(f);
+        memcpy(answers, orders[i], sizeof orders[i]);
+        open_transport(f);
+        connect_by_name(f);
+        assert_int_equal(ops->n_failures(f->t), 0);
+        assert_int_equal(atomic_load(&n_lookups), 1);
+        ops->close(f->t);
+        f->t = NULL;
+        close(f->peer);
+    }
+    f->peer = -1;
+}
+
+static void a_name_that_nobody_knows_yet_is_asked_for_again(void **state)
+{
+    struct fixture *f = *state;
+    char why[256] = "";
+    listen_by_name(f);
+    answers[0] = "127.0.0.1";
+    atomic_store(&n_unknown, 3);
+    open_transport(f);
+    struct client_message m;
+    assert_false(receive(f, &m));
+    ops->why_not(f->t, why, sizeof why);
+    assert_non_null(strstr(why, "attnd.test: "));
+    connect_by_name(f);
+    assert_int_equal(ops->n_failures(f->t), 3);
+
+    /* it has moved, and the service fails: the last answer is good still */
+    atomic_store(&n_unknown, 1);
+    close(f->peer);
+    assert_false(receive(f, &m));
+    connect_by_name(f);
+    assert_int_equal(atomic_load(&n_lookups), 5);
+}
+
+static void nobody_at_any_address_is_one_failure(void **state)
+{
+    struct fixture *f = *state;
+    struct client_message m;
+    char why[256] = "";
+    listen_by_name(f);
+    answers[0] = "127.0.0.2";
+    answers[1] = "127.0.0.3";
+    open_transport(f);
+    assert_false(receive(f, &m));
+    assert_int_equal(ops->n_failures(f->t), 1);
+    ops->why_not(f->t, why, sizeof why);
+    assert_non_null(strstr(why, "nobody listens there"));
+}
+
+static void closing_does_not_wait_for_the_name_service(void **state)
+{
+    struct fixture *f = *state;
+    listen_by_name(f);
+    answers[0] = "127.0.0.1";
+    sem_init(&hangs, 0, 0);
+    atomic_store(&does_hang, true);
+    open_transport(f);
+    ops->close(f->t);
+    f->t = NULL;
+    atomic_store(&does_hang, false);
+    sem_post(&hangs);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -349,6 +498,10 @@ int main(void)
         T(a_peer_of_another_protocol_is_named),
         T(why_there_is_no_connection_is_known_at_once),
         T(wake_ends_a_wait_and_is_seen_once),
+        T(every_address_of_a_name_is_tried_in_order),
+        T(a_name_that_nobody_knows_yet_is_asked_for_again),
+        T(nobody_at_any_address_is_one_failure),
+        T(closing_does_not_wait_for_the_name_service),
     };
     return cmocka_run_group_tests_name("client_sp", tests, NULL, NULL);
 }

@@ -83,7 +83,7 @@ start --device.kv_memory 256M "${tls[@]}" --listen "tcp://*:0 ipc://$dir/sock" -
   --listen.tenants "$keys/tenants.conf"
 grep -q 'level=warn .*tcp://\*:0 is NOT ENCRYPTED' "$log" || die "nothing is said of the open listener"
 port=$(grep -oE 'listening on tls\+tcp://127.0.0.1:[0-9]+' "$log" | grep -oE '[0-9]+$')
-open=$(grep -oE 'listening on tcp://0.0.0.0:[0-9]+' "$log" | grep -oE '[0-9]+$')
+open=$(grep -oE 'listening on tcp://(0\.0\.0\.0|\[::\]):[0-9]+' "$log" | grep -oE '[0-9]+$')
 export ATTND_ENDPOINT=tls+tcp://$host:$port ATTND_CA_FILE=$keys/ca.crt ATTND_KEY_FILE=$keys/alpha.token
 expect 0 "$ctl" ping
 expect 0 "$ctl" --json stats
@@ -104,7 +104,13 @@ for preset in bytelm llama3-8b; do
   expect 0 "$load" --preset $preset --workers 3 --context 100 --steps 6 --json --verify
   says '"mismatched": 0'
 done
+# * is every address of this host: those of IPv4, whose peers are named as such, and of IPv6
 expect 0 "$ctl" --endpoint "tcp://127.0.0.1:$open" ping
+grep -qE 'msg="session begins" .*127\.0\.0\.1' "$log" || die "no peer 127.0.0.1 in the log"
+grep -q '::ffff' "$log" && die "a peer of IPv4 is named as one of IPv6"
+if grep -q '^0*1 ' /proc/net/if_inet6 2>/dev/null; then # ::1
+  expect 0 "$ctl" --endpoint "tcp://[::1]:$open" ping
+fi
 
 # --- local users are the tenant that lists them, and nobody without one
 if [[ $(id -u) == 0 ]] && command -v setpriv >/dev/null; then

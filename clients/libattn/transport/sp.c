@@ -24,6 +24,7 @@
 
 #define SP_MAX_SPIN_NS 200000u /* as long as news came within that time lately */
 #define SP_MIN_SPIN_NS 5000u
+#define SP_LOOK_NS 1000000u /* between looks at a lookup, which wakes nobody */
 #define SP_POLITE_NS 20000u /* spinning for longer lets others run in between */
 
 /* ---- sending and receiving ---- */
@@ -97,6 +98,8 @@ static void sp_wait(struct client_transport *t, uint64_t ns)
     struct sp *sp = (struct sp *)t;
     struct epoll_event ready[2];
     const uint64_t start_ns = attn_now_ns();
+    if (sp->state == SP_LOOKING_UP)
+        ns = SP_LOOK_NS < ns ? SP_LOOK_NS : ns;
     if (sp->state == SP_CLOSED) {
         uint64_t until_ns = sp->retry_at_ns > start_ns ? sp->retry_at_ns - start_ns : 0;
         ns = until_ns < ns ? until_ns : ns;
@@ -149,6 +152,7 @@ static void sp_close(struct client_transport *t)
     struct sp *sp = (struct sp *)t;
     if (sp->secure != NULL && sp->socket >= 0)
         secure_goodbye(sp->secure, sp->socket);
+    sp_lookup_end(sp->lookup); /* in a forked child its thread is not there */
     sp_abandon(t);
 }
 

@@ -1,11 +1,12 @@
-/* sp_address.c: parses ipc://, tcp:// and tls+tcp:// urls, asks the name service for a host, and
- * opens the socket with its options. */
+/* sp_address.c: parses ipc://, tcp:// and tls+tcp:// urls, and opens a socket with its options.
+ * sp_lookup.c asks the name service for a host. */
 #include "clients/libattn/transport/sp_address.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/un.h>
 
@@ -13,12 +14,12 @@
 
 const char *sp_address_path(const struct sp_address *a)
 {
-    return a->is_ipc ? ((const struct sockaddr_un *)&a->any)->sun_path : NULL;
+    return a->is_ipc ? ((const struct sockaddr_un *)&a->of[0].any)->sun_path : NULL;
 }
 
 static bool parse_ipc(const char *path, struct sp_address *out, char *why, size_t why_bytes)
 {
-    struct sockaddr_un *a = (struct sockaddr_un *)&out->any;
+    struct sockaddr_un *a = (struct sockaddr_un *)&out->of[0].any;
     if (strlen(path) >= sizeof a->sun_path) {
         snprintf(why, why_bytes, "the path has %zu bytes, a Unix socket's at most %zu",
                  strlen(path), sizeof a->sun_path - 1);
@@ -26,8 +27,18 @@ static bool parse_ipc(const char *path, struct sp_address *out, char *why, size_
     }
     a->sun_family = AF_UNIX;
     strcpy(a->sun_path, path);
-    out->bytes = sizeof *a;
+    out->of[0].bytes = sizeof *a;
+    out->n = 1;
     return true;
+}
+
+void sp_address_set(struct sp_address *a, const struct addrinfo *list)
+{
+    a->n = a->at = 0;
+    for (; list != NULL && a->n < SP_MAX_ADDRESSES; list = list->ai_next) {
+        memcpy(&a->of[a->n].any, list->ai_addr, list->ai_addrlen);
+        a->of[a->n++].bytes = list->ai_addrlen;
+    }
 }
 
 /* HOST:PORT, HOST a name, a.b.c.d or [a:b::c]. */
@@ -39,18 +50,28 @@ static bool parse_tcp(const char *text, struct sp_address *out, char *why, size_
         snprintf(why, why_bytes, "expected %stcp://HOST:PORT", out->is_tls ? "tls+" : "");
         return false;
     }
+    char *end;
+    unsigned long port = strtoul(colon + 1, &end, 10);
+    if (colon[1] < '0' || colon[1] > '9' || *end != '\0' || port > UINT16_MAX) {
+        snprintf(why, why_bytes, "port %.20s is no number up to %d", colon + 1, UINT16_MAX);
+        return false;
+    }
     bool has_brackets = text[0] == '[' && text[n - 1] == ']' && n > 2;
     snprintf(out->host, sizeof out->host, "%.*s", (int)(n - 2 * has_brackets), text + has_brackets);
-    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    snprintf(out->port, sizeof out->port, "%lu", port);
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
+                                   .ai_flags = AI_NUMERICSERV | AI_NUMERICHOST};
     struct addrinfo *found = NULL;
-    int rc = getaddrinfo(out->host, colon + 1, &hints, &found);
-    if (rc != 0) {
+    int rc = getaddrinfo(out->host, out->port, &hints, &found);
+    out->is_name = rc != 0 && !has_brackets;
+    if (rc != 0 && has_brackets) {
         snprintf(why, why_bytes, "%s", gai_strerror(rc));
         return false;
     }
-    memcpy(&out->any, found->ai_addr, found->ai_addrlen);
-    out->bytes = found->ai_addrlen;
-    freeaddrinfo(found);
+    if (rc == 0) {
+        sp_address_set(out, found);
+        freeaddrinfo(found);
+    }
     return true;
 }
 
@@ -78,7 +99,7 @@ static void set_tcp_options(int fd)
 int sp_address_socket(const struct sp_address *a)
 {
     const int buffer_bytes = SP_BUFFER_BYTES;
-    int fd = socket(a->any.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = socket(a->of[a->at].any.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd >= 0 && a->is_ipc)
         setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
     else if (fd >= 0)

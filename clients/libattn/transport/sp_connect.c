@@ -1,5 +1,6 @@
-/* sp_connect.c: a connection comes to be: the socket, TLS, SP's handshake; or it is given up and
- * tried again later, each time after a longer while. The receiving thread.
+/* sp_connect.c: a connection comes to be: the host's addresses, a socket, TLS, SP's handshake. One
+ * address after the other is tried; when none is left they are looked up and tried again later,
+ * each time after a longer while. The receiving thread.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -16,6 +17,7 @@
 
 #define SP_MAX_RETRY_NS 500000000u
 #define SP_CONNECT_NS 5000000000u /* for connecting and the handshake */
+#define SP_NEXT_NS 1000000000u /* for connecting, where the host has another address */
 #define SP_HANDSHAKE_BYTES 8u
 
 static const uint8_t handshake_req[SP_HANDSHAKE_BYTES] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
@@ -45,6 +47,9 @@ const char *sp_why_broken(const struct sp *sp)
 void sp_disconnect(struct sp *sp, const char *format, ...)
 {
     va_list args;
+    struct sp_address *a = &sp->address;
+    bool has_next =
+        sp->state != SP_READY && sp->state != SP_LOOKING_UP && a->at + 1 < a->n; /* to be tried */
     atomic_store(&sp->is_ready, false);
     pthread_mutex_lock(&sp->lock);
     va_start(args, format);
@@ -62,14 +67,21 @@ void sp_disconnect(struct sp *sp, const char *format, ...)
     sp->in = NULL;
     sp->read_at = sp->read_end = 0;
     sp->state = SP_CLOSED;
-    sp->retry_at_ns = attn_now_ns() + sp->retry_ns;
+    sp->retry_at_ns = attn_now_ns();
+    a->at = has_next ? a->at + 1 : 0;
+    if (has_next)
+        return;
+    sp->retry_at_ns += sp->retry_ns;
     sp->retry_ns = 2 * sp->retry_ns < SP_MAX_RETRY_NS ? 2 * sp->retry_ns : SP_MAX_RETRY_NS;
     atomic_fetch_add(&sp->n_failures, 1);
 }
 
-void sp_connect_begin(struct sp *sp)
+/* Tries the address whose turn it is. */
+static void connect_next(struct sp *sp)
 {
-    int fd = sp_address_socket(&sp->address);
+    const struct sp_address *a = &sp->address;
+    int fd = sp_address_socket(a);
+    sp->state = SP_CONNECTING; /* what fails from here on is an address; there may be more */
     if (fd < 0) {
         sp_disconnect(sp, "socket: %s", strerror(errno));
         return;
@@ -77,14 +89,39 @@ void sp_connect_begin(struct sp *sp)
     pthread_mutex_lock(&sp->lock);
     sp->socket = fd;
     pthread_mutex_unlock(&sp->lock);
-    if (connect(fd, (struct sockaddr *)&sp->address.any, sp->address.bytes) != 0 &&
+    if (connect(fd, (const struct sockaddr *)&a->of[a->at].any, a->of[a->at].bytes) != 0 &&
         errno != EINPROGRESS) {
         sp_disconnect(sp, "%s", sp_why_broken(sp));
         return;
     }
     sp_watch(sp, EPOLL_CTL_ADD, true);
     sp->state = SP_CONNECTING;
-    sp->connect_until_ns = attn_now_ns() + SP_CONNECT_NS;
+    sp->connect_until_ns = attn_now_ns() + (a->at + 1 < a->n ? SP_NEXT_NS : SP_CONNECT_NS);
+}
+
+void sp_connect_begin(struct sp *sp)
+{
+    if (!sp->address.is_name || sp->address.at > 0) {
+        connect_next(sp);
+        return;
+    }
+    sp->state = SP_LOOKING_UP;
+    sp->lookup = sp_lookup_start(&sp->address);
+    if (sp->lookup == NULL)
+        sp_disconnect(sp, "no memory to look up %s", sp->address.host);
+}
+
+/* The host's addresses are there, or it has none; then those of last time are tried. */
+static void take_addresses(struct sp *sp)
+{
+    const char *why;
+    if (!sp_lookup_take(sp->lookup, &sp->address, &why))
+        return;
+    sp->lookup = NULL;
+    if (sp->address.n == 0)
+        sp_disconnect(sp, "%s: %s", sp->address.host, why);
+    else
+        connect_next(sp);
 }
 
 /* The TLS handshake, and after it our side of SP's. */
@@ -104,6 +141,7 @@ static void secure_connection(struct sp *sp)
 /* The socket is connected, or it failed, or it is neither yet. */
 static void finish_connecting(struct sp *sp)
 {
+    const uint64_t until_ns = attn_now_ns() + SP_CONNECT_NS; /* for handshakes */
     int error = 0;
     socklen_t n = sizeof error;
     struct sockaddr_storage peer;
@@ -111,6 +149,7 @@ static void finish_connecting(struct sp *sp)
     if (sp->secure != NULL && getpeername(sp->socket, (struct sockaddr *)&peer, &peer_bytes) == 0) {
         sp_watch(sp, EPOLL_CTL_MOD, false);
         sp->state = SP_SECURING;
+        sp->connect_until_ns = until_ns;
         if (!secure_begin(sp->secure))
             sp_disconnect(sp, "no memory for TLS");
         return;
@@ -124,6 +163,7 @@ static void finish_connecting(struct sp *sp)
     if (sent == sizeof handshake_req) {
         sp_watch(sp, EPOLL_CTL_MOD, false);
         sp->state = SP_HANDSHAKE;
+        sp->connect_until_ns = until_ns;
         return;
     }
     if (sent < 0 && (errno == EAGAIN || errno == ENOTCONN || errno == EINTR))
@@ -191,12 +231,14 @@ void sp_connect_on(struct sp *sp)
 {
     if (sp->state == SP_CLOSED && attn_now_ns() >= sp->retry_at_ns)
         sp_connect_begin(sp);
+    if (sp->state == SP_LOOKING_UP)
+        take_addresses(sp);
     if (sp->state == SP_CONNECTING)
         finish_connecting(sp);
     if (sp->state == SP_SECURING)
         secure_connection(sp);
     if (sp->state == SP_HANDSHAKE)
         take_handshake(sp);
-    if (sp->state != SP_CLOSED && sp->state != SP_READY && attn_now_ns() >= sp->connect_until_ns)
+    if (sp->state > SP_LOOKING_UP && sp->state < SP_READY && attn_now_ns() >= sp->connect_until_ns)
         sp_disconnect(sp, "whoever listens there does not answer");
 }

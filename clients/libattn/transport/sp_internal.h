@@ -16,7 +16,7 @@
 #define SP_HEAD_BYTES (9u + 4u) /* on ipc; on tcp without the first */
 #define SP_ALIGN 64u
 
-enum sp_state { SP_CLOSED, SP_CONNECTING, SP_SECURING, SP_HANDSHAKE, SP_READY };
+enum sp_state { SP_CLOSED, SP_LOOKING_UP, SP_CONNECTING, SP_SECURING, SP_HANDSHAKE, SP_READY };
 
 struct sp {
     struct client_transport base;
@@ -35,6 +35,7 @@ struct sp {
 
     /* the receiving thread's */
     enum sp_state state;
+    struct sp_lookup *lookup; /* while LOOKING_UP */
     bool has_spare_core;
     uint64_t spin_ns;
     uint64_t retry_ns, retry_at_ns, connect_until_ns;
@@ -54,7 +55,8 @@ struct sp_message {
 void sp_connect_on(struct sp *sp);
 /* Tries to connect, now. */
 void sp_connect_begin(struct sp *sp);
-/* Closes the connection, keeps why there is none, and sets when to try again. */
+/* Closes the connection, keeps why there is none, and sets when to try again: at once, if there was
+ * none and the host has another address. */
 void sp_disconnect(struct sp *sp, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Has the epoll descriptor look at the socket: for bytes, and for room if that is wanted. */
 void sp_watch(struct sp *sp, int op, bool wants_write);

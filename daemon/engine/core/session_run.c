@@ -68,13 +68,19 @@ attn_status session_of_request(struct engine *e, struct request *req, uint32_t *
     return ATTN_OK;
 }
 
+/* why NULL: its client said goodbye. Those that do hide none of those that do not. */
 static void log_end(const struct session *s, const char *why)
 {
     char client[SESSION_NAME_BYTES + 8];
     log_quote(s->client_name, client, sizeof client);
-    log_limited("session ends", LOG_LEVEL_INFO, log_event, "session ends",
-                "session=%08" PRIx32 " client=%s why=\"%s\"", session_label(s->ended_id), client,
-                why);
+    if (why == NULL)
+        log_limited("sessions given up", LOG_LEVEL_INFO, log_event, "session ends",
+                    "session=%08" PRIx32 " client=%s why=\"its client said goodbye\"",
+                    session_label(s->ended_id), client);
+    else
+        log_limited("session ends", LOG_LEVEL_INFO, log_event, "session ends",
+                    "session=%08" PRIx32 " client=%s why=\"%s\"", session_label(s->ended_id),
+                    client, why);
 }
 
 /* After a session has ended; sessions_expire frees its sequences. */
@@ -96,6 +102,12 @@ void session_kill(struct engine *e, uint32_t slot, const char *why)
     session_end(e->env.sessions, slot);
     session_ended(e, slot, why);
     tasks_refuse_of(e, slot, ATTN_ENOTFOUND, why);
+}
+
+void session_leave(struct engine *e, uint32_t slot)
+{
+    session_end(e->env.sessions, slot);
+    session_ended(e, slot, NULL);
 }
 
 /* A longer lease applies at once. A shorter one applies after one old lease: by then, clients that

@@ -14,6 +14,8 @@ void seq_close(struct engine *e, kv_seq_id seq);
 /* Ends a live session at once: its waiting requests are refused with why, its sequences freed as
  * those of an expired session. */
 void session_kill(struct engine *e, uint32_t slot, const char *why);
+/* Ends a live session that its client gives up, and in which nothing is left. */
+void session_leave(struct engine *e, uint32_t slot);
 /* Ends sessions whose lease is over and frees their sequences, a slice per turn. true: there is
  * more to do. */
 bool sessions_expire(struct engine *e, uint64_t now_ns);
