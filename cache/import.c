@@ -214,8 +214,7 @@ static attn_status end_check(struct kv *kv, const struct kv_seq_import *a,
     unsigned long long name = d->name;
     uint64_t owner_id = d->owner >= kv->config.max_owners ? 0 : kv->owners[d->owner].id;
     if (kv_index_find(kv, d->tenant, d->name) != 0)
-        return kv_fail(kv, ATTN_EEXIST, "sequence %llu of tenant %u is already open", name,
-                       d->tenant);
+        return kv_fail(kv, ATTN_EEXIST, "sequence %llu is already open", name);
     if (owner_id == 0 || owner_id != d->owner_id)
         return kv_fail(kv, ATTN_ENOTFOUND, "sequence %llu: owner %u is not here", name, d->owner);
     if (kv->heads->stats.sequences == kv->config.max_sequences)

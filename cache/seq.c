@@ -66,8 +66,8 @@ static attn_status birth_check(struct kv *kv, const struct kv_birth *b, kv_seq_i
     if (!is_repeat && kv_owner_has_seen(kv, b->owner, b->request))
         return seen_before(kv, b->name, b->request);
     if (old != 0 && !is_repeat)
-        return kv_fail(kv, ATTN_EEXIST, "sequence %llu of tenant %u is already open",
-                       (unsigned long long)b->name, b->tenant);
+        return kv_fail(kv, ATTN_EEXIST, "sequence %llu is already open",
+                       (unsigned long long)b->name);
     if (old == 0 && kv->heads->stats.sequences == kv->config.max_sequences)
         return kv_fail(kv, ATTN_EOVERLOAD,
                        "sequence %llu: all %u sequences are open (cache.max_sequences)",
@@ -249,8 +249,7 @@ attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id
 {
     uint32_t seq = kv_index_find(kv, tenant, name);
     if (seq == 0)
-        return kv_fail(kv, ATTN_ENOTFOUND, "sequence %llu of tenant %u: not found",
-                       (unsigned long long)name, tenant);
+        return kv_fail(kv, ATTN_ENOTFOUND, "sequence %llu: not found", (unsigned long long)name);
     *out_seq = (kv_seq_id){seq - 1};
     return ATTN_OK;
 }

@@ -514,7 +514,7 @@ struct attn_moved {
  * refused are at the target, too.
  * Errors   those of attn_seq_export and attn_seq_import. The sequence is at its source then, as it
  *          was; only if the message says so, it has to be adopted there. ATTN_EEXIST: the target
- *          has one of this id */
+ *          has one of this id, which is no copy that an earlier move of this one has left */
 ATTN_API attn_status attn_seq_move(attn_client *from, uint64_t id, attn_pool *to,
                                    uint64_t timeout_us, struct attn_seq *out_seq,
                                    struct attn_moved *out_moved);

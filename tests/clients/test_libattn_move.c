@@ -1,9 +1,11 @@
 /* test_libattn_move.c: sequences go from one daemon to another while a worker decodes: each token
  * is there once, and every output is that of a sequence that stays. */
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "clients/libattn/core/core.h"
@@ -242,6 +244,78 @@ static void a_move_that_fails_leaves_the_sequence_where_it_is(void **state)
 
 /* One request of a move is lost, or its answer: there is one place where the sequence goes on, with
  * all of its tokens, and its owner is either not disturbed or refused. */
+static void die(void)
+{
+    raise(SIGKILL);
+}
+
+/* Whoever moves it is killed at one request after the other: the next who does moves all of it. */
+static void a_move_is_repeated_when_its_process_was_killed(void **state)
+{
+    (void)state;
+    const uint32_t lens[LAYERS] = {200, 190};
+    bool is_whole = false;
+    for (int i = 1; !is_whole; i++) {
+        attn_client *a = client_of(0, false), *b = client_of(1, false);
+        attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 64),
+                  *q = pool_of(b, ATTN_F32, "m", 0.25f, 64);
+        const uint64_t id = 3000 + 2 * (uint64_t)i;
+        struct attn_seq twin = make_seq(p, id + 1, 200, 190, 150), got;
+        make_seq(p, id, 200, 190, 150);
+        pid_t pid = fork();
+        if (pid == 0) {
+            attn_client *from = client_of(0, false), *to = client_of(1, false);
+            attn_pool *at = pool_of(to, ATTN_F32, "m", 0.25f, 64);
+            meanwhile = die;
+            n_requests = 0;
+            lost = i;
+            _exit(attn_seq_move(from, id, at, LONG_US, &got, NULL) == ATTN_OK ? 0 : 1);
+        }
+        int how;
+        assert_int_equal(waitpid(pid, &how, 0), pid);
+        is_whole = WIFEXITED(how);
+        if (is_whole) {
+            assert_int_equal(WEXITSTATUS(how), 0);
+            ok(attn_seq_adopt(q, id, LONG_US, &got, NULL));
+        } else {
+            ok(attn_seq_move(a, id, q, LONG_US, &got, NULL));
+        }
+        assert_same(p, &twin, q, &got, lens);
+        assert_gone(p, id);
+        ok(attn_seq_close(q, &got, LONG_US));
+        ok(attn_seq_close(p, &twin, LONG_US));
+        attn_pool_close(p);
+        attn_pool_close(q);
+        attn_client_close(a);
+        attn_client_close(b);
+        assert_true(i < 100);
+    }
+}
+
+/* A sequence of the same name that is another one, or has gone on, is nobody's leftover. */
+static void what_is_no_copy_is_left_alone(void **state)
+{
+    (void)state;
+    attn_client *a = client_of(0, false), *b = client_of(1, false);
+    attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 64), *q = pool_of(b, ATTN_F32, "m", 0.25f, 64);
+    struct attn_seq seq = make_seq(p, 4000, 100, 100, 90), longer, other, got;
+    longer = make_seq(q, 4000, 101, 100, 0);
+    assert_int_equal(attn_seq_move(a, 4000, q, LONG_US, &got, NULL), ATTN_EEXIST);
+    ok(attn_seq_truncate(q, &longer, 100, LONG_US)); /* at its epoch */
+    ok(attn_seq_close(q, &longer, LONG_US));
+    seq_salt = 1;
+    other = make_seq(q, 4000, 50, 40, 0);
+    seq_salt = 0;
+    assert_int_equal(attn_seq_move(a, 4000, q, LONG_US, &got, NULL), ATTN_EEXIST);
+    ok(attn_seq_truncate(q, &other, 40, LONG_US));
+    ok(attn_seq_close(q, &other, LONG_US));
+    ok(attn_seq_close(p, &seq, LONG_US));
+    attn_pool_close(p);
+    attn_pool_close(q);
+    attn_client_close(a);
+    attn_client_close(b);
+}
+
 static void a_lost_request_leaves_one_sequence(void **state)
 {
     (void)state;
@@ -570,6 +644,8 @@ int main(void)
         cmocka_unit_test(a_move_that_fails_leaves_the_sequence_where_it_is),
         cmocka_unit_test(what_happens_meanwhile_is_not_lost),
         cmocka_unit_test(a_lost_request_leaves_one_sequence),
+        cmocka_unit_test(a_move_is_repeated_when_its_process_was_killed),
+        cmocka_unit_test(what_is_no_copy_is_left_alone),
         cmocka_unit_test(drafts_that_are_taken_back_meanwhile_are_in_no_file),
         cmocka_unit_test(a_sequence_that_is_truncated_all_the_while_moves_live),
         cmocka_unit_test(a_sequence_that_is_truncated_all_the_while_is_exported),

@@ -66,4 +66,10 @@ attn_status seq_blocks_free(struct attn_client *c, const struct attn_seq *seq,
 attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_t epoch,
                         uint32_t first, uint32_t n, uint64_t timeout_us, uint32_t *dst);
 
+/* leftover.c: at the target of a move there is a sequence of its name. True: it was in another
+ * daemon's pool `to`, a copy of the first tokens of the source and nothing else, and is forgotten.
+ * False: it is not, or that is not known; the last error stays. */
+bool seq_leftover_forget(struct attn_client *from, const struct seq_look *source, attn_pool *to,
+                         uint64_t timeout_us);
+
 #endif

@@ -157,6 +157,8 @@ static attn_status target_open(struct move *m)
     }
     m->n_blocks = m->n_ids = m->freed_past = m->n_sent = 0;
     st = attn_seq_open_with(m->to, m->look.id, &none, m->timeout_us, &m->seq, &n_cached);
+    if (st == ATTN_EEXIST && seq_leftover_forget(m->from, &m->look, m->to, m->timeout_us))
+        st = attn_seq_open_with(m->to, m->look.id, &none, m->timeout_us, &m->seq, &n_cached);
     m->is_open = st == ATTN_OK;
     return st;
 }
