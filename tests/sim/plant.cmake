@@ -68,8 +68,8 @@ plant(23 daemon/cards/split/shard.c "if (b->oldest <= h->split->failed)"
 plant(24 daemon/cards/session.c "    if (kv_owner_id(e->env.kv, n->slot) == n->session)"
   "    if (sim_bug != 24 && kv_owner_id(e->env.kv, n->slot) == n->session)")
 # an export tells what lies behind the last token
-plant(25 daemon/engine/seq/export.c "        zero_behind(&p->config, part->layers, info->layer_len, at, dst);"
-  "        if (sim_bug != 25)\n            zero_behind(&p->config, part->layers, info->layer_len, at, dst);")
+plant(25 daemon/engine/seq/export.c "    zero_behind(&p->config, x->part.layers, info.layer_len, at, dst);"
+  "    if (sim_bug != 25)\n        zero_behind(&p->config, x->part.layers, info.layer_len, at, dst);")
 # a repeated import is refused
 plant(26 daemon/engine/seq/export.c "return is_done(out_part, m, info) ? ATTN_OK" "return sim_bug != 26 && is_done(out_part, m, info) ? ATTN_OK")
 # a successor forgets what the device has answered and nobody committed
