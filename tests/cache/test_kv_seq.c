@@ -121,7 +121,7 @@ static void a_new_sequence_is_empty_and_found_by_tenant_and_name(void **state)
     assert_int_equal(i.layer_len[0] + i.layer_len[1], 0);
     found.index = 99;
     assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_find(f->kv, TENANT + 1, NAME, &found));
-    assert_says(f->kv, "sequence 77 of tenant 4");
+    assert_says(f->kv, "sequence 77: not found");
     assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_find(f->kv, TENANT, NAME + 1, &found));
     assert_int_equal(found.index, 99);
 }
@@ -138,7 +138,7 @@ static void an_open_repeated_gives_the_same_sequence(void **state)
     }
     assert_int_equal(stats_of(f).opens, 1);
     assert_status(f->kv, ATTN_EEXIST, kv_seq_open(f->kv, TENANT, NAME, f->pool, OWNER, 2, &again));
-    assert_says(f->kv, "sequence 77 of tenant 3");
+    assert_says(f->kv, "sequence 77 is already open");
     assert_status(f->kv, ATTN_EEXIST,
                   kv_seq_open(f->kv, TENANT, NAME, f->pool, OWNER + 1, 1, &again));
 }

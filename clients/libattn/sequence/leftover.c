@@ -43,7 +43,8 @@ static bool is_freed(const struct seq_look *l, uint32_t block)
     return block >= l->freed_first && block < l->freed_past;
 }
 
-/* Every block that both have is the same. One at a time: most copies that were cut off are short. */
+/* Every block that both have is the same. One at a time: most copies that were cut off are
+ * short. */
 static bool has_same_blocks(const struct leftover *l)
 {
     const struct seq_geometry *g = &l->source->geometry;
