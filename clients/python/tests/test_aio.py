@@ -64,6 +64,68 @@ def test_sequences_fork_truncate_and_are_adopted(daemon):
     run(main)
 
 
+# What blocks by its nature: what an event loop has instead is in aio's own docstring.
+BLOCKING = {
+    "Client": {"fileno", "open_lane", "poll", "poll_once"},
+    "Pool": {"step_start"},
+    "Sequence": set(),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKING)
+def test_there_is_every_method_of_the_blocking_classes(name):
+    blocking, awaited = getattr(attnd, name), getattr(attnd.aio, name)
+    public = {n for n in dir(blocking) if not n.startswith("_")} - BLOCKING[name]
+    assert public - set(dir(awaited)) == set()
+    for n in public:
+        if callable(getattr(blocking, n)):
+            of, here = (inspect.signature(getattr(c, n)).parameters for c in (blocking, awaited))
+            assert (n, list(here)) == (n, list(of))
+
+
+def test_a_sequence_goes_through_its_life(daemon, own_daemon, tmp_path):
+    async def main():
+        q, k, v = tokens(46, 32)
+        client, far = await attnd.aio.connect(daemon.url), await attnd.aio.connect(own_daemon.url)
+        async with client, far:
+            async with await client.create_pool(PLAIN) as pool:
+                free = pool.n_free_blocks
+                seq = await pool.open(tokens=range(800, 816), adapter=7)
+                await pool.step(0, [(seq, 0, 32)], q, k, v)
+                await seq.set_tokens(16, range(816, 832))
+                await seq.retain(priority=2)
+                async with await pool.open(tokens=range(800, 832), adapter=7) as again:
+                    assert again.n_cached == 16
+                written = await seq.export(tmp_path / "seq")
+                assert (written.n_tokens, written.n_ids, written.adapter) == (32, 32, 7)
+                async with await pool.import_sequence(tmp_path / "seq", 99) as copy:
+                    assert copy.layer_len == (32,) and copy.id == 99
+                assert copy.is_closed
+                async with await far.create_pool(PLAIN) as there:
+                    async with await seq.move(there) as moved:
+                        assert seq.is_closed and moved.pool is there and moved.id == seq.id
+                        r = await there.step(0, [(moved, 31, 1)], q[31:], k[31:], v[31:])
+                        np.testing.assert_allclose(r.out, attention(q[31:], k, v, 31)[0], atol=1e-5)
+                assert pool.n_free_blocks == free
+            with pytest.raises(attnd.InvalidArgumentError, match="is closed"):
+                await pool.open()
+
+    run(main)
+
+
+def test_a_client_is_reopened(own_daemon):
+    async def main():
+        async with attnd.aio.connect(own_daemon.url) as client:
+            before = client.info.session
+            await client.create_pool(PLAIN)
+            await client.reopen()
+            assert client.info.session != before
+            async with await client.create_pool(PLAIN) as pool, await pool.open():
+                pass
+
+    run(main)
+
+
 def test_arguments_are_those_of_the_blocking_calls(daemon):
     for name in ("open", "adopt", "resize"):
         of = inspect.signature(getattr(attnd.Pool, name))

@@ -8,7 +8,7 @@
 Each object here has the blocking one of the package below it, as `sync`. A method that is made by
 _awaited() is the method of that object, with the same arguments, run in the loop's executor. Steps
 use no thread: they are sent at once, and the event loop watches the client's descriptor. Several may
-be in flight (asyncio.gather).
+be in flight (asyncio.gather), so there is no step_start; lanes have no counterpart here.
 """
 
 from __future__ import annotations
@@ -70,6 +70,18 @@ def _fork_of(seq: Sequence, sync: _pool.Sequence) -> Sequence:
     return Sequence(seq.pool, sync)
 
 
+class _Closing(NotPicklable):
+    """As the blocking object, entered with `async with`, it closes itself."""
+
+    sync: Any  # narrowed by each class
+
+    async def __aenter__(self: _T) -> _T:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await _in_executor(self.sync.__exit__, *exc)
+
+
 class _Connecting:
     """What connect() returns: await it, or enter it with `async with`."""
 
@@ -98,12 +110,13 @@ def connect(url: str | None = None, **options: Any) -> _Connecting:
     return _Connecting(url, options)
 
 
-class Client(NotPicklable):
+class Client(_Closing):
     """A connection of one event loop; `sync` is the attnd.Client below it."""
+
+    sync: _sync.Client
 
     def __init__(self, sync: _sync.Client):
         self.sync = sync
-        self.info = sync.info
         self.url = sync.url
         self._loop = asyncio.get_running_loop()
         self._n_in_flight = 0
@@ -113,9 +126,15 @@ class Client(NotPicklable):
 
     create_pool = _awaited(_sync.Client.create_pool, _pool_of)
     pool = _awaited(_sync.Client.pool, _pool_of)
+    reopen = _awaited(_sync.Client.reopen, _itself)
+    pin_memory = _awaited(_sync.Client.pin_memory, _itself)
     ping = _awaited(_sync.Client.ping, _itself)
     stats = _awaited(_sync.Client.stats, _itself)
     drain = _awaited(_sync.Client.drain, _itself)
+
+    @property
+    def info(self) -> _sync.ClientInfo:
+        return self.sync.info
 
     def counters(self) -> _sync.ClientCounters:
         return self.sync.counters()
@@ -133,9 +152,6 @@ class Client(NotPicklable):
             self._tick.cancel()
             self._tick = None
         await _in_executor(self.sync.close)
-
-    async def __aenter__(self) -> Client:
-        return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
@@ -163,8 +179,10 @@ class Client(NotPicklable):
         self._n_in_flight -= 1
 
 
-class Sequence(NotPicklable):
-    """As attnd.Sequence. Entered with `async with`, it closes itself."""
+class Sequence(_Closing):
+    """As attnd.Sequence."""
+
+    sync: _pool.Sequence
 
     def __init__(self, pool: Pool, sync: _pool.Sequence):
         self.pool = pool
@@ -182,20 +200,34 @@ class Sequence(NotPicklable):
     def layer_len(self) -> tuple[int, ...]:
         return self.sync.layer_len
 
+    @property
+    def n_cached(self) -> int:
+        return self.sync.n_cached
+
+    @property
+    def is_closed(self) -> bool:
+        return self.sync.is_closed
+
     fork = _awaited(_pool.Sequence.fork, _fork_of)
+    set_tokens = _awaited(_pool.Sequence.set_tokens, _itself)
+    retain = _awaited(_pool.Sequence.retain, _itself)
+    export = _awaited(_pool.Sequence.export, _itself)
     truncate = _awaited(_pool.Sequence.truncate, _itself)
     adopt = _awaited(_pool.Sequence.adopt, _itself)
     close = _awaited(_pool.Sequence.close, _itself)
 
-    async def __aenter__(self) -> Sequence:
-        return self
+    async def move(self, to: Pool, *, timeout: float | None = None) -> Sequence:
+        """As attnd.Sequence.move()."""
+        return Sequence(to, await _in_executor(self.sync.move, to.sync, timeout=timeout))
 
-    async def __aexit__(self, *exc: object) -> None:
-        await _in_executor(self.sync.__exit__, *exc)
+    def __repr__(self) -> str:
+        return f"<attnd.aio.Sequence {self.id} epoch {self.epoch}>"
 
 
-class Pool(NotPicklable):
+class Pool(_Closing):
     """As attnd.Pool."""
+
+    sync: _pool.Pool
 
     def __init__(self, client: Client, sync: _pool.Pool):
         self.client = client
@@ -205,9 +237,15 @@ class Pool(NotPicklable):
     def spec(self) -> PoolSpec:
         return self.sync.spec
 
+    @property
+    def n_free_blocks(self) -> int:
+        return self.sync.n_free_blocks
+
     open = _awaited(_pool.Pool.open, _sequence_of)
     adopt = _awaited(_pool.Pool.adopt, _sequence_of)
+    import_sequence = _awaited(_pool.Pool.import_sequence, _sequence_of)
     resize = _awaited(_pool.Pool.resize, _itself)
+    close = _awaited(_pool.Pool.close, _itself)
 
     def items(self, items: Iterable[Item | tuple[Sequence, int, int]]) -> Items:
         """Makes items ready once, to be given to step() for every layer."""
