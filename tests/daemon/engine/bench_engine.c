@@ -234,7 +234,7 @@ static void bench(uint32_t n_sequences, uint32_t n_items)
     cfg.max_layers = 1;
     cfg.max_queue_requests = 1 << 20;
     iobuf_pool_open(&null_ops, &backend, 64 << 20, &bufs);
-    struct engine_fixture fixture;
+    struct engine_fixture fixture = {0};
     if (engine_fixture_open(&fixture, &cfg, &null_ops, &backend, bufs, &engine, why, sizeof why) !=
         ATTN_OK) {
         fprintf(stderr, "%s\n", why);
