@@ -379,6 +379,8 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
     struct sp_peer *p = handle->data;
     size_t room = SP_READ_AHEAD_BYTES;
     uint8_t *in_place = p->tls == NULL ? sp_peer_room(p, &room) : NULL;
+    /* libuv reads 32 times at most before other peers' turn */
+    room = room < SP_READ_AHEAD_BYTES ? room : SP_READ_AHEAD_BYTES;
     *buf = uv_buf_init((char *)(in_place != NULL ? in_place : p->t->read_ahead), (unsigned)room);
 }
 
