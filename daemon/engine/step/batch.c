@@ -237,14 +237,33 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
     return TAKEN;
 }
 
-/* How many items make this batch full enough. */
-static uint32_t enough_items(struct engine *e, const struct pool *p)
+/* Items of the pool that are ready, and those in flight of its tenant, or of all. */
+static uint32_t items_in_work(const struct engine *e, const struct pool *p, bool is_of_all)
 {
     uint32_t n = p->ready.n_items;
+    for (uint32_t i = 0; i < e->max_in_flight; i++) {
+        const struct batch *b = &e->batches[i];
+        n += b->is_in_flight && (is_of_all || b->pool->tenant == p->tenant) ? b->n_items : 0;
+    }
+    return n;
+}
+
+/* Whether other tenants have steps, too. */
+static bool is_contended(const struct engine *e, const struct pool *p)
+{
+    const struct tenant *who = batch_payer(e, p);
+    return who != NULL && tenants_busy_shares(e->env.tenants) > who->flow.share;
+}
+
+/* How many items make this batch full enough. Between tenants, whoever has all in one batch has
+ * nothing to send when his turn comes again, and all get the same, whatever their shares. */
+static uint32_t enough_items(struct engine *e, const struct pool *p)
+{
+    if (is_contended(e, p))
+        return (items_in_work(e, p, false) + 1) / 2;
     if (e->max_in_flight == 1)
         return UINT32_MAX;
-    for (uint32_t i = 0; i < e->max_in_flight; i++)
-        n += e->batches[i].is_in_flight ? e->batches[i].n_items : 0;
+    uint32_t n = items_in_work(e, p, true);
     e->concurrency = pace_concurrency(e->concurrency, n);
     return pace_enough(e->concurrency);
 }

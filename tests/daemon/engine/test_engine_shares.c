@@ -157,6 +157,23 @@ static void two_floods_share_the_device_by_their_shares(void **state)
     end();
 }
 
+/* However few steps a tenant has under way, as long as there are two: one batch never takes all of
+ * them. */
+static void shares_hold_with_few_workers(void **state)
+{
+    (void)state;
+    static const uint32_t depths[] = {2, 3, 5, 8, 13};
+    for (max_in_flight = 1; max_in_flight <= 2; max_in_flight++)
+        for (size_t i = 0; i < sizeof depths / sizeof depths[0]; i++) {
+            begin((uint32_t[N]){1, 3, 1}, (uint32_t[N]){depths[i], depths[i], 0});
+            r.cfg.max_batch_items = 64;
+            run_for(2 * 1000 * 1000);
+            assert_near((double)device_ns(1) / (double)device_ns(0), 3, 0.05);
+            end();
+        }
+    max_in_flight = 2;
+}
+
 /* One step at a time, with a share that it does not use up: it never waits for the queue of him who
  * floods, only for what is on the device. */
 static void who_sends_little_does_not_wait_behind_a_flood(void **state)
@@ -280,6 +297,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_floods_share_the_device_by_their_shares),
+        cmocka_unit_test(shares_hold_with_few_workers),
         cmocka_unit_test(who_sends_little_does_not_wait_behind_a_flood),
         cmocka_unit_test(no_deadline_is_refused_for_the_queue_of_another),
         cmocka_unit_test(what_the_device_refuses_is_given_back),
