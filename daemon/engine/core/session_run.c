@@ -8,13 +8,15 @@
 #include <string.h>
 
 #include "cache/kv_owner.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
+#include "daemon/engine/core/turns.h"
 
-enum { EXPIRE_SLICE = 64 /* sequences freed per turn */ };
+enum { EXPIRE_SLICE = 64 /* sequences freed per turn, or as many as take TURN_NS */ };
 
 /* Whether the connection is known to belong to another tenant: for it, the session does not
  * exist. */
@@ -132,11 +134,16 @@ bool sessions_expire(struct engine *e, uint64_t now_ns)
         session_ended(e, silent, "its lease ended");
         stats_add(leases_expired, 1);
     }
+    uint64_t began_ns = 0;
     for (uint32_t n = 0; n < EXPIRE_SLICE; n++) {
         uint32_t slot = session_expired_first(e->env.sessions);
         kv_seq_id seq;
         if (slot == SESSION_NONE)
             return false;
+        if (n == 0)
+            began_ns = clock_now_ns();
+        else if (clock_now_ns() - began_ns >= TURN_NS)
+            return true;
         if (kv_owner_any(e->env.kv, slot, &seq) != ATTN_OK) {
             if (session_at(e->env.sessions, slot)->n_held > 0)
                 return false; /* it was killed, and a batch with its items is on the device */

@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "daemon/base/stats.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/core/turns.h"
 #include "tests/daemon/engine/engine_rig.h"
@@ -345,6 +346,30 @@ static void what_waits_for_its_turn_may_end_otherwise(void **state)
     end();
 }
 
+/* The sequences of a session that has ended go a few at a time. */
+static void what_a_session_leaves_goes_between_steps(void **state)
+{
+    (void)state;
+    begin(1, 1);
+    become(BAD);
+    uint64_t own = r.session;
+    r.session = rig_hello(&r, "another");
+    for (uint64_t i = 0; i < 40; i++)
+        assert_int_equal(rig_open_seq(&r, 100 + i), ATTN_OK);
+    uint32_t slot;
+    assert_int_equal(session_find(r.sessions, r.session, &slot), ATTN_OK);
+    r.session = own;
+    rig_look_ns = LOOK_NS;
+    session_kill(r.engine, slot, "the test says so");
+    uint64_t before = stats_get(sequences_expired);
+    uint32_t n_read;
+    answered_beside_a_step(NULL, 0, &n_read);
+    assert_in_range(stats_get(sequences_expired) - before, 1, 25);
+    rig_run(&r);
+    assert_int_equal(stats_get(sequences_expired) - before, 40);
+    end();
+}
+
 /* ---- memory ---- */
 
 static void a_pool_waits_for_its_memory_and_nobody_for_the_pool(void **state)
@@ -461,6 +486,7 @@ int main(void)
         cmocka_unit_test(two_floods_share_the_engine_by_their_shares),
         cmocka_unit_test(requests_on_a_sequence_keep_their_order),
         cmocka_unit_test(what_waits_for_its_turn_may_end_otherwise),
+        cmocka_unit_test(what_a_session_leaves_goes_between_steps),
         cmocka_unit_test(a_pool_waits_for_its_memory_and_nobody_for_the_pool),
         cmocka_unit_test(what_waits_keeps_its_session),
         cmocka_unit_test(one_pool_is_not_behind_all_of_a_flood),
