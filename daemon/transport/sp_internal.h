@@ -94,6 +94,7 @@ struct sp_peer {
     struct sp_frame frame;
     bool is_eof; /* it sends no more; closed when all is answered */
     bool is_doomed; /* what it sends is dropped; closed when all is answered */
+    bool is_sated; /* it has sent a message that takes a while: now others are read */
     bool is_shut, is_closing, is_closed, is_dirty;
     bool is_late; /* it was not identified in time, and waits for an answer for as long again */
 

@@ -20,6 +20,7 @@ enum {
     DIRECT_MIN_BYTES = 32 << 10, /* a body with this much missing is read in place */
     FIRST_ROOM_BYTES = 64 << 10, /* first buffer of a large message */
     RETRY_AFTER_US = 10000, /* for want of buffers */
+    SATING_BYTES = 64 << 10, /* whose header, if it is all of it, takes some 0.1 ms to decode */
 };
 
 /* Records that the message being received holds a large buffer of n bytes (0: none), and watches
@@ -205,6 +206,7 @@ static void message_complete(struct sp_peer *p)
     struct request *req = p->req;
     char why[256];
     p->req = NULL;
+    p->is_sated = p->body_bytes > SATING_BYTES;
     p->n_requests++;
     t->n_owed++;
     attn_status st =
@@ -378,6 +380,11 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
     (void)suggested;
     struct sp_peer *p = handle->data;
     size_t room = SP_READ_AHEAD_BYTES;
+    if (p->is_sated) { /* no buffer: libuv goes on with other peers and comes back */
+        p->is_sated = false;
+        *buf = uv_buf_init(NULL, 0);
+        return;
+    }
     uint8_t *in_place = p->tls == NULL ? sp_peer_room(p, &room) : NULL;
     /* libuv reads 32 times at most before other peers' turn */
     room = room < SP_READ_AHEAD_BYTES ? room : SP_READ_AHEAD_BYTES;
@@ -419,7 +426,7 @@ static void watch_parts(struct sp_peer *p)
 static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
 {
     struct sp_peer *p = stream->data;
-    if (n_read == 0)
+    if (n_read == 0 || n_read == UV_ENOBUFS)
         return;
     if (n_read == UV_EOF && p->tls != NULL && !p->is_doomed) {
         stats_add(peers_cut_tls, 1);
