@@ -146,6 +146,8 @@ json_t *latency_of(const json_t *histogram, const json_t *before);
 
 /* live.c */
 void pause_for(uint64_t us);
+/* Of the signal that ended top or watch, if one did; after the client is closed. */
+void die_of_signal(void);
 int run_top(attn_client *c, const struct arguments *a);
 int run_watch(attn_client *c, const struct arguments *a);
 

@@ -1,6 +1,7 @@
 /* live.c: top and watch: ask again and again, until the count is reached, the daemon goes or the
  * reader of stdout does.
  */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,13 +11,38 @@
 #include "clients/attnctl/attnctl.h"
 #include "proto/attn_time.h"
 
-static const uint64_t WATCH_WAIT_US = 5000000;
+static const uint64_t WATCH_WAIT_US = 500000; /* which a signal does not cut short */
 static const double SOON_SECONDS = 0.01;
+
+static volatile sig_atomic_t ended_by; /* a signal; 0: none has come */
+
+static void on_signal(int number)
+{
+    ended_by = number;
+}
+
+/* The first SIGINT, SIGTERM or SIGHUP ends the command in good order; a second one at once. */
+static void catch_signals(void)
+{
+    const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction a = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND}, was;
+    for (int i = 0; i < 3; i++)
+        if (sigaction(numbers[i], NULL, &was) == 0 && was.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &a, NULL);
+}
+
+void die_of_signal(void)
+{
+    if (ended_by == 0)
+        return;
+    signal(ended_by, SIG_DFL);
+    raise(ended_by);
+}
 
 void pause_for(uint64_t us)
 {
     struct timespec t = {.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000};
-    while (nanosleep(&t, &t) != 0)
+    while (ended_by == 0 && nanosleep(&t, &t) != 0)
         ;
 }
 
@@ -251,8 +277,11 @@ int run_top(attn_client *c, const struct arguments *a)
     struct sample old, now = {0};
     attn_status st = sample_take(c, a, &old);
     int rc = EXIT_DONE;
+    catch_signals();
     for (uint32_t i = 0; st == ATTN_OK && rc == EXIT_DONE && (a->count == 0 || i < a->count); i++) {
         pause_for(a->interval_us);
+        if (ended_by != 0)
+            break;
         st = sample_take(c, a, &now);
         if (st != ATTN_OK)
             break;
@@ -327,7 +356,8 @@ int run_watch(attn_client *c, const struct arguments *a)
 {
     uint64_t after = 0;
     uint32_t n_printed = 0;
-    for (bool goes_on = true; goes_on;) {
+    catch_signals();
+    for (bool goes_on = true; goes_on && ended_by == 0;) {
         char *text = NULL;
         double asked_at = now_seconds();
         attn_status st = attn_client_watch(c, after, WATCH_WAIT_US, a->timeout_us, &text);

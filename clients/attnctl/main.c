@@ -278,6 +278,7 @@ static int run(const struct command *command, const struct arguments *a)
         return failed(st);
     int rc = command->live != NULL ? command->live(c, a) : ask(command, c, a);
     attn_client_close(c);
+    die_of_signal();
     return rc;
 }
 

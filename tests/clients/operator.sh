@@ -191,7 +191,11 @@ writes "$watcher" "$dir/events" . || die "watch ended"
 expect 0 "$ctl" config set log.level info
 writes "$watcher" "$dir/events" 'admin: log.level = info, asked for by uid' || die "watch ended"
 kill "$watcher"
-wait "$watcher" || true
+rc=0
+wait "$watcher" || rc=$?
+[[ $rc == 143 ]] || die "watch ends with $rc for SIGTERM" # and has given its session up
+expect 0 "$ctl" --json sessions
+holds "[s['client'] for s in x['sessions']] == ['attnctl']"
 
 expect 0 "$ctl" --json watch --count 3
 [[ $(wc -l <"$dir/out") == 3 ]] || die "not three events: $(cat "$dir/out")"
