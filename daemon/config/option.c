@@ -182,7 +182,7 @@ const struct config_option config_options[] = {
         "How long SIGTERM waits for requests in flight. Then tokens are finished, and none is begun."),
     TIME("engine", "token_timeout", token_timeout_us, AT_ONCE, "1s", 0, HOUR,
         "How long a drain waits for the next layer of a token that some layers have."),
-    TIME("engine", "stall_timeout", stall_timeout_us, AT_ONCE, "30s", 1000 * MS, HOUR,
+    TIME("engine", "stall_timeout", stall_timeout_us, AT_ONCE, "30s", 100 * MS, HOUR,
         "A thread that has shown no life for this long makes /healthz fail. A device that has given no\n"
         "batch back for this long is taken for lost."),
 

@@ -113,7 +113,7 @@ static void a_value_that_nobody_could_use_is_refused_by_name(void **state)
         "cache.max_seq_tokens=15",   "cache.table_memory=1023K",      "cache.io_memory=1023K",
         "engine.max_queue=1023K",    "engine.max_queue_requests=7",   "engine.max_sessions=3",
         "engine.lease=99ms",         "engine.default_timeout=99ms",   "engine.max_timeout=99ms",
-        "engine.stall_timeout=999ms"};
+        "engine.stall_timeout=99ms"};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         char flag[64], parts[96];
         const char *equals = strchr(flags[i], '=');
