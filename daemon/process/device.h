@@ -36,8 +36,8 @@ attn_status device_open(const struct config *cfg, const struct device_choice *wh
                         struct device *out_device);
 /* Opens this backend with the KV memory that a predecessor had from it.
  * Errors   ATTN_EINVAL the memory does not fit the settings, or can't be mapped; ATTN_EQUOTA host
- *          memory is short, as memory_check says, and may not be; all else: the backend can't be opened now, but
- *          may be later; why gets the reason */
+ *          memory is short, as memory_check says, and may not be; all else: the backend can't be
+ *          opened now, but may be later; why gets the reason */
 attn_status device_import(const struct config *cfg, const struct device_choice *which,
                           const char *backend, int memory_fd, struct device *out_device, char *why,
                           size_t why_bytes);

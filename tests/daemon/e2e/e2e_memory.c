@@ -58,7 +58,7 @@ static char group[96]; /* "": none can be made */
 static uint32_t ids[IDS];
 static char http_port[16], config[96];
 
-/* --- a control group --------------------------------------------------------------------------- */
+/* --- a control group -------------------------------------------------------------------------- */
 
 static bool write_to(const char *file, const char *text)
 {
