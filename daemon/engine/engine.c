@@ -359,7 +359,7 @@ uint64_t engine_table_bytes(const struct config *c)
     uint64_t an_item = sizeof(struct backend_item) + sizeof(struct item *) + 4 * sizeof(uint64_t);
     return c->max_sequences * a_sequence + c->max_sessions * a_session +
            BACKEND_MAX_IN_FLIGHT * c->max_batch_items * an_item +
-           (c->max_pools + BACKEND_MAX_IN_FLIGHT) * pool_effects_bytes(c);
+           (c->max_pools + BACKEND_MAX_IN_FLIGHT) * pool_effects_bytes(c) + canary_most_bytes();
 }
 
 attn_status engine_open(const struct engine_env *env, struct engine **out_engine, char *why,

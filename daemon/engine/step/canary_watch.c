@@ -25,7 +25,7 @@
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
 
-enum { MAX_BLOCK_BYTES = 64 << 20 };
+enum { MAX_BLOCK_BYTES = 16 << 20 };
 
 /* --- the judge -------------------------------------------------------------------------------- */
 
@@ -107,6 +107,11 @@ static void hand_over(struct canary_watch *w)
     atomic_store(&w->state, CANARY_JUDGING);
     pthread_cond_signal(&w->wake);
     pthread_mutex_unlock(&w->lock);
+}
+
+uint64_t canary_most_bytes(void)
+{
+    return MAX_BLOCK_BYTES + (uint64_t)CANARY_MAX_KEYS * 2 * CANARY_MAX_DIM * sizeof(float);
 }
 
 attn_status canary_open(struct engine *e)

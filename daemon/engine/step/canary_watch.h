@@ -42,6 +42,7 @@ struct canary_watch {
 };
 
 attn_status canary_open(struct engine *e); /* ATTN_ENOMEM */
+uint64_t canary_most_bytes(void); /* what the copies of an item take at most */
 /* May choose an item of a batch that succeeded and is not answered yet. */
 void canary_choose(struct engine *e, const struct batch *b);
 /* Call before tokens from pos on are written in this layer of the sequence: drops the chosen item
