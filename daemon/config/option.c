@@ -168,9 +168,9 @@ const struct config_option config_options[] = {
         "Deadline of a request that names none."),
     TIME("engine", "max_timeout", max_timeout_us, AT_ONCE, "10m", 100 * MS, 24 * HOUR,
         "Longest deadline a request may name; longer ones are shortened to it."),
-    COUNT("engine", "max_sessions", max_sessions, RESTART, "4096", 4, 1 << 20,
+    COUNT("engine", "max_sessions", max_sessions, RESTART, "4096", 2, 1 << 20,
         "Sessions (hello messages) at once. A few more are kept for the admin socket's clients."),
-    TIME("engine", "lease", lease_us, AT_ONCE, "30s", 100 * MS, 24 * HOUR,
+    TIME("engine", "lease", lease_us, AT_ONCE, "30s", 10 * MS, 24 * HOUR,
         "Silence of a session after which its sequences are freed. A shorter one counts after one more\n"
         "of the old: by then clients have been told."),
     TIME("engine", "spin", spin_us, AT_ONCE, "200us", 0, 10 * MS,

@@ -106,14 +106,15 @@ static void both_forms_of_a_flag_and_the_short_ones_work(void **state)
 static void a_value_that_nobody_could_use_is_refused_by_name(void **state)
 {
     (void)state;
-    static const char *const flags[] = {
-        "listen.max_peers=3",        "listen.handshake_timeout=99ms", "listen.body_timeout=99ms",
-        "listen.write_timeout=99ms", "listen.peer_share=0",           "listen.principal_share=0",
-        "listen.max_message=63K",    "listen.max_peer_write=63K",     "listen.shm_client=1023K",
-        "cache.max_seq_tokens=15",   "cache.table_memory=1023K",      "cache.io_memory=1023K",
-        "engine.max_queue=1023K",    "engine.max_queue_requests=7",   "engine.max_sessions=3",
-        "engine.lease=99ms",         "engine.default_timeout=99ms",   "engine.max_timeout=99ms",
-        "engine.stall_timeout=99ms"};
+    static const char *const flags[] = {"listen.max_peers=3",       "listen.handshake_timeout=99ms",
+                                        "listen.body_timeout=99ms", "listen.write_timeout=99ms",
+                                        "listen.peer_share=0",      "listen.principal_share=0",
+                                        "listen.max_message=63K",   "listen.max_peer_write=63K",
+                                        "listen.shm_client=1023K",  "cache.max_seq_tokens=15",
+                                        "cache.table_memory=1023K", "cache.io_memory=1023K",
+                                        "engine.max_queue=1023K",   "engine.max_queue_requests=7",
+                                        "engine.max_sessions=1",    "engine.default_timeout=99ms",
+                                        "engine.max_timeout=99ms",  "engine.stall_timeout=99ms"};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         char flag[64], parts[96];
         const char *equals = strchr(flags[i], '=');
@@ -156,7 +157,7 @@ static void sizes_and_times_have_units(void **state)
     static const struct {
         const char *flag;
         uint64_t us;
-    } times[] = {{"--engine.lease=100000us", 100000},
+    } times[] = {{"--engine.lease=10000us", 10000},
                  {"--engine.lease=250ms", 250000},
                  {"--engine.lease=5s", 5000000},
                  {"--engine.lease=2m", 120000000},
