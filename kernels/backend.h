@@ -279,8 +279,8 @@ struct backend_ops {
     /* Bytes the pool's blocks would take from kv_bytes. */
     uint64_t (*pool_bytes)(const struct backend *b, const struct backend_pool_config *c);
     /* Whether pool_open with this config, or pool_resize of p to its n_blocks (p NULL: open), would
-     * find its memory clear. If not, it begins to be cleared beside the batches, unless other memory
-     * is: ask again. Never waits. NULL: there is nothing to wait for. */
+     * find its memory clear. If not, it begins to be cleared beside the batches, unless other
+     * memory is: ask again. Never waits. NULL: there is nothing to wait for. */
     bool (*memory_ready)(struct backend *b, struct backend_pool *p,
                          const struct backend_pool_config *c);
     /* Takes a range of the KV memory; a pool of the same geometry and place after an import finds

@@ -1,7 +1,7 @@
 /* serve.c: serves a request that has come to the engine: checks it, finds its session, runs the
  * handler of its kind, and answers. If a handler makes the request wait, the answer comes from what
- * ends the wait: for a step, its last batch. What is no step is charged for its time, and may have to
- * wait for its turn.
+ * ends the wait: for a step, its last batch. What is no step is charged for its time, and may have
+ * to wait for its turn.
  */
 #include "daemon/engine/serve.h"
 

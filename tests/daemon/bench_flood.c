@@ -1,6 +1,6 @@
 /* bench_flood.c: not a test: how long a good tenant's decode steps take beside another tenant's
- * flood of each kind of request, on the cpu backend. Prints a table: its times alone and beside, and
- * what of the flood was answered. scripts/bench-flood runs it.
+ * flood of each kind of request, on the cpu backend. Prints a table: its times alone and beside,
+ * and what of the flood was answered. scripts/bench-flood runs it.
  */
 #include <sched.h>
 #include <setjmp.h>

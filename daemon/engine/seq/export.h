@@ -1,5 +1,5 @@
-/* export.h: the requests export and import: blocks of a sequence, out and in, as many at a time as a
- * turn has time for. Engine thread. */
+/* export.h: the requests export and import: blocks of a sequence, out and in, as many at a time as
+ * a turn has time for. Engine thread. */
 #ifndef ATTND_DAEMON_ENGINE_SEQ_EXPORT_H
 #define ATTND_DAEMON_ENGINE_SEQ_EXPORT_H
 
