@@ -2,6 +2,7 @@
  * appended before is read by batches after it, blocks that come are zeros, neighbours keep theirs.
  *
  * Usage: test_resize [NAME [EVERY [OFFSET]]]: the backend, every which geometry, from where on. */
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -165,6 +166,83 @@ static void a_pool_has_the_room_up_to_the_next_and_finds_it_zeroed(void **state)
     free(zeros);
 }
 
+static void fill(struct backend_pool *p, uint32_t n_blocks, const uint8_t *like)
+{
+    for (uint32_t i = 0; i < n_blocks; i++)
+        assert_int_equal(check.ops->block_write(p, i, like), ATTN_OK);
+}
+
+static void await_memory(struct backend *b, struct backend_pool *p,
+                         const struct backend_pool_config *c)
+{
+    while (!check.ops->memory_ready(b, p, c))
+        sched_yield();
+}
+
+/* Whatever becomes of memory that was asked for: a pool finds zeros, and others keep theirs. */
+static void memory_that_is_cleared_beforehand_is_nobody_elses(void **state)
+{
+    (void)state;
+    struct backend_config config = {.kv_bytes = 16 << 20,
+                                    .max_batch_items = 4,
+                                    .max_batch_tokens = 16,
+                                    .n_threads = 2,
+                                    .import_fd = -1};
+    struct attn_layer_spec spec = {.scale = 1};
+    struct backend_pool_config c =
+        case_config(&case_geometries[0], case_dtypes[0], &case_options[CASE_PLAIN]);
+    if (check.ops->memory_ready == NULL)
+        skip();
+    c.num_layers = c.n_table_rows = c.max_row_blocks = 1;
+    c.layers = &spec;
+    uint64_t bytes = kv_layout_of(&c).block_bytes;
+    struct backend_pool_config small = c;
+    c.n_blocks = (uint32_t)((8 << 20) / bytes);
+    small.n_blocks = 1;
+    uint8_t *in = malloc(bytes), *zeros = calloc(1, bytes);
+    for (uint64_t i = 0; i < bytes; i++)
+        in[i] = (uint8_t)(1 + check_random(&check, 255));
+    struct backend *b = NULL;
+    struct backend_pool *p, *other;
+    assert_int_equal(check.ops->open(&config, &b), ATTN_OK);
+    for (int round = 0; round < 6; round++) {
+        assert_false(check.ops->memory_ready(b, NULL, &c));
+        if (round % 2 == 0)
+            await_memory(b, NULL, &c);
+        other = NULL;
+        if (round >= 2) { /* another pool takes a part of it, and goes again or stays */
+            assert_int_equal(check.ops->pool_open(b, &small, &other), ATTN_OK);
+            check_blocks(other, 0, 1, zeros, bytes);
+            fill(other, 1, in);
+        }
+        if (round >= 4) {
+            check.ops->pool_close(other);
+            other = NULL;
+        }
+        assert_int_equal(check.ops->pool_open(b, &c, &p), ATTN_OK);
+        check_blocks(p, 0, c.n_blocks, zeros, bytes);
+        fill(p, c.n_blocks, in);
+        if (other != NULL)
+            check_blocks(other, 0, 1, in, bytes);
+        /* and where it grows */
+        assert_int_equal(check.ops->pool_resize(p, 1, 1), ATTN_OK);
+        assert_false(check.ops->memory_ready(b, p, &c));
+        if (round % 2 == 0)
+            await_memory(b, p, &c);
+        assert_int_equal(check.ops->pool_resize(p, c.n_blocks, 1), ATTN_OK);
+        check_blocks(p, 0, 1, in, bytes);
+        check_blocks(p, 1, c.n_blocks, zeros, bytes);
+        fill(p, c.n_blocks, in);
+        check.ops->pool_close(p);
+        if (other != NULL)
+            check.ops->pool_close(other);
+    }
+    assert_false(check.ops->memory_ready(b, NULL, &c));
+    check.ops->close(b); /* while it is being cleared */
+    free(in);
+    free(zeros);
+}
+
 static int close_check(void **state)
 {
     (void)state;
@@ -180,6 +258,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sequences_go_on_while_their_pool_is_resized),
         cmocka_unit_test(a_pool_has_the_room_up_to_the_next_and_finds_it_zeroed),
+        cmocka_unit_test(memory_that_is_cleared_beforehand_is_nobody_elses),
     };
     return cmocka_run_group_tests_name("resize", tests, NULL, close_check);
 }
