@@ -30,9 +30,10 @@ uint64_t pace_due_ns(const struct pace_cost *c, uint64_t n_visible, uint64_t now
     return now_ns + (due > 0 ? (uint64_t)due : 0);
 }
 
-bool pace_is_long(const struct pace_cost *c, uint64_t n_visible)
+bool pace_is_long(const struct pace_cost *c, uint64_t n_visible, bool has_others)
 {
-    return c->n_visible > 0 && (double)n_visible * c->device_ns / c->n_visible >= PACE_LONG_NS;
+    double most_ns = has_others ? PACE_LONG_TO_OTHERS_NS : PACE_LONG_NS;
+    return c->n_visible > 0 && (double)n_visible * c->device_ns / c->n_visible >= most_ns;
 }
 
 uint32_t pace_concurrency(uint32_t last, uint32_t n_now)

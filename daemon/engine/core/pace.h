@@ -18,6 +18,8 @@ enum {
     PACE_WAY_IN_NS = 120000,
     PACE_MIN_ENOUGH = 8,
     PACE_LONG_NS = 10000000,
+    PACE_LONG_TO_OTHERS_NS = 1000000,
+    PACE_LATELY_NS = 1000000000,
 };
 
 /* Records that a batch that saw n_visible cached tokens took device_ns. Averages about the last
@@ -40,8 +42,9 @@ uint32_t pace_concurrency(uint32_t last, uint32_t n_now);
 uint32_t pace_enough(uint32_t concurrency);
 
 /* Whether a batch that sees n_visible cached tokens is so long that more items would not make it
- * cheaper, but only delay every item in it and behind it. */
-bool pace_is_long(const struct pace_cost *c, uint64_t n_visible);
+ * cheaper, but only delay every item in it and behind it. has_others: other tenants have lately
+ * sent steps, which wait for it as long as its own. */
+bool pace_is_long(const struct pace_cost *c, uint64_t n_visible, bool has_others);
 
 /* How many of the n_all held requests go before the next one of a flow that holds n_own; all_shares
  * is the sum of the shares of flows with requests. */

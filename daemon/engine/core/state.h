@@ -104,6 +104,8 @@ struct engine {
     uint64_t progress_ns; /* when a batch last came back, or went to an idle device */
     uint64_t due_ns; /* with one batch in flight: when the next may follow */
     uint64_t flow_clock; /* virtual time of the fair queueing of tenants (flow.h) */
+    const struct tenant *last_sender; /* of a step */
+    uint64_t others_at_ns; /* when it was last another one */
     struct turns turns; /* requests other than steps that wait for this thread */
     LIST_HEAD(, lane) lanes;
     struct task_list held;

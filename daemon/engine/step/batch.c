@@ -273,8 +273,9 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
 {
     uint32_t max_items = e->env.cfg->max_batch_items, max_tokens = e->env.cfg->max_batch_tokens;
     uint32_t enough = enough_items(e, b->pool);
+    bool has_others = e->others_at_ns != 0 && now_ns - e->others_at_ns < PACE_LATELY_NS;
     struct task *t;
-    while (b->n_items < enough && !pace_is_long(&b->pool->cost, b->n_visible) &&
+    while (b->n_items < enough && !pace_is_long(&b->pool->cost, b->n_visible, has_others) &&
            (t = ready_first(&b->pool->ready)) != NULL) {
         if (t->req->deadline_ns <= now_ns) {
             e->next_deadline_ns = 0;

@@ -309,6 +309,14 @@ attn_status bytes_charge(struct engine *e, struct request *req, uint32_t session
     return ATTN_OK;
 }
 
+/* Notes that steps of several tenants come. */
+static void note_sender(struct engine *e, const struct request *req)
+{
+    if (e->last_sender != req->charge.tenant && e->last_sender != NULL)
+        e->others_at_ns = req->taken_ns;
+    e->last_sender = req->charge.tenant;
+}
+
 /* Whether nothing else of the tenant's waits. */
 static bool has_no_turns(const struct request *req)
 {
@@ -325,6 +333,7 @@ static attn_status step_charge(struct engine *e, struct request *req, uint32_t s
     attn_status st = bytes_charge(e, req, session, bytes, why, why_bytes);
     if (st == ATTN_OK && charge_step(&req->charge) && has_no_turns(req))
         flow_begin(&req->charge.tenant->flow, e->flow_clock);
+    note_sender(e, req);
     return st;
 }
 

@@ -82,10 +82,12 @@ static void a_batch_of_ten_milliseconds_is_long(void **state)
 {
     (void)state;
     struct pace_cost c = {0};
-    assert_false(pace_is_long(&c, UINT32_MAX)); /* nothing is known */
+    assert_false(pace_is_long(&c, UINT32_MAX, true)); /* nothing is known */
     pace_learn(&c, 1000, 1000000); /* 1 us a token */
-    assert_false(pace_is_long(&c, 9999));
-    assert_true(pace_is_long(&c, 10000));
+    assert_false(pace_is_long(&c, 9999, false));
+    assert_true(pace_is_long(&c, 10000, false));
+    assert_false(pace_is_long(&c, 999, true));
+    assert_true(pace_is_long(&c, 1000, true));
 }
 
 static void in_time_is_what_may_take_twice_as_long(void **state)

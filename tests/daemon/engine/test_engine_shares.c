@@ -15,7 +15,7 @@
 enum { N = 3, SEQS = 12, ITEM_NS = 1000, DEEP = SEQS * RIG_LAYERS };
 
 static struct rig r;
-static uint32_t seed, max_in_flight = 2;
+static uint32_t seed, max_in_flight = 2, max_items = 8;
 static const uint32_t *shares_of_all;
 
 /* A tenant's worker: it keeps up to `depth` steps under way. */
@@ -30,7 +30,7 @@ static struct worker {
 static void tweak(struct rig *rig)
 {
     rig_tenants(rig, N, shares_of_all);
-    rig->cfg.max_batch_items = 8;
+    rig->cfg.max_batch_items = max_items;
     rig->backend.batch_ns = rig->backend.item_ns = ITEM_NS;
     rig->backend.max_in_flight = max_in_flight;
     rig->epoch = 1;
@@ -163,15 +163,16 @@ static void shares_hold_with_few_workers(void **state)
 {
     (void)state;
     static const uint32_t depths[] = {2, 3, 5, 8, 13};
+    max_items = 64;
     for (max_in_flight = 1; max_in_flight <= 2; max_in_flight++)
         for (size_t i = 0; i < sizeof depths / sizeof depths[0]; i++) {
             begin((uint32_t[N]){1, 3, 1}, (uint32_t[N]){depths[i], depths[i], 0});
-            r.cfg.max_batch_items = 64;
             run_for(2 * 1000 * 1000);
             assert_near((double)device_ns(1) / (double)device_ns(0), 3, 0.05);
             end();
         }
     max_in_flight = 2;
+    max_items = 8;
 }
 
 /* One step at a time, with a share that it does not use up: it never waits for the queue of him who
@@ -199,6 +200,48 @@ static void who_sends_little_does_not_wait_behind_a_flood(void **state)
     /* two batches in flight, its own, and the looks of the engine in between */
     assert_true(longest_ns <= 3 * 9 * ITEM_NS + 8 * 1000);
     end();
+}
+
+/* Most items of a batch in this time. */
+static uint32_t largest_batch(uint64_t ns)
+{
+    uint32_t most = 0;
+    r.backend.n_batches = r.backend.n_items = 0;
+    run_for(ns);
+    for (uint32_t i = 0; i < r.backend.n_batches; i++)
+        most = r.backend.batches[i].n_items > most ? r.backend.batches[i].n_items : most;
+    return most;
+}
+
+/* Batches are long only while nobody else sends steps. */
+static void who_sends_little_waits_for_short_batches(void **state)
+{
+    (void)state;
+    enum { LONG_ITEM_NS = 100 * 1000 };
+    max_in_flight = 1;
+    max_items = 64;
+    begin((uint32_t[N]){1, 1, 1}, (uint32_t[N]){DEEP, 0, 0});
+    r.backend.item_ns = LONG_ITEM_NS;
+    run_for(50 * 1000 * 1000);
+    assert_true(largest_batch(50 * 1000 * 1000) >= 40);
+    for (int i = 0; i < 10; i++) {
+        become(&workers[1]);
+        uint64_t id = rig_send_item(&r, 1, 0, 0, 1);
+        while (rig_reply(&r, id) == NULL) {
+            engine_turn(r.engine, 1000);
+            work(&workers[0]);
+        }
+        assert_int_equal(rig_reply(&r, id)->status, ATTN_OK);
+        forget_answers();
+        workers[0].n_ids = 0; /* what was answered went with the answers */
+        run_for(10 * 1000 * 1000); /* a long one is on its way */
+        assert_in_range(largest_batch(20 * 1000 * 1000), 5, 15);
+    }
+    run_for(1100 * 1000 * 1000);
+    assert_true(largest_batch(50 * 1000 * 1000) >= 40);
+    end();
+    max_in_flight = 2;
+    max_items = 8;
 }
 
 static void no_deadline_is_refused_for_the_queue_of_another(void **state)
@@ -299,6 +342,7 @@ int main(void)
         cmocka_unit_test(two_floods_share_the_device_by_their_shares),
         cmocka_unit_test(shares_hold_with_few_workers),
         cmocka_unit_test(who_sends_little_does_not_wait_behind_a_flood),
+        cmocka_unit_test(who_sends_little_waits_for_short_batches),
         cmocka_unit_test(no_deadline_is_refused_for_the_queue_of_another),
         cmocka_unit_test(what_the_device_refuses_is_given_back),
         cmocka_unit_test(random_loads_starve_nobody),
