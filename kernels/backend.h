@@ -27,15 +27,19 @@
 #define BACKEND_ABI 12
 #define BACKEND_MAX_IN_FLIGHT 2
 
-/* What f32 has room for on the way to a score, at any distance; beyond the largest soft cap, what
- * rounds tanh off is larger than an lse may be off. */
-#define BACKEND_MAX_SETTING 1e20f /* scale; sizes of slopes and of sink logits */
+/* What leaves f32 room on the way to a score, at any distance, of values of about unit size. Kernels
+ * take scores of up to BACKEND_MAX_SCORE in size: their maxima are rounded, which must not make a
+ * weight overflow. Beyond the largest soft cap, what rounds tanh off is larger than an lse may be
+ * off. */
+#define BACKEND_MAX_SCORE 1e7f
+#define BACKEND_MAX_SCALE 1e4f
+#define BACKEND_MAX_SETTING 1e20f /* sizes of slopes and of sink logits */
 #define BACKEND_MIN_SOFT_CAP 1e-6f
 #define BACKEND_MAX_SOFT_CAP 1e3f
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
 struct attn_layer_spec {
-    float scale; /* multiplies q.k; > 0, at most BACKEND_MAX_SETTING */
+    float scale; /* multiplies q.k; > 0, at most BACKEND_MAX_SCALE */
     uint32_t window_tokens; /* 0: unlimited; else query p sees keys (p - window, p] */
     uint32_t sink_tokens; /* with a window: the first tokens that stay visible */
     float soft_cap; /* 0: none; else s -> cap * tanh(s / cap), after scale: BACKEND_MIN_SOFT_CAP to

@@ -86,9 +86,9 @@ static bool layer_is_valid(const struct backend_pool_config *c, uint32_t layer, 
                            size_t why_bytes)
 {
     const struct attn_layer_spec *s = &c->layers[layer];
-    if (!(s->scale > 0 && s->scale <= BACKEND_MAX_SETTING)) {
+    if (!(s->scale > 0 && s->scale <= BACKEND_MAX_SCALE)) {
         snprintf(why, why_bytes, "layers[%" PRIu32 "].scale is %g, must be above 0, %g at most",
-                 layer, (double)s->scale, (double)BACKEND_MAX_SETTING);
+                 layer, (double)s->scale, (double)BACKEND_MAX_SCALE);
         return false;
     }
     if (s->soft_cap != 0 &&

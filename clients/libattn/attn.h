@@ -259,7 +259,7 @@ ATTN_API attn_status attn_client_pin(attn_client *c);
  * as keys; a query sees those of its own segment, up to itself unless is_full. The branches'
  * results are weighed by their softmax denominators. One branch must have rate 1; no window. */
 struct attn_layer {
-    float scale; /* multiplies q.k; at most 1e20; 0: 1 / sqrt(head_dim_k) */
+    float scale; /* multiplies q.k; at most 1e4; 0: 1 / sqrt(head_dim_k) */
     uint32_t window_tokens; /* 0: unlimited; else query p sees keys (p - window, p] */
     uint32_t sink_tokens; /* with a window: first tokens that stay visible */
     float soft_cap; /* 0: none; else, 1e-6 to 1000, s -> cap * tanh(s / cap) */

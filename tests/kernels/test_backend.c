@@ -511,11 +511,11 @@ static void a_layers_setting_out_of_range_is_refused_by_field_value_and_bound(vo
         const char *says; /* NULL: it is taken */
     } cases[] = {
         {1, 0, 0, 0, NULL},
-        {1e20f, 1e3f, -INFINITY, -1e20f, NULL},
+        {1e4f, 1e3f, -INFINITY, -1e20f, NULL},
         {1e-30f, 1e-6f, 1e20f, 1e20f, NULL},
-        {0, 0, 0, 0, "layers[0].scale is 0, must be above 0, 1e+20 at most"},
+        {0, 0, 0, 0, "layers[0].scale is 0, must be above 0, 10000 at most"},
         {NAN, 0, 0, 0, "layers[0].scale is nan"},
-        {FLT_MAX, 0, 0, 0, "layers[0].scale is 3.40282e+38, must be above 0, 1e+20 at most"},
+        {FLT_MAX, 0, 0, 0, "layers[0].scale is 3.40282e+38, must be above 0, 10000 at most"},
         {1, -1, 0, 0, "layers[0].soft_cap is -1, must be 0 (none) or 1e-06 to 1000"},
         {1, 1e-7f, 0, 0, "layers[0].soft_cap is 1e-07, must be"},
         {1, FLT_MAX, 0, 0, "layers[0].soft_cap is 3.40282e+38, must be 0 (none) or"},

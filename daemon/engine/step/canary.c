@@ -170,7 +170,7 @@ static void sizes_of(const struct canary *c, double *out_v, double *out_score_er
     double bias = fabs(c->alibi_slope) * c->n_keys;
     *out_v = v;
     *out_score_error = SCORE_ROUNDING * (score + bias + c->spec.soft_cap);
-    *out_fits_f32 = fmax(product, codes) < FLT_MAX / 4 && score + bias < FLT_MAX / 4 &&
+    *out_fits_f32 = fmax(product, codes) < FLT_MAX / 4 && score + bias < BACKEND_MAX_SCORE &&
                     v * c->n_keys * LARGEST_WEIGHT < FLT_MAX / 4;
 }
 
