@@ -27,10 +27,10 @@
 #define BACKEND_ABI 12
 #define BACKEND_MAX_IN_FLIGHT 2
 
-/* What leaves f32 room on the way to a score, at any distance, of values of about unit size. Kernels
- * take scores of up to BACKEND_MAX_SCORE in size: their maxima are rounded, which must not make a
- * weight overflow. Beyond the largest soft cap, what rounds tanh off is larger than an lse may be
- * off. */
+/* What leaves f32 room on the way to a score, at any distance, of values of about unit size.
+ * Kernels take scores of up to BACKEND_MAX_SCORE in size: their maxima are rounded, which must not
+ * make a weight overflow. Beyond the largest soft cap, what rounds tanh off is larger than an lse
+ * may be off. */
 #define BACKEND_MAX_SCORE 1e7f
 #define BACKEND_MAX_SCALE 1e4f
 #define BACKEND_MAX_SETTING 1e20f /* sizes of slopes and of sink logits */

@@ -5,8 +5,8 @@
  *
  *     test_extremes [NAME [EVERY [OFFSET]]]
  *
- * NAME is the backend, and of the cases one in EVERY is taken, as in test_backend. The keys are at [base, base + N); the table's entries
- * before them name any block.
+ * NAME is the backend, and of the cases one in EVERY is taken, as in test_backend. The keys are at
+ * [base, base + N); the table's entries before them name any block.
  */
 #include "tests/kernels/check.h"
 
