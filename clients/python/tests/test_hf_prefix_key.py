@@ -335,6 +335,7 @@ FOREIGN = {
     "a function of its module": lambda m: put(
         modeling_llama, "apply_rotary_pos_emb", rope_backwards
     ),
+    "a function of torch": lambda m: put(torch.nn.functional, "silu", torch.tanh),
     "a forward": lambda m: put(
         m.model.layers[0].mlp, "forward", lambda x: MLP_FORWARD(m.model.layers[0].mlp, x) / 2
     ),
@@ -370,6 +371,16 @@ def test_classes_and_parametrizations_that_are_not_known_are_refused(attach):
         model.model.layers[0].mlp.up_proj, "weight", Doubled().eval()
     )
     with refused("up_proj has parametrizations"):
+        attach(model, share_prefixes=True)
+
+
+def test_what_holds_more_than_python_sees_is_refused(attach):
+    model = make(small)
+    model.model.layers[0].mlp.seed = torch.Generator()
+    with refused("model.layers.0.mlp.seed is a .*Generator"):
+        attach(model, share_prefixes=True)
+    model.model.layers[0].mlp.seed = __import__("numpy").ones(3)
+    with refused("model.layers.0.mlp.seed is a numpy.ndarray"):
         attach(model, share_prefixes=True)
 
 

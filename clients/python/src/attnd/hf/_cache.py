@@ -28,7 +28,9 @@ class _Layer:
     """Stands for a layer whose keys and values are in the daemon."""
 
     def __init__(self, cache: Cache, layer: int):
-        self.__dict__.update(_layer=layer, is_sliding=cache.is_sliding[layer])
+        # holds nothing itself
+        sliding = cache.is_sliding[layer]
+        self.__dict__.update(_layer=layer, is_sliding=sliding, is_initialized=False)
 
     def __getattr__(self, name: str) -> Any:
         raise refuse_attribute(
@@ -74,9 +76,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
     @property
     def layers(self) -> list[Any]:
         """Those with states of their own; of the others, something that refuses to be edited."""
-        states = self.states.layers
-        own = [i not in self._columns and bool(states) for i in range(len(self))]
-        return [states[i] if is_own else _Layer(self, i) for i, is_own in enumerate(own)]
+        return [self.states.of(i) or _Layer(self, i) for i in range(len(self))]
 
     @layers.setter
     def layers(self, layers: list[Any]) -> None:

@@ -28,6 +28,8 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
 from ..errors import UnsupportedError
 from ._known import (
     check_class,
@@ -35,6 +37,7 @@ from ._known import (
     classes_of,
     is_known_function,
     is_known_module,
+    is_native,
     named,
     refuse_sharing,
     unwrapped,
@@ -54,6 +57,8 @@ _NO_PART = frozenset(
     " init_continuous_batching base_model_name_or_path revision inference_mode auto_mapping"
     " _output_capturing_hooks_installed _hf_peft_config_loaded _compiled_call".split()
 )
+# Modules whose functions may have been replaced.
+_CHECKED = ("transformers.", "peft.", "torch.nn.functional")
 _OURS = ("attnd.hf._worker", "transformers.utils.output_capturing")  # hooks that change nothing
 
 
@@ -112,9 +117,11 @@ class _Walk:
         classes = classes_of([*self._modules.values(), *self._met])
         for cls in classes:
             self._look_at_class(cls)
-        for name in sorted({cls.__module__ for cls in classes}):
+        if self._of_passes:
+            self._meet("rope", ROPE_INIT_FUNCTIONS)
+        for name in sorted({"torch.nn.functional", *(cls.__module__ for cls in classes)}):
             module = sys.modules.get(name)
-            if module is not None and name.startswith(("transformers.", "peft.")):
+            if module is not None and name.startswith(_CHECKED):
                 check_module(module)
                 self._copies.append((vars(module), dict(vars(module))))
         self.text.append(repr(_numerics()))
@@ -284,7 +291,7 @@ class _Walk:
     def _meet_state(self, path: str, x: Any) -> None:
         """Of any other object."""
         cls = type(x)
-        if not hasattr(x, "__dict__") or not is_known_module(cls.__module__):
+        if not hasattr(x, "__dict__") or not is_known_module(cls.__module__) or is_native(cls):
             raise refuse_sharing(f"{path} is a {cls.__module__}.{cls.__qualname__}: not known")
         self.text.append(f"{cls.__module__}.{cls.__qualname__}")
         state = vars(x)

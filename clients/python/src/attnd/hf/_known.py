@@ -22,6 +22,7 @@ from ._handed import refuse
 PACKAGES = ("torch", "transformers", "peft")
 _FOLDERS = (*PACKAGES, "huggingface_hub")
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_IS_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _DEFINED = re.compile(r"^(?:def|class) (\w+)", re.MULTILINE)
 
 
@@ -69,6 +70,17 @@ def is_known_function(function: types.FunctionType) -> bool:
     return _is_known_file(function.__code__.co_filename)
 
 
+def is_native(cls: type) -> bool:
+    """Whether an object of it may hold what Python does not see."""
+    python = (object, Exception, BaseException, dict, list, tuple, set)
+    return any(
+        base.__module__.startswith("torch._C")
+        or hasattr(base, "__slots__")
+        or (base not in python and not base.__flags__ & _IS_MADE_BY_PYTHON)
+        for base in cls.__mro__
+    )
+
+
 def _functions_of(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
     for name, value in vars(cls).items():
         if isinstance(value, (staticmethod, classmethod)):
@@ -87,7 +99,8 @@ def check_class(cls: type) -> None:
         )
     for name, function in _functions_of(cls):
         is_generated = name.startswith("__") and function.__code__.co_filename == "<string>"
-        if not (is_generated or is_known_function(function)):  # dataclasses' are
+        is_own = name != "forward" or function.__module__ == cls.__module__
+        if not (is_generated or (is_own and is_known_function(function))):  # dataclasses' are
             raise refuse_sharing(
                 f"{cls.__qualname__}.{name}, which was replaced by a function of"
                 f" {function.__code__.co_filename}"
@@ -107,7 +120,10 @@ def check_module(module: types.ModuleType) -> None:
     for name in _defined_in(file) & vars(module).keys():
         value = vars(module)[name]
         is_function = isinstance(value, types.FunctionType)
-        if not (is_known_function(value) if is_function else is_known_module(_module_of(value))):
+        is_own = _module_of(value) == module.__name__ and getattr(value, "__name__", name) == name
+        if is_function:  # decorators' are of another file, or have another's name
+            is_own = value.__code__.co_filename == file or (is_own and is_known_function(value))
+        if not is_own:
             raise refuse_sharing(f"{module.__name__}.{name}, which was replaced by {named(value)}")
 
 

@@ -32,6 +32,11 @@ class States:
         if any(kind in KINDS for kind in kinds):
             self.layers = cache_utils.DynamicCache(config=config).layers
 
+    def of(self, layer: int) -> Any:
+        """The cache's layer that has the states of this one; None: it has none."""
+        found = self.layers[layer] if layer < len(self.layers) else None
+        return found if _Linear is not None and isinstance(found, _Linear) else None
+
     def select(self, rows: list[int]) -> None:
         """Row i becomes what row rows[i] was."""
         for layer in self.layers:
