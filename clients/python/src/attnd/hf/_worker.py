@@ -195,9 +195,10 @@ def _before_forward(
         return args, kwargs
     if kwargs.get("use_cache") is False:
         raise refuse("use_cache=False: attention without an attnd cache")
-    mask, n_prompt = kwargs.get("attention_mask"), getattr(cache_of(kwargs), "n_prompt", 0)
-    is_read = kwargs.get("logits_to_keep") == 1 and isinstance(mask, torch.Tensor) and mask.ndim == 2
-    if is_read and mask.shape[1] >= n_prompt:  # not of a chunk of a prompt
+    n_prompt = getattr(cache_of(kwargs), "n_prompt", 0)
+    mask: Any = kwargs.get("attention_mask")
+    is_read = kwargs.get("logits_to_keep") == 1 and isinstance(mask, torch.Tensor)
+    if is_read and mask.ndim == 2 and mask.shape[1] >= n_prompt:  # not of a chunk of a prompt
         empty = (mask.sum(dim=1) == 0).nonzero().flatten().tolist()
         if empty:
             raise refuse(
