@@ -156,13 +156,13 @@ static attn_status refuse(const struct memory_need *need, const char *have, char
     if (need->kv_bytes > 0)
         snprintf(kv_text, sizeof kv_text, "device.kv_memory %" PRIu64 " MiB, ",
                  need->kv_bytes >> 20);
-    snprintf(
-        why, why_bytes,
-        "%s%scache.io_memory %" PRIu64 " MiB, tables (cache.max_sequences, table_memory) %" PRIu64
-        " MiB, clients (listen.max_peers, engine.max_queue_requests) %" PRIu64
-        " MiB and %d MiB for attnd itself do not fit: %s",
-        kv_text, tier_text, io >> 20, need->table_bytes >> 20, need->client_bytes >> 20,
-        ITSELF_BYTES >> 20, have);
+    snprintf(why, why_bytes,
+             "%s%scache.io_memory %" PRIu64
+             " MiB, tables (cache.max_sequences, table_memory) %" PRIu64
+             " MiB, clients (listen.max_peers, engine.max_queue_requests) %" PRIu64
+             " MiB and %d MiB for attnd itself do not fit: %s",
+             kv_text, tier_text, io >> 20, need->table_bytes >> 20, need->client_bytes >> 20,
+             ITSELF_BYTES >> 20, have);
     return ATTN_ENOMEM;
 }
 
