@@ -64,11 +64,36 @@ def test_sequences_fork_truncate_and_are_adopted(daemon):
     run(main)
 
 
+def test_calls_go_in_one_message(daemon):
+    async def main():
+        async with await attnd.aio.connect(daemon.url) as client:
+            pool = await client.create_pool(PLAIN)
+            calls = pool.calls()
+            calls.open(tokens=[1, 2, 3])
+            calls.open()
+            calls.adopt(77)
+            a, b, gone = await calls.run()
+            assert isinstance(a, attnd.aio.Sequence) and isinstance(gone, attnd.NotFoundError)
+            calls.set_tokens(b, 0, [4])
+            calls.fork(a, n_tokens=0)
+            calls.truncate(b, 0)
+            calls.probe([1, 2])
+            _, fork, cut, probe = await calls.run()
+            assert cut.epoch == b.epoch and probe.cached_tokens == 0
+            assert (await pool.probe()).n_blocks == probe.n_blocks
+            for s in (a, b, fork):
+                calls.close(s)
+            assert await calls.run() == [None] * 3
+
+    run(main)
+
+
 # What blocks by its nature: what an event loop has instead is in aio's own docstring.
 BLOCKING = {
     "Client": {"fileno", "open_lane", "poll", "poll_once"},
     "Pool": {"step_start"},
     "Sequence": set(),
+    "Calls": set(),
 }
 
 

@@ -80,7 +80,9 @@ static void truncate_some(struct live *l)
 
 static void close_it(struct live *l)
 {
-    expect_ok(e2e_close_seq(&c, &l->seq));
+    attn_status st = e2e_close_seq(&c, &l->seq);
+    if (st != ATTN_ENOTFOUND) /* the answer to a copy */
+        expect_ok(st);
     l->is_open = false;
 }
 

@@ -224,6 +224,47 @@ class Sequence(_Closing):
         return f"<attnd.aio.Sequence {self.id} epoch {self.epoch}>"
 
 
+class Calls:
+    """As attnd.Calls: requests are added at once, run() is awaited."""
+
+    def __init__(self, pool: Pool):
+        self._pool = pool
+        self._sync = pool.sync.calls()
+
+    def __len__(self) -> int:
+        return len(self._sync)
+
+    def open(
+        self, seq_id: int | None = None, *, tokens: Iterable[int] = (), adapter: int = 0
+    ) -> None:
+        self._sync.open(seq_id, tokens=tokens, adapter=adapter)
+
+    def adopt(self, seq_id: int) -> None:
+        self._sync.adopt(seq_id)
+
+    def fork(self, seq: Sequence, new_id: int | None = None, n_tokens: int | None = None) -> None:
+        self._sync.fork(seq.sync, new_id, n_tokens)
+
+    def set_tokens(self, seq: Sequence, pos: int, tokens: Iterable[int]) -> None:
+        self._sync.set_tokens(seq.sync, pos, tokens)
+
+    def truncate(self, seq: Sequence, n_tokens: int) -> None:
+        self._sync.truncate(seq.sync, n_tokens)
+
+    def close(self, seq: Sequence) -> None:
+        self._sync.close(seq.sync)
+
+    def probe(self, tokens: Iterable[int], *, adapter: int = 0) -> None:
+        self._sync.probe(tokens, adapter=adapter)
+
+    async def run(self, *, timeout: float | None = None) -> list[Any]:
+        """As attnd.Calls.run(); a sequence that was truncated comes back as an equal one."""
+        results = await _in_executor(self._sync.run, timeout=timeout)
+        return [
+            Sequence(self._pool, r) if isinstance(r, _pool.Sequence) else r for r in results
+        ]
+
+
 class Pool(_Closing):
     """As attnd.Pool."""
 
@@ -244,8 +285,13 @@ class Pool(_Closing):
     open = _awaited(_pool.Pool.open, _sequence_of)
     adopt = _awaited(_pool.Pool.adopt, _sequence_of)
     import_sequence = _awaited(_pool.Pool.import_sequence, _sequence_of)
+    probe = _awaited(_pool.Pool.probe, _itself)
     resize = _awaited(_pool.Pool.resize, _itself)
     close = _awaited(_pool.Pool.close, _itself)
+
+    def calls(self) -> Calls:
+        """Several requests on sequences to be sent in one message: see Calls."""
+        return Calls(self)
 
     def items(self, items: Iterable[Item | tuple[Sequence, int, int]]) -> Items:
         """Makes items ready once, to be given to step() for every layer."""
