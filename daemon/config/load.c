@@ -407,7 +407,7 @@ attn_status config_load_printed(FILE *f, const struct config_file *files, uint32
         load_stream(&l, label, f);
     for (uint32_t i = 0; i < n_files && l.st == ATTN_OK; i++) {
         const struct config_option *o = config_option_find(files[i].name);
-        if (o != NULL) /* not one of a program of before, without which its text fails, too */
+        if (o != NULL) /* NULL: of another version; then what it printed has failed, too */
             set_option(&l, o, RANK_ENVIRONMENT, label, files[i].path);
     }
     if (l.st == ATTN_OK)
