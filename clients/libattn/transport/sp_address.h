@@ -20,7 +20,7 @@ struct sp_address {
     uint32_t n, at; /* at: the one to be tried next, or in use */
     bool is_ipc, is_tls;
     bool is_name; /* n is 0 until sp_lookup_take has found some */
-    char host[256]; /* of a tls+tcp:// url: the name in the certificate that is expected */
+    char host[256]; /* "": is_ipc. With is_tls also the name that a certificate must have */
     char port[6];
 };
 
