@@ -224,44 +224,44 @@ class Sequence(_Closing):
         return f"<attnd.aio.Sequence {self.id} epoch {self.epoch}>"
 
 
-class Calls:
+class Calls(NotPicklable):
     """As attnd.Calls: requests are added at once, run() is awaited."""
 
     def __init__(self, pool: Pool):
-        self._pool = pool
-        self._sync = pool.sync.calls()
+        self.pool = pool
+        self.sync = pool.sync.calls()
 
     def __len__(self) -> int:
-        return len(self._sync)
+        return len(self.sync)
 
     def open(
         self, seq_id: int | None = None, *, tokens: Iterable[int] = (), adapter: int = 0
     ) -> None:
-        self._sync.open(seq_id, tokens=tokens, adapter=adapter)
+        self.sync.open(seq_id, tokens=tokens, adapter=adapter)
 
     def adopt(self, seq_id: int) -> None:
-        self._sync.adopt(seq_id)
+        self.sync.adopt(seq_id)
 
     def fork(self, seq: Sequence, new_id: int | None = None, n_tokens: int | None = None) -> None:
-        self._sync.fork(seq.sync, new_id, n_tokens)
+        self.sync.fork(seq.sync, new_id, n_tokens)
 
     def set_tokens(self, seq: Sequence, pos: int, tokens: Iterable[int]) -> None:
-        self._sync.set_tokens(seq.sync, pos, tokens)
+        self.sync.set_tokens(seq.sync, pos, tokens)
 
     def truncate(self, seq: Sequence, n_tokens: int) -> None:
-        self._sync.truncate(seq.sync, n_tokens)
+        self.sync.truncate(seq.sync, n_tokens)
 
     def close(self, seq: Sequence) -> None:
-        self._sync.close(seq.sync)
+        self.sync.close(seq.sync)
 
     def probe(self, tokens: Iterable[int], *, adapter: int = 0) -> None:
-        self._sync.probe(tokens, adapter=adapter)
+        self.sync.probe(tokens, adapter=adapter)
 
     async def run(self, *, timeout: float | None = None) -> list[Any]:
         """As attnd.Calls.run(); a sequence that was truncated comes back as an equal one."""
-        results = await _in_executor(self._sync.run, timeout=timeout)
+        results = await _in_executor(self.sync.run, timeout=timeout)
         return [
-            Sequence(self._pool, r) if isinstance(r, _pool.Sequence) else r for r in results
+            Sequence(self.pool, r) if isinstance(r, _pool.Sequence) else r for r in results
         ]
 
 
