@@ -20,8 +20,8 @@ struct kept_settings {
 
 /* Takes what a predecessor left; the keeper still has it, too. */
 void kept_settings_take(struct kept_settings *out);
-/* Copies settings: text is what config_print wrote, and cfg names the files. ATTN_EINVAL,
- * ATTN_ENOMEM: why names what could not be read. */
+/* Copies settings: text is what config_print wrote, and cfg names the files. ATTN_EINVAL: why names
+ * what could not be read or copied. */
 attn_status kept_settings_copy(const char *text, const struct config *cfg,
                                struct kept_settings *out, char *why, size_t why_bytes);
 /* Fills *out_cfg, whose files are those copies while this process has them open. Fails as
