@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.config import KVTransferConfig
 from vllm.platforms.cpu import CpuPlatform
 
 
@@ -43,6 +42,8 @@ def check_config(c: Any) -> None:
 class AttndCpuPlatform(CpuPlatform):
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
+        from vllm.config import KVTransferConfig  # which asks for the platform as it is imported
+
         check_config(vllm_config)
         cache = vllm_config.cache_config
         cache.enable_prefix_caching = False  # attnd's takes its place
