@@ -37,10 +37,15 @@ class Shared:
 shared = Shared()
 
 
+# Of a model's config, what says where it was read from, and by what.
+_NO_PART = frozenset(("_name_or_path", "transformers_version"))
+
+
 def model_name(config: Any, weights: str) -> str:
     """What K and V mean: equal for engines that may share them."""
     model = config.model_config
-    text = json.dumps(model.hf_text_config.to_dict(), sort_keys=True, default=str)
+    means = {k: v for k, v in model.hf_text_config.to_dict().items() if k not in _NO_PART}
+    text = json.dumps(means, sort_keys=True, default=str)
     return f"{weights} {model.dtype} {model.quantization} {text}"
 
 
