@@ -357,7 +357,7 @@ uint64_t engine_table_bytes(const struct config *c)
     uint64_t a_session = sizeof(struct session) + 4 * sizeof(void *) +
                          c->max_pools * sizeof(*((struct engine *)0)->holds);
     uint64_t an_item = sizeof(struct backend_item) + sizeof(struct item *) + 4 * sizeof(uint64_t);
-    return c->max_sequences * a_sequence + c->max_sessions * a_session +
+    return c->max_sequences * a_sequence + session_slots(c->max_sessions) * a_session +
            BACKEND_MAX_IN_FLIGHT * c->max_batch_items * an_item +
            (c->max_pools + BACKEND_MAX_IN_FLIGHT) * pool_effects_bytes(c) + canary_most_bytes();
 }

@@ -28,7 +28,7 @@ _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 class AttndBackend(AttentionBackend):
     forward_includes_kv_cache_update = True
     supported_dtypes = list(_DTYPES)
-    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes = ["auto"]
 
     @staticmethod
     def get_name() -> str:
@@ -120,9 +120,11 @@ class AttndBuilder(AttentionMetadataBuilder):
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
         ordered = sorted(layer_names, key=extract_layer_index)
         cache = vllm_config.cache_config
-        n_blocks = cache.num_gpu_blocks_override or cache.num_gpu_blocks
         spec = pool_spec(
-            [layers[n].impl for n in ordered], vllm_config, kv_cache_spec.block_size, n_blocks
+            [layers[n].impl for n in ordered],
+            vllm_config,
+            kv_cache_spec.block_size,
+            cache.num_gpu_blocks_override,
         )
         shared.layers = {name: i for i, name in enumerate(ordered)}
         shared.block_tokens = spec.block_tokens

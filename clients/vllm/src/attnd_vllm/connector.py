@@ -101,6 +101,9 @@ class AttndConnector(KVConnectorBase_V1):
         except attnd.NotFoundError:  # the daemon began anew
             self._drop_pool()
             return 0, False
+        except attnd.AttndError as e:  # nothing depends on a probe
+            logger.warning("attnd: a prompt is computed whole: %s", e)
+            return 0, False
         return probe.cached_tokens, False
 
     def update_state_after_alloc(

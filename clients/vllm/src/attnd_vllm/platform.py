@@ -20,7 +20,7 @@ def check_config(c: Any) -> None:
             _refuse(f"{name} {getattr(parallel, name)}")
     if c.speculative_config is not None and c.speculative_config.method != "ngram":
         _refuse(f"speculative method {c.speculative_config.method!r}", "ngram is supported")
-    if c.cache_config.cache_dtype not in ("auto", "float16", "bfloat16"):
+    if c.cache_config.cache_dtype != "auto":
         _refuse(f"kv_cache_dtype {c.cache_config.cache_dtype!r}")
     if c.kv_transfer_config is not None and c.kv_transfer_config.kv_connector not in (
         None,
@@ -31,6 +31,11 @@ def check_config(c: Any) -> None:
         _refuse("sleep mode")
     if model is None:
         return
+    if c.cache_config.num_gpu_blocks_override is None:
+        _refuse(
+            "a cache whose size is not given",
+            "--num-gpu-blocks-override is the number of blocks of the pool",
+        )
     if getattr(model, "use_mla", False):
         _refuse("latent attention (MLA)")
     if getattr(model, "is_encoder_decoder", False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attnd
 
@@ -52,6 +52,10 @@ class Row(NamedTuple):
         return self.pos > 0
 
 
+# What is asked of the daemon: adds itself to the calls of a message, and takes what it is given.
+_Asked = tuple[Callable[[attnd.Calls], None], Callable[[Any], None] | None]
+
+
 class Held:
     """A request's sequence: its length, and of how many tokens attnd knows the ids."""
 
@@ -82,30 +86,33 @@ class Requests:
         self, ended: Iterable[str], opened: Iterable[Opened], told: Iterable[Told]
     ) -> None:
         """What happened since the last step, in one message: ends, beginnings, and ids."""
-        calls, then = self.pool.calls(), []
+        asked: list[_Asked] = []
         for t in told:  # first: of those that end, too, so that others find their blocks
-            self._tell(calls, then, t)
+            self._tell(asked, t)
         for name in ended:
-            h = self.held.pop(name, None)
-            if h is not None:
-                calls.close(h.seq)
-                then.append(None)
+            self._end(asked, name)
         for o in opened:
-            old = self.held.pop(o.request, None)
-            if old is not None:
-                calls.close(old.seq)
-                then.append(None)
-            calls.open(tokens=o.tokens, adapter=o.adapter)
-            then.append(lambda seq, o=o: self._take(o, seq))
-        self._run(calls, then)
+            self._end(asked, o.request)
+            asked.append((
+                lambda calls, o=o: calls.open(tokens=o.tokens, adapter=o.adapter),
+                lambda seq, o=o: self._take(o, seq),
+            ))
+        self._run(asked)
 
-    def _tell(self, calls: attnd.Calls, then: list, t: Told) -> None:
+    def _tell(self, asked: list[_Asked], t: Told) -> None:
         h, size = self.held.get(t.request), self.pool.spec.block_tokens
-        n = 0 if h is None else min(len(t.tokens), h.n_tokens) // size * size
-        if n > (h.n_told if h is not None else 0):
-            calls.set_tokens(h.seq, h.n_told, t.tokens[h.n_told : n])
-            h.n_told = n
-            then.append(None)
+        if h is None:
+            return
+        first, past = h.n_told, min(len(t.tokens), h.n_tokens) // size * size
+        if past > first:
+            ids = t.tokens[first:past]
+            asked.append((lambda calls: calls.set_tokens(h.seq, first, ids), None))
+            h.n_told = past
+
+    def _end(self, asked: list[_Asked], name: str) -> None:
+        h = self.held.pop(name, None)
+        if h is not None:
+            asked.append((lambda calls: calls.close(h.seq), None))
 
     def _take(self, o: Opened, seq: attnd.Sequence) -> None:
         """A new sequence; where less was found than the engine counts on, the row will fail."""
@@ -113,22 +120,34 @@ class Requests:
         h = self.held[o.request] = Held(seq, n, n)
         h.is_behind = n < o.n_shared
 
-    def _run(self, calls: attnd.Calls, then: list[Callable | None]) -> None:
-        """Runs calls; those whose sequence or session is gone are made up for by later rows."""
-        if len(calls) == 0:
-            return
-        try:
-            results = calls.run()
-        except attnd.NotFoundError:
-            self.restart()
-            return
-        for result, take in zip(results, then):
-            if isinstance(result, attnd.NotFoundError):
-                continue
-            if isinstance(result, attnd.AttndError) and not result.is_retryable:
-                raise result
-            if take is not None and not isinstance(result, attnd.AttndError):
-                take(result)
+    def _run(self, asked: list[_Asked]) -> None:
+        """Carries out what is asked, in few messages; what the daemon is too busy for is asked again.
+
+        Where a sequence or the session is gone, later rows make up for it.
+        """
+        until = time.monotonic() + FULL_WAIT_S
+        while asked:
+            calls = self.pool.calls()
+            for add, _ in asked:
+                add(calls)
+            try:
+                results = calls.run()
+            except attnd.NotFoundError:
+                self.restart()
+                return
+            again = []
+            for one, result in zip(asked, results):
+                if isinstance(result, attnd.NotFoundError):
+                    continue
+                if isinstance(result, attnd.AttndError):
+                    if not result.is_retryable or time.monotonic() > until:
+                        raise result
+                    again.append(one)
+                elif one[1] is not None:
+                    one[1](result)
+            asked = again
+            if again:
+                time.sleep(_RETRY_S)
 
     # ---- a step
 
@@ -141,12 +160,15 @@ class Requests:
         Raises RuntimeError for a position that leaves a gap: nothing is ever computed over tokens
         that are not there.
         """
-        calls, then, kept = self.pool.calls(), [], []
+        asked: list[_Asked] = []
+        kept = []
         for r in rows:
             h = self.held.get(r.request)
             if h is None and r.pos == 0:
-                calls.open()
-                then.append(lambda seq, r=r: self.held.update({r.request: Held(seq)}))
+                asked.append((
+                    lambda calls: calls.open(),
+                    lambda seq, r=r: self.held.update({r.request: Held(seq)}),
+                ))
             elif h is None or (r.pos > h.n_tokens and h.is_behind):
                 self.fail(r)
                 continue
@@ -155,17 +177,17 @@ class Requests:
                     f"request {r.request}: position {r.pos}, attnd has {h.n_tokens} tokens"
                 )
             elif r.pos < h.n_tokens:  # drafts that were rejected, or tokens computed again
-                calls.truncate(h.seq, r.pos)
-                then.append(None)
+                asked.append((lambda calls, h=h, r=r: calls.truncate(h.seq, r.pos), None))
                 h.n_tokens, h.n_told = r.pos, min(h.n_told, r.pos)
             kept.append(r)
         n_restarts = self.n_restarts
-        self._run(calls, then)
+        self._run(asked)
         if self.n_restarts != n_restarts:
             return self._ready(rows)
         for r in kept:
-            if r.request not in self.held:  # it could not be opened
-                raise RuntimeError(f"request {r.request}: attnd has no room for its sequence")
+            if r.request not in self.held:
+                raise RuntimeError(f"request {r.request}: attnd has neither its pool nor a new one")
+        for r in kept:
             self.held[r.request].is_behind = False
         return kept
 

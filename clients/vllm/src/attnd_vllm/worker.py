@@ -29,8 +29,10 @@ class Shared:
             return set()
         invalid = set()
         for request, n_tokens in self.requests.take_failed().items():
-            (blocks,) = self.runner.requests[request].block_ids
-            invalid.add(blocks[n_tokens // self.block_tokens])
+            state = self.runner.requests.get(request)
+            if state is not None:  # else it has ended since
+                (blocks,) = state.block_ids
+                invalid.add(blocks[n_tokens // self.block_tokens])
         return invalid
 
 
