@@ -1,6 +1,7 @@
 /* test_libattn_calls.c: several requests in one message do what they do alone, over sockets and
  * shared memory, for a worker that takes over what a scheduler has opened; and a probe says what an
  * open finds. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,6 +186,55 @@ static void calls_larger_than_a_message_are_sent_in_several(void **state)
     attn_client_close(c);
 }
 
+enum { N_THREADS = 8, N_ROUNDS = 6 };
+
+struct opener {
+    attn_pool *pool;
+    uint64_t first_id;
+    char why[ATTN_MESSAGE_BYTES];
+};
+
+/* Opens as many sequences as a message takes, and closes them. */
+static void *open_and_close(void *arg)
+{
+    struct opener *o = arg;
+    struct attn_seq_call mine[WIRE_MAX_CALLS];
+    for (uint32_t k = 0; k < 2 * N_ROUNDS && o->why[0] == 0; k++) {
+        for (uint32_t i = 0; i < WIRE_MAX_CALLS; i++) {
+            struct attn_seq seq = {.id = o->first_id + i};
+            mine[i] = (struct attn_seq_call){.struct_size = sizeof mine[i],
+                                             .kind = k % 2 == 0 ? ATTN_CALL_OPEN : ATTN_CALL_CLOSE,
+                                             .seq = k % 2 == 0 ? seq : mine[i].seq};
+        }
+        if (attn_seq_calls(o->pool, mine, WIRE_MAX_CALLS, LONG_US, NULL) != ATTN_OK)
+            memcpy(o->why, attn_last_error()->message, sizeof o->why);
+        for (uint32_t i = 0; i < WIRE_MAX_CALLS && o->why[0] == 0; i++)
+            if (mine[i].error.status != ATTN_OK)
+                memcpy(o->why, mine[i].error.message, sizeof o->why);
+    }
+    return NULL;
+}
+
+/* No thread's calls are too old because those of others, with higher ids, were carried out first.
+ */
+static void threads_of_one_client_send_calls_at_once(void **state)
+{
+    (void)state;
+    attn_client *c = client_of(0, false);
+    attn_pool *p = pool_of(c, ATTN_F32, "m", 0.25f, N_BLOCKS);
+    struct opener openers[N_THREADS];
+    pthread_t threads[N_THREADS];
+    for (uint32_t i = 0; i < N_THREADS; i++) {
+        openers[i] = (struct opener){.pool = p, .first_id = 1 + i * WIRE_MAX_CALLS};
+        assert_int_equal(pthread_create(&threads[i], NULL, open_and_close, &openers[i]), 0);
+    }
+    for (uint32_t i = 0; i < N_THREADS; i++)
+        pthread_join(threads[i], NULL);
+    for (uint32_t i = 0; i < N_THREADS; i++)
+        assert_string_equal(openers[i].why, "");
+    attn_client_close(c);
+}
+
 static void what_is_no_call_is_refused_before_anything_is_sent(void **state)
 {
     (void)state;
@@ -215,6 +265,7 @@ int main(void)
         cmocka_unit_test(over_shared_memory),
         cmocka_unit_test(a_probe_says_what_an_open_finds),
         cmocka_unit_test(calls_larger_than_a_message_are_sent_in_several),
+        cmocka_unit_test(threads_of_one_client_send_calls_at_once),
         cmocka_unit_test(what_is_no_call_is_refused_before_anything_is_sent),
     };
     return cmocka_run_group_tests_name("calls", tests, start, stop);

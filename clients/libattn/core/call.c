@@ -36,6 +36,42 @@ attn_status client_check(const struct attn_client *c)
     return ATTN_OK;
 }
 
+/* How many of the request's ids a session remembers, at most: see docs/protocol.md, section 6. */
+static uint32_t n_known(const Attnd__Request *header)
+{
+    switch (header->body_case) {
+    case ATTND__REQUEST__BODY_CALLS:
+        return (uint32_t)header->calls->n_calls;
+    case ATTND__REQUEST__BODY_OPEN:
+    case ATTND__REQUEST__BODY_FORK:
+    case ATTND__REQUEST__BODY_ADOPT:
+    case ATTND__REQUEST__BODY_POOL_CREATE:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+/* Makes the request once its ids can't make the session forget those of others in flight. */
+static attn_status request_new(struct attn_client *c, const Attnd__Request *header,
+                               uint64_t timeout_us, struct client_request **out_r)
+{
+    uint64_t began_ns = attn_now_ns();
+    if (timeout_us == 0)
+        timeout_us = c->default_timeout_us;
+    for (;;) {
+        uint64_t now = attn_now_ns(), passed_us = (now - began_ns) / 1000;
+        if (passed_us >= timeout_us)
+            return error_set(ATTN_ETIMEDOUT, "requests before it were not answered within %llu ms",
+                             (unsigned long long)(timeout_us / 1000));
+        attn_status st = client_request_new(c, timeout_us - passed_us, n_known(header), out_r);
+        if (st != ATTN_OK || *out_r != NULL)
+            return st;
+        uint64_t left_us = timeout_us - passed_us, tick_us = CLIENT_TICK_NS / 1000;
+        client_request_poll(c, now + (left_us < tick_us ? left_us : tick_us) * 1000, NULL);
+    }
+}
+
 attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t timeout_us,
                         attn_status (*take)(struct client_request *, const struct wire_reply *),
                         void *take_arg)
@@ -55,7 +91,7 @@ attn_status client_call_bulk(struct attn_client *c, Attnd__Request *header,
         return st;
     if (!client_request_may_wait(c))
         return error_set(ATTN_EINVAL, "a call that waits was made inside a completion callback");
-    st = client_request_new(c, timeout_us, &r);
+    st = request_new(c, header, timeout_us, &r);
     if (st != ATTN_OK)
         return st;
     r->header = header;

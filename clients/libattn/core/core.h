@@ -67,6 +67,7 @@ struct attn_client {
     struct client_request *slots[ATTN_MAX_IN_FLIGHT];
     uint32_t free_slots[ATTN_MAX_IN_FLIGHT], n_free_slots;
     uint64_t id_high; /* counts starts; the bits of ids above the slot: ids of a session rise */
+    uint64_t n_known; /* sum of all requests' */
     struct request_list in_flight;
     uint32_t n_queued;
     uint64_t next_wake_ns; /* when the leader must look at deadlines again */

@@ -41,6 +41,8 @@ struct client_request {
     uint64_t generation; /* of the connection it was sent on */
     uint32_t n_retries_left;
     uint64_t session; /* as the request was made */
+    uint32_t n_known; /* ids that the session remembers once they are carried out */
+    uint64_t known_from; /* how many of those were given out before */
 
     /* what is asked: a header of the caller's, or a step */
     Attnd__Request *header;
@@ -84,8 +86,10 @@ static inline uint32_t client_request_wire_id(uint64_t id)
 
 /* request.c */
 
-/* A zeroed request with a slot, its id and its deadline. ATTN_EOVERLOAD: no slot; ATTN_ENOMEM. */
-attn_status client_request_new(struct attn_client *c, uint64_t timeout_us,
+/* A zeroed request with a slot, its id and its deadline. n_known: how many of its ids the session
+ * remembers, at most WIRE_MAX_CALLS; *out_r is NULL while that many could make the session forget
+ * ids that are in flight. ATTN_EOVERLOAD: no slot; ATTN_ENOMEM. */
+attn_status client_request_new(struct attn_client *c, uint64_t timeout_us, uint32_t n_known,
                                struct client_request **out_r);
 /* Frees a request that is in no list, and its slot. Not locked. */
 void client_request_free(struct client_request *r);

@@ -259,7 +259,20 @@ void client_request_flush(struct attn_client *c)
 
 /* ---- for the other files ---- */
 
-attn_status client_request_new(struct attn_client *c, uint64_t timeout_us,
+/* Whether n more such ids leave those in flight among the highest that a session remembers. */
+static bool may_be_known_locked(const struct attn_client *c, uint32_t n)
+{
+    enum { MAX_KNOWN = 256 }; /* protocol.md, section 6 */
+    uint64_t oldest = c->n_known;
+    for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT && n > 0; i++) {
+        const struct client_request *r = c->slots[i];
+        if (r != NULL && r->n_known > 0 && r->state != REQUEST_DONE && r->known_from < oldest)
+            oldest = r->known_from;
+    }
+    return c->n_known + n - oldest <= MAX_KNOWN;
+}
+
+attn_status client_request_new(struct attn_client *c, uint64_t timeout_us, uint32_t n_known,
                                struct client_request **out_r)
 {
     struct client_request *r = calloc(1, sizeof *r);
@@ -272,12 +285,21 @@ attn_status client_request_new(struct attn_client *c, uint64_t timeout_us,
         return error_set(ATTN_EOVERLOAD, "%u requests of this client are in flight, the most",
                          ATTN_MAX_IN_FLIGHT);
     }
+    if (!may_be_known_locked(c, n_known)) {
+        pthread_mutex_unlock(&c->lock);
+        free(r);
+        *out_r = NULL;
+        return ATTN_OK;
+    }
     uint32_t slot = c->free_slots[--c->n_free_slots];
     c->id_high += 2; /* a message of several calls has the ids behind its own, too */
     if ((c->id_high & ((1u << (REQUEST_ID_BITS - REQUEST_SLOT_BITS)) - 1)) < 2)
         c->id_high += 2; /* no wire id below the first of slots */
     r->id = (uint64_t)c->id_high << REQUEST_SLOT_BITS | slot;
     r->session = c->info.session;
+    r->n_known = n_known;
+    r->known_from = c->n_known;
+    c->n_known += n_known;
     c->slots[slot] = r;
     pthread_mutex_unlock(&c->lock);
     if (timeout_us == 0)

@@ -333,7 +333,7 @@ static attn_status start(struct attn_pool *p, const struct attn_step *s, uint64_
     attn_status st = step_check(p, s, &size);
     if (st != ATTN_OK)
         return st;
-    st = client_request_new(p->client, s->timeout_us, &r);
+    st = client_request_new(p->client, s->timeout_us, 0, &r);
     if (st != ATTN_OK)
         return st;
     r->is_step = true;
