@@ -244,6 +244,36 @@ static void flood_tokens(struct flooder *f)
          x.tokens = ids; x.n_tokens = BIG_TOKENS);
 }
 
+static void flood_probe(struct flooder *f)
+{
+    SEND(Attnd__Probe, ATTND__PROBE__INIT, probe, PROBE, x.pool = f->c.pool; x.tokens = ids;
+         x.n_tokens = BIG_TOKENS);
+}
+
+static void flood_probe_long(struct flooder *f)
+{
+    SEND(Attnd__Probe, ATTND__PROBE__INIT, probe, PROBE, x.pool = f->c.pool; x.tokens = ids;
+         x.n_tokens = N_IDS);
+}
+
+/* As many probes as one message takes. */
+static void flood_calls(struct flooder *f)
+{
+    static Attnd__Call call[WIRE_MAX_CALLS], *calls[WIRE_MAX_CALLS];
+    Attnd__Probe probe = ATTND__PROBE__INIT;
+    probe.pool = f->c.pool;
+    probe.tokens = ids;
+    probe.n_tokens = BIG_TOKENS;
+    for (uint32_t i = 0; i < WIRE_MAX_CALLS; i++) {
+        attnd__call__init(&call[i]);
+        call[i].body_case = ATTND__CALL__BODY_PROBE;
+        call[i].probe = &probe;
+        calls[i] = &call[i];
+    }
+    SEND(Attnd__Calls, ATTND__CALLS__INIT, calls, CALLS, x.calls = calls;
+         x.n_calls = WIRE_MAX_CALLS);
+}
+
 static void flood_close(struct flooder *f)
 {
     SEND(Attnd__Close, ATTND__CLOSE__INIT, close, CLOSE, x.seq = 12345; x.epoch = 1);
@@ -345,6 +375,9 @@ static const struct kind {
     {"fork, close", flood_fork, 0},
     {"truncate", flood_truncate, 0},
     {"tokens: 128 ids", flood_tokens, 0},
+    {"probe: 128 ids", flood_probe, 0},
+    {"probe: 65,536 ids", flood_probe_long, 4},
+    {"calls: 128 probes of 128 ids", flood_calls, 0},
     {"close: no such", flood_close, 0},
     {"adopt", flood_adopt, 0},
     {"export: head", flood_export_head, 0},
