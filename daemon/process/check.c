@@ -42,8 +42,13 @@ static int check_disk(const struct config *cfg, char *why, size_t why_bytes)
     const char *path = cfg->disk_path;
     if (path[0] == '\0')
         return EX_OK;
-    if (statvfs(path, &fs) != 0 || access(path, W_OK | X_OK) != 0) {
-        snprintf(why, why_bytes, "cache.disk_path = %s: %s", path, strerror(errno));
+    int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    bool is_good = fd >= 0 && fstatvfs(fd, &fs) == 0 && access(path, W_OK | X_OK) == 0;
+    int why_not = errno;
+    if (fd >= 0)
+        close(fd);
+    if (!is_good) {
+        snprintf(why, why_bytes, "cache.disk_path = %s: %s", path, strerror(why_not));
         return EX_CONFIG;
     }
     uint64_t most = (uint64_t)fs.f_blocks * fs.f_frsize;

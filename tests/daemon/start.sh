@@ -43,6 +43,8 @@ fails 73 'tcp://192.0.2.1:7471: cannot listen' --device.kv_memory 16M --listen t
 fails 78 "listen.tenants: $dir/tenants:2: " --listen "ipc://$dir/s" --listen.tenants "$dir/tenants"
 fails 78 "cache.disk_path = $dir/no_folder: No such file" --cache.disk_path "$dir/no_folder" --cache.disk_size 1M \
   --listen "ipc://$dir/s"
+fails 78 "cache.disk_path = $dir/tenants: Not a directory" --cache.disk_path "$dir/tenants" --cache.disk_size 1M \
+  --listen "ipc://$dir/s"
 fails 78 "cache.disk_size: 16777216 MiB, .* $dir has" --cache.disk_path "$dir" --cache.disk_size 16T --listen "ipc://$dir/s"
 touch "$dir/file"
 for transport in ipc shm; do
