@@ -8,7 +8,7 @@
 struct process_usage {
     double cpu_seconds, start_unix_seconds;
     double virtual_bytes, resident_bytes;
-    double open_fds, max_fds;
+    double max_fds;
     double max_locked_bytes; /* INFINITY: no limit */
 };
 

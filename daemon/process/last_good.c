@@ -37,7 +37,8 @@ static int own(int argc, char **argv, struct config *cfg, enum config_action *ou
     if (*out_action != CONFIG_RUN && *out_action != CONFIG_CHECK)
         return EX_OK;
     settings_say_unknown(cfg);
-    int code = settings_check(cfg, why, why_bytes);
+    bool has_cache = *out_action == CONFIG_RUN && last_good_has_cache();
+    int code = settings_check(cfg, has_cache, why, why_bytes);
     if (code != EX_OK)
         config_fini(cfg);
     return code;
@@ -51,7 +52,7 @@ static bool last(const struct kept_settings *kept, struct config *cfg)
         log_error("%s", fault.why);
         return false;
     }
-    if (settings_check(cfg, fault.why, sizeof fault.why) == EX_OK)
+    if (settings_check(cfg, true, fault.why, sizeof fault.why) == EX_OK)
         return true;
     log_error("the last good settings are refused, too: %s", fault.why);
     config_fini(cfg);

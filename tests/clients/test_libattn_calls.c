@@ -112,6 +112,8 @@ static void a_worker_takes_over_what_a_scheduler_has_opened(bool is_shm)
         assert_int_equal(calls[i].error.status, i == 7 ? ATTN_ESTALE : ATTN_OK);
     ok(attn_seq_close(p, &seqs[7], LONG_US));
     await_free(scheduler, p, n_before);
+    attn_pool_close(p);
+    attn_pool_close(q);
     attn_client_close(scheduler);
     attn_client_close(worker);
 }
@@ -158,6 +160,7 @@ static void a_probe_says_what_an_open_finds(void **state)
     assert_int_equal(probe.cached_tokens, 0);
     ok(attn_seq_close(p, &seq, LONG_US));
     ok(attn_seq_close(p, &again, LONG_US));
+    attn_pool_close(p);
     attn_client_close(c);
 }
 
@@ -183,6 +186,7 @@ static void calls_larger_than_a_message_are_sent_in_several(void **state)
     run(p, N);
     all_ok(N);
     free(ids);
+    attn_pool_close(p);
     attn_client_close(c);
 }
 
@@ -232,6 +236,7 @@ static void threads_of_one_client_send_calls_at_once(void **state)
         pthread_join(threads[i], NULL);
     for (uint32_t i = 0; i < N_THREADS; i++)
         assert_string_equal(openers[i].why, "");
+    attn_pool_close(p);
     attn_client_close(c);
 }
 
@@ -255,6 +260,7 @@ static void what_is_no_call_is_refused_before_anything_is_sent(void **state)
     assert_int_equal(attn_seq_calls(p, NULL, 1, LONG_US, NULL), ATTN_EINVAL);
     ok(attn_seq_calls(p, NULL, 0, LONG_US, &n_done));
     assert_gone(p, 1);
+    attn_pool_close(p);
     attn_client_close(c);
 }
 

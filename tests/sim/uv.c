@@ -407,11 +407,12 @@ static void on_input(void *arg, uint64_t word)
         size_t n = c->in.n < buf.len ? c->in.n : buf.len;
         if (n > 1 && sim_chance(200))
             n = 1 + sim_below((uint32_t)n);
-        memcpy(buf.base, c->in.p + c->in.first, n);
+        if (n > 0)
+            memcpy(buf.base, c->in.p + c->in.first, n);
         bytes_take(&c->in, n);
         if (c->in.n > 0 || c->client_ended)
             sim_at(sim_between(200, 5000), SIM_PROCESS, on_input, x, 0);
-        s->read_cb(s, (ssize_t)n, &buf);
+        s->read_cb(s, n > 0 ? (ssize_t)n : UV_ENOBUFS, &buf);
     } else if (c->client_ended) {
         x->is_reading = false;
         s->read_cb(s, c->is_cut ? UV_ECONNRESET : UV_EOF, &buf);
