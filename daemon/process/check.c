@@ -87,7 +87,7 @@ static int check_memory(const struct config *cfg, char *why, size_t why_bytes)
     return st == ATTN_OK ? EX_OK : EX_UNAVAILABLE;
 }
 
-int settings_check(const struct config *cfg, bool has_cache, char *why, size_t why_bytes)
+int settings_check(const struct config *cfg, bool have_served, char *why, size_t why_bytes)
 {
     char admin[256];
     int code = check_files(cfg, why, why_bytes);
@@ -97,5 +97,5 @@ int settings_check(const struct config *cfg, bool has_cache, char *why, size_t w
         code = check_address(cfg->listen[i], why, why_bytes);
     if (code == EX_OK && !config_admin_is_extra(cfg) && config_admin_url(cfg, admin, sizeof admin))
         code = check_address(admin, why, why_bytes);
-    return code == EX_OK && !has_cache ? check_memory(cfg, why, why_bytes) : code;
+    return code == EX_OK && !have_served ? check_memory(cfg, why, why_bytes) : code;
 }

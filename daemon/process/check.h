@@ -5,10 +5,10 @@
 
 #include "daemon/config/config.h"
 
-/* Reads the files that the settings name and looks at folders, addresses and, unless a start goes on
- * with a kept cache (then short memory costs no cache: device_open), how much memory there is. Takes
- * nothing and changes nothing, so a daemon with the same settings may run. Returns an exit code of
- * sysexits.h; why names the setting, its value and what is wrong. */
-int settings_check(const struct config *cfg, bool has_cache, char *why, size_t why_bytes);
+/* Reads the files that the settings name, and looks at folders, addresses and how much memory there
+ * is; this last not of settings that have served, whose cache short memory must not cost
+ * (device_open). Takes nothing and changes nothing, so a daemon with the same settings may run.
+ * Returns an exit code of sysexits.h; why names the setting, its value and what is wrong. */
+int settings_check(const struct config *cfg, bool have_served, char *why, size_t why_bytes);
 
 #endif

@@ -37,8 +37,7 @@ static int own(int argc, char **argv, struct config *cfg, enum config_action *ou
     if (*out_action != CONFIG_RUN && *out_action != CONFIG_CHECK)
         return EX_OK;
     settings_say_unknown(cfg);
-    bool has_cache = *out_action == CONFIG_RUN && last_good_has_cache();
-    int code = settings_check(cfg, has_cache, why, why_bytes);
+    int code = settings_check(cfg, false, why, why_bytes);
     if (code != EX_OK)
         config_fini(cfg);
     return code;
