@@ -15,7 +15,7 @@ ceilings() { # KERNEL: vector registers, spilled scalar registers, bytes of LDS
   case $1 in
   *attend_matrix*Li64E*) echo "208 64 256" ;;
   *attend_matrix*Li128E*) echo "320 64 256" ;;
-  *attend_matrix*) echo "416 64 256" ;;
+  *attend_matrix*) echo "416 72 256" ;;
   *shared_tiles*) echo "104 96 25600" ;; # of the bench's ladder only
   *one_row*) echo "80 8 2048" ;;
   *attendILi*Lb1E*) echo "176 464 0" ;; # the vector kernel that knows stripes
