@@ -67,7 +67,7 @@ def wait_for_a_lease(url):
     if pid == 0:
         status = 1
         try:
-            attnd.connect(url)
+            _alive = attnd.connect(url)  # which would say goodbye if it were closed
             status = 0
         finally:
             os._exit(status)
