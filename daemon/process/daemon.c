@@ -271,14 +271,15 @@ static void on_reload(uv_signal_t *s, int number)
 
 /* --- start, run, stop ------------------------------------------------------------------------- */
 
-static const struct {
-    int number;
-    uv_signal_cb cb;
-} handlers[] = {
-    {SIGTERM, on_terminate}, {SIGINT, on_terminate}, {SIGHUP, on_reload}, {SIGUSR2, on_upgrade}};
-
 static void handlers_start(struct daemon *d)
 {
+    static const struct {
+        int number;
+        uv_signal_cb cb;
+    } handlers[] = {{SIGTERM, on_terminate},
+                    {SIGINT, on_terminate},
+                    {SIGHUP, on_reload},
+                    {SIGUSR2, on_upgrade}};
     for (size_t i = 0; i < sizeof handlers / sizeof handlers[0]; i++) {
         uv_signal_init(d->loop, &d->signals[i]);
         d->signals[i].data = d;
@@ -494,8 +495,6 @@ static void daemon_stop(struct daemon *d)
     if (d->loop != NULL) {
         uv_run(d->loop, UV_RUN_NOWAIT);
         uv_walk(d->loop, close_handle, NULL);
-        for (size_t i = 0; i < sizeof handlers / sizeof handlers[0]; i++)
-            signal(handlers[i].number, SIG_IGN); /* we end anyway, in order */
         uv_run(d->loop, UV_RUN_DEFAULT);
         uv_loop_close(d->loop);
     }

@@ -105,16 +105,6 @@ grep -q 'not ready' "$dir/page" || die "readyz: $(cat "$dir/page")"
 kill "$daemon"
 wait "$daemon" || die "exit code $? after two signals"
 daemon=
-# a signal that comes when all is done does not end it before it has cleaned up
-for _ in {1..8}; do
-  start --listen "ipc://$dir/s"
-  "$bin/attnctl" --endpoint "ipc://$dir/s" drain >/dev/null
-  writes "$daemon" "$log" '"drained"' || die "not drained"
-  for number in TERM HUP USR2; do kill -$number "$daemon" 2>/dev/null || true; done
-  wait "$daemon" || die "exit code $? after a drain and signals"
-  grep -q 'msg="stopped"' "$log" || die "not stopped in order"
-done
-daemon=
 # sockets listen before what may take long
 start --listen "ipc://$dir/s" --listen.admin off --listen.http 127.0.0.1:0
 "$bin/attnctl" --endpoint "ipc://$dir/s" drain >/dev/null
