@@ -14,22 +14,28 @@
 
 #include "tests/daemon/e2e/e2e.h"
 
-enum { N_BLOCKS = 32, N_SEQS = 6, LEN = 40 };
+enum { N_BLOCKS = 32, N_SEQS = 6, LEN = 40, MOST_CARDS = 8, MOST_SEQS = 3 * MOST_CARDS };
 
 static struct e2e d;
 static struct e2e_client c;
-static struct e2e_seq s[16];
+static struct e2e_seq s[MOST_SEQS];
+static uint32_t card_mask = 1;
 
-/* The lowest bit of an epoch names the card where there are two (docs/design.md). */
+/* The lowest bits of an epoch name the card (docs/design.md). */
 static uint32_t card_of(const struct e2e_seq *seq)
 {
-    return seq->epoch & 1;
+    return seq->epoch & card_mask;
 }
 
 static void begin(const char *index, const char *const *more)
 {
     const char *flags[16] = {"--device.index", index, "--cache.max_sequences", "12"};
     int n = 4;
+    uint32_t n_cards = 1;
+    for (const char *at = index; *at != '\0'; at++)
+        n_cards += *at == ',';
+    for (card_mask = 1; card_mask + 1 < n_cards;)
+        card_mask = 2 * card_mask + 1;
     for (; more != NULL && *more != NULL; more++)
         flags[n++] = *more;
     flags[n] = NULL;
@@ -44,20 +50,25 @@ static void end(void)
     e2e_stop(&d);
 }
 
-/* Sequences 1 to N_SEQS with LEN tokens, two of which are in one message with all the others. */
-static void fill(void)
+/* Sequences 1 to n with LEN tokens, two of which are in one message with all the others. */
+static void fill_many(uint32_t n)
 {
-    struct e2e_item it[N_SEQS];
-    for (uint32_t i = 0; i < N_SEQS; i++)
+    struct e2e_item it[MOST_SEQS];
+    for (uint32_t i = 0; i < n; i++)
         assert_int_equal(e2e_open_seq(&c, &s[i], 1 + i, 7 * i), ATTN_OK);
     for (uint32_t layer = 0; layer < E2E_LAYERS; layer++) {
-        for (uint32_t i = 0; i < N_SEQS; i++)
+        for (uint32_t i = 0; i < n; i++)
             it[i] = (struct e2e_item){&s[i], 0, LEN - 2};
-        e2e_step(&c, layer, it, N_SEQS);
-        for (uint32_t i = 0; i < N_SEQS; i++)
+        e2e_step(&c, layer, it, n);
+        for (uint32_t i = 0; i < n; i++)
             it[i] = (struct e2e_item){&s[i], LEN - 2, 2};
-        e2e_step(&c, layer, it, N_SEQS);
+        e2e_step(&c, layer, it, n);
     }
+}
+
+static void fill(void)
+{
+    fill_many(N_SEQS);
 }
 
 static void sequences_are_spread_by_free_blocks(void **state)
@@ -216,47 +227,71 @@ static void a_late_duplicate_of_an_open_is_refused_by_every_card(void **state)
     end();
 }
 
-static void a_lost_card_takes_its_own_sequences_only(void **state)
+static void check_that_the_last_card_takes_its_own_only(uint32_t n_cards)
 {
-    (void)state;
     static const char *const faults[] = {"--danger-inject-faults", "--backend", "cpu+faults:lose@7",
+                                         "--device.threads", "1", "--cache.max_sequences", "32",
                                          NULL};
+    const uint32_t lost = n_cards - 1, n = 3 * n_cards;
+    uint32_t n_of[MOST_CARDS] = {0};
+    char index[] = "0,1,2,3,4,5,6,7", says[64];
+    index[2 * n_cards - 1] = '\0';
     /* a lost device is not closed: its threads are there when the process ends */
     char sanitizer[256], *given = getenv("TSAN_OPTIONS");
     given = strdup(given == NULL ? "" : given);
     snprintf(sanitizer, sizeof sanitizer, "%s report_thread_leaks=0", given);
     setenv("TSAN_OPTIONS", sanitizer, 1);
-    begin("0,1", faults);
+    begin(index, faults);
     setenv("TSAN_OPTIONS", given, 1);
     free(given);
-    fill(); /* six batches a card, with faults on the last card */
-    struct e2e_item it[N_SEQS];
-    for (uint32_t i = 0; i < N_SEQS; i++)
+    fill_many(n); /* six batches a card, with faults on the last card */
+    for (uint32_t i = 0; i < n; i++)
+        n_of[card_of(&s[i])]++;
+    for (uint32_t i = 0; i < n_cards; i++)
+        assert_int_equal(n_of[i], 3);
+    struct e2e_item it[MOST_SEQS];
+    for (uint32_t i = 0; i < n; i++)
         it[i] = (struct e2e_item){&s[i], LEN, 1};
-    const struct wire_reply *r = e2e_await(&c, e2e_send_step(&c, 0, E2E_BOTH, it, N_SEQS, 0));
+    const struct wire_reply *r = e2e_await(&c, e2e_send_step(&c, 0, E2E_BOTH, it, n, 0));
     assert_int_equal(r->header->status, ATTN_EDEVICE);
-    for (uint32_t i = 0; i < N_SEQS; i++)
+    for (uint32_t i = 0; i < n; i++)
         assert_int_equal(r->header->step->item_status[i],
-                         card_of(&s[i]) == 1 ? ATTN_EDEVICE : ATTN_OK);
-    e2e_await_log(&d, "card 1 is lost; the others go on");
-    for (uint32_t i = 0; i < N_SEQS; i++)
+                         card_of(&s[i]) == lost ? ATTN_EDEVICE : ATTN_OK);
+    snprintf(says, sizeof says, "card %u is lost; the others go on", lost);
+    e2e_await_log(&d, says);
+    for (uint32_t i = 0; i < n; i++)
         assert_int_equal(e2e_item(&c, &s[i], 1, LEN, 1),
-                         card_of(&s[i]) == 1 ? ATTN_ENOTFOUND : ATTN_OK);
-    r = e2e_await(&c, e2e_send_step(&c, 2, E2E_BOTH, it, N_SEQS, 0));
+                         card_of(&s[i]) == lost ? ATTN_ENOTFOUND : ATTN_OK);
+    r = e2e_await(&c, e2e_send_step(&c, 2, E2E_BOTH, it, n, 0));
     assert_int_equal(r->header->status, ATTN_ENOTFOUND);
-    for (uint32_t i = 0; i < N_SEQS; i++)
+    for (uint32_t i = 0; i < n; i++)
         assert_int_equal(r->header->step->item_status[i],
-                         card_of(&s[i]) == 1 ? ATTN_ENOTFOUND : ATTN_OK);
+                         card_of(&s[i]) == lost ? ATTN_ENOTFOUND : ATTN_OK);
     /* its names are free, and are opened elsewhere */
-    for (uint32_t i = 0; i < N_SEQS; i++) {
-        if (card_of(&s[i]) == 0)
+    for (uint32_t i = 0; i < n; i++) {
+        if (card_of(&s[i]) != lost)
             continue;
         assert_int_equal(e2e_open_seq(&c, &s[i], 1 + i, 3), ATTN_OK);
-        assert_int_equal(card_of(&s[i]), 0);
+        assert_int_not_equal(card_of(&s[i]), lost);
         struct e2e_item one = {&s[i], 0, 20};
         e2e_step(&c, 0, &one, 1);
     }
     end();
+}
+
+static void a_lost_card_takes_its_own_sequences_only(void **state)
+{
+    (void)state;
+    check_that_the_last_card_takes_its_own_only(2);
+}
+
+static void a_lost_card_of_eight_takes_its_own_sequences_only(void **state)
+{
+    (void)state;
+    uint32_t most = e2e_most_cards();
+    if (most < 3)
+        skip();
+    check_that_the_last_card_takes_its_own_only(most < MOST_CARDS ? most : MOST_CARDS);
 }
 
 static void a_successor_goes_on_with_all_cards(void **state)
@@ -425,6 +460,7 @@ int main(void)
         TEST(a_sequence_twice_in_a_step_is_an_error_over_cards_too),
         TEST(a_late_duplicate_of_an_open_is_refused_by_every_card),
         TEST(a_lost_card_takes_its_own_sequences_only),
+        TEST(a_lost_card_of_eight_takes_its_own_sequences_only),
         TEST(a_successor_goes_on_with_all_cards),
         TEST(devices_that_are_none_are_refused_by_name),
     };
