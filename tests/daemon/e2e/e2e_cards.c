@@ -229,8 +229,13 @@ static void a_late_duplicate_of_an_open_is_refused_by_every_card(void **state)
 
 static void check_that_the_last_card_takes_its_own_only(uint32_t n_cards)
 {
-    static const char *const faults[] = {"--danger-inject-faults", "--backend", "cpu+faults:lose@7",
-                                         "--device.threads", "1", "--cache.max_sequences", "32",
+    static const char *const faults[] = {"--danger-inject-faults",
+                                         "--backend",
+                                         "cpu+faults:lose@7",
+                                         "--device.threads",
+                                         "1",
+                                         "--cache.max_sequences",
+                                         "32",
                                          NULL};
     const uint32_t lost = n_cards - 1, n = 3 * n_cards;
     uint32_t n_of[MOST_CARDS] = {0};
