@@ -1,4 +1,4 @@
-"""requests.py against a daemon, under a small engine that schedules as vLLM does: chunks, preemption,
+"""attnd.serving.requests against a daemon, under a small engine that schedules as vLLM does: chunks, preemption,
 rejected drafts, prefixes; a pool that two engines share and that is too small; a daemon that begins
 anew. Texts must be those that a float64 model writes alone.
 """
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1] / "python/tests"), str(HERE.parent / "src")]
+sys.path[:0] = [str(HERE.parents[1] / "python/tests")]
 
 from conftest import Daemon  # noqa: E402
 from reference import attention  # noqa: E402
 
 import attnd  # noqa: E402
-from attnd_vllm.requests import Opened, Requests, Row, Told  # noqa: E402
+from attnd.serving.requests import Opened, Requests, Row, Told  # noqa: E402
 
 LAYERS, Q_HEADS, KV_HEADS, DIM, BLOCK, VOCABULARY = 2, 2, 1, 8, 8, 61
 WEIGHTS = np.random.default_rng(1).normal(size=(VOCABULARY, 3, LAYERS, Q_HEADS, DIM))

@@ -7,10 +7,11 @@ what, from vLLM's side:
 
     platform.py   the platform: turns on the rest, refuses what attnd can't do
     connector.py  the scheduler's side: what the cache has of a prompt counts as computed
-    worker.py     the worker: tells requests.py of each step before the model runs
+    worker.py     the worker: tells attnd.serving.requests of each step before the model runs
     backend.py    the attention backend: each layer is a step of the pool
-    requests.py   this worker's requests and their sequences; knows nothing of vLLM
-    identity.py   what K and V depend on: the model's weights, a request's adapter and images
+    identity.py   what a request's K and V depend on: its adapter and images
+
+This worker's requests and their sequences, and what the model's weights are, are attnd.serving's.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ from vllm.v1.attention.backend import (
     AttentionType,
 )
 
+from attnd.serving.requests import Requests, Row, Step
+
 from . import settings
-from .requests import Requests, Row, Step
 from .worker import connect, model_name, shared
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}

@@ -18,8 +18,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
+from attnd.serving.requests import Opened, Told
+
 from . import identity
-from .requests import Opened, Told
 from .worker import connect, shared
 
 logger = init_logger(__name__)

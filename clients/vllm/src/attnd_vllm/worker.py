@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import attnd
 from vllm.model_executor.model_loader import base_loader
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from . import identity, settings
-from .requests import Requests
+from attnd.serving import model as serving_model
+from attnd.serving.requests import Requests
+
+from . import settings
 
 
 class Shared:
@@ -39,16 +40,11 @@ class Shared:
 shared = Shared()
 
 
-# Of a model's config, what says where it was read from, and by what.
-_NO_PART = frozenset(("_name_or_path", "transformers_version"))
-
-
 def model_name(config: Any, weights: str) -> str:
     """What K and V mean: equal for engines that may share them."""
     model = config.model_config
-    means = {k: v for k, v in model.hf_text_config.to_dict().items() if k not in _NO_PART}
-    text = json.dumps(means, sort_keys=True, default=str)
-    return f"{weights} {model.dtype} {model.quantization} {text}"
+    config = model.hf_text_config.to_dict()
+    return serving_model.model_name(weights, model.dtype, model.quantization, config)
 
 
 def connect(name: str) -> attnd.Client:
@@ -67,7 +63,9 @@ class AttndCpuWorker(CPUWorker):
         process = base_loader.process_weights_after_loading
 
         def digest_and_process(model: Any, *a: Any, **k: Any) -> Any:
-            shared.weights = identity.digest_of_weights(identity.model_tensors(model))
+            shared.weights = serving_model.digest_of_weights(
+                serving_model.model_tensors(model)
+            )
             return process(model, *a, **k)
 
         base_loader.process_weights_after_loading = digest_and_process

@@ -1,6 +1,6 @@
 """This worker's requests in attnd: a pool, and one sequence for each request that has tokens there.
 
-Knows nothing of vLLM: a request is a name, a step's rows say which tokens of which request the model
+Knows no engine: a request is a name, a step's rows say which tokens of which request the model
 computes now. What attnd turns out not to have, because its daemon began anew or a pool that others
 use, too, is full, is given back as rows that failed: the engine computes those tokens again.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import attnd
 
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 
 # What is asked of the daemon: adds itself to the calls of a message, and takes what it is given.
-_Asked = tuple[Callable[[attnd.Calls], None], Callable[[Any], None] | None]
+_Asked = tuple[Callable[[attnd.Calls], None], Optional[Callable[[Any], None]]]
 
 
 class Held:
