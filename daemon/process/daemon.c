@@ -444,10 +444,14 @@ static void on_close_timeout(uv_timer_t *timer)
     uv_stop(timer->loop);
 }
 
+/* Handlers of signals stay until the process has ended: without them a signal would end it, with
+ * another code and before the last steps. */
 static void close_handle(uv_handle_t *h, void *arg)
 {
     (void)arg;
-    if (!uv_is_closing(h))
+    if (h->type == UV_SIGNAL)
+        uv_unref(h);
+    else if (!uv_is_closing(h))
         uv_close(h, NULL);
 }
 
@@ -496,7 +500,6 @@ static void daemon_stop(struct daemon *d)
         uv_run(d->loop, UV_RUN_NOWAIT);
         uv_walk(d->loop, close_handle, NULL);
         uv_run(d->loop, UV_RUN_DEFAULT);
-        uv_loop_close(d->loop);
     }
     http_close(d->http);
     settings_close(d->settings);

@@ -105,6 +105,15 @@ grep -q 'not ready' "$dir/page" || die "readyz: $(cat "$dir/page")"
 kill "$daemon"
 wait "$daemon" || die "exit code $? after two signals"
 daemon=
+# signals that come when all is done do not end it before it has cleaned up
+for _ in {1..8}; do
+  start --listen "ipc://$dir/s" --listen.http off
+  "$bin/attnctl" --endpoint "ipc://$dir/s" drain >/dev/null
+  while kill -TERM "$daemon" && kill -HUP "$daemon" && kill -USR2 "$daemon"; do :; done 2>/dev/null
+  wait "$daemon" || die "exit code $? after a drain and signals"
+  grep -q 'msg="stopped"' "$log" || die "not stopped in order"
+done
+daemon=
 # sockets listen before what may take long
 start --listen "ipc://$dir/s" --listen.admin off --listen.http 127.0.0.1:0
 "$bin/attnctl" --endpoint "ipc://$dir/s" drain >/dev/null
