@@ -122,6 +122,130 @@ def test_the_operator_is_the_step(pool, lane, is_compiled):
         attention(x[:1], torch.zeros(1, 3, DIM), x[:1, :KV_HEADS])
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_operator_writes_where_it_is_told(client, dtype):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import attnd.torch
+
+    spec = attnd.PoolSpec(
+        f"to-{dtype}", 2, HEADS, KV_HEADS, DIM, n_blocks=64, q_dtype=dtype, is_batch_invariant=True
+    )
+    pool, kind = client.create_pool(spec), {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    torch.manual_seed(4)
+    with client.open_lane() as lane, pool.open() as a, pool.open() as b:
+        attention = attnd.torch.Attention(lane, pool)
+        for pos in range(0, 9, 3):
+            attention.plan([(a, pos, 3)])
+            for layer in range(2):
+                # q, k and v are parts of one tensor, out of a larger one
+                qkv = torch.randn(3, HEADS + 2 * KV_HEADS, DIM).to(kind)
+                q, k, v = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+                room = torch.full((7, HEADS, DIM), torch.nan, dtype=kind)
+                got = attention(q, k, v, out=room[2:5], layer=layer)
+                assert got.data_ptr() == room[2:5].data_ptr()
+                want = pool.step(
+                    layer, [(b, pos, 3)], q.contiguous(), k.contiguous(), v.contiguous()
+                ).out
+                assert torch.equal(room[2:5], want)
+                assert room[:2].isnan().all() and room[5:].isnan().all()
+        attention.check()
+
+
+def test_the_operator_refuses_what_is_wrong(pool, lane):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import attnd.torch
+
+    attention = attnd.torch.Attention(lane, pool)
+    q, k = torch.randn(2, HEADS, DIM), torch.randn(2, KV_HEADS, DIM)
+    out = torch.full_like(q, torch.nan)
+    with pytest.raises(ValueError, match="layer is 0, the plan's next one is none"):
+        attention(q, k, k, layer=0)
+    with pool.open() as a:
+        attention.plan([(a, 0, 2)])
+        with pytest.raises(ValueError, match="layer is 1, the plan's next one is 0"):
+            attention(q, k, k, out=out, layer=1)
+        with pytest.raises(ValueError, match="out is torch.float32 \\(1, 4, 16\\)"):
+            attention(q, k, k, out=out[:1], layer=0)
+        with pytest.raises(ValueError, match="out has strides"):
+            attention(q, k, k, out=torch.empty(2, HEADS, 2 * DIM)[:, :, ::2], layer=0)
+        with pytest.raises(ValueError, match="k is torch.float64"):
+            attention(q, k.double(), k, out=out, layer=0)
+        assert out.isnan().all()  # and the plan is where it was
+        for layer in range(LAYERS):
+            attention(q, k, k, out=out, layer=layer)
+            assert out.isfinite().all()
+        with pytest.raises(ValueError, match="the plan's next one is none"):
+            attention(q, k, k, out=out, layer=0)
+        attention.plan([(a, 2, 2)], layers=[2, 0])
+        with pytest.raises(ValueError, match="layer is 0, the plan's next one is 2"):
+            attention(q, k, k, layer=0)
+        attention.plan([(a, 2, 2)], is_restart=True)
+    number = attention._number
+    del attention
+    with pytest.raises(ValueError, match="no such Attention"):
+        torch.ops.attnd.attend(q, k, k, out, -1, number)
+
+
+def test_the_operator_is_traceable(pool, lane):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import attnd.torch
+
+    attention = attnd.torch.Attention(lane, pool)
+    q, k = torch.randn(2, HEADS, DIM), torch.randn(2, KV_HEADS, DIM)
+    with pool.open() as a:
+
+        class Planned:
+            """opcheck calls the operator as often as it likes: each call is layer 0 again."""
+
+            def enqueue(self, q, k, v, out, layer):
+                attention.plan([(a, 0, 2)], is_restart=True)
+                attention.enqueue(q, k, v, out, layer)
+
+        planned = Planned()
+        attnd.torch._bound[0] = planned
+        torch.library.opcheck(torch.ops.attnd.attend.default, (q, k, k, torch.empty_like(q), 0, 0))
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():  # nothing is planned, and nothing runs
+        fake = [torch.empty(9, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)]
+        assert attention(*fake).shape == (9, HEADS, DIM)
+        with pytest.raises(RuntimeError, match="not q's tokens and heads"):
+            attention(*fake, out=torch.empty(8, HEADS, DIM))
+
+
+def test_a_compiled_model_appends_where_nobody_reads(pool, lane):
+    """One graph without breaks for steps of any size, which writes to a buffer of the caller's and
+    keeps a layer whose output is not used."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import attnd.torch
+
+    attention = attnd.torch.Attention(lane, pool)
+
+    def layers(x, out):
+        attention(x, x[:, :KV_HEADS], x[:, KV_HEADS:], layer=0)
+        attention(x + 1, x[:, :KV_HEADS], x[:, KV_HEADS:], out=out, layer=1)
+        return attention(out * 2, x[:, :KV_HEADS], x[:, KV_HEADS:], layer=2) + 1
+
+    torch.manual_seed(6)
+    run = torch.compile(layers, backend="aot_eager", fullgraph=True, dynamic=True)
+    with pool.open() as a, pool.open() as b:
+        pos = 0
+        for n in 3, 1, 4:
+            x, out = torch.randn(n, HEADS, DIM), torch.full((n, HEADS, DIM), torch.nan)
+            attention.plan([(a, pos, n)])
+            got = run(x, out)
+            kv = [x[:, :KV_HEADS].contiguous(), x[:, KV_HEADS:].contiguous()]
+            pool.step(0, [(b, pos, n)], x, *kv)
+            middle = pool.step(1, [(b, pos, n)], x + 1, *kv).out
+            want = pool.step(2, [(b, pos, n)], middle * 2, *kv).out + 1
+            assert torch.equal(out, middle)
+            assert torch.allclose(got, want, rtol=0, atol=1e-6)
+            pos += n  # which a plan refuses where a layer has not so many
+        with a.fork() as c:
+            assert c.layer_len == (pos,) * LAYERS
+    attention.check()
+
+
 def test_a_daemon_that_dies_ends_the_lane(own_daemon):
     with attnd.connect(own_daemon.url, timeout=5) as client:
         lane = client.open_lane()

@@ -2,17 +2,22 @@
 graph, where one capture is replayed for every decode step.
 
     attention = attnd.torch.Attention(lane, pool)
-    attention.plan(items)                  # once per step, before its layers or the graph's replay
+    attention.plan(items)                       # once per step, before its layers or a replay
     for layer in layers:
-        out = attention(q, k, v)           # [T, num_q_heads, head_dim_v], on the current stream
+        out = attention(q, k, v)                # [T, num_q_heads, head_dim_v], on the current stream
+        attention(q, k, v, out=o, layer=2)      # written to o, and only if layer 2 is the next one
     ...
-    attention.check()                      # after the stream was waited for
+    attention.check()                           # after the stream was waited for
+
+The operator is torch.ops.attnd.attend(q, k, v, out!, layer, number): it writes `out` and nothing else
+that PyTorch knows of. What it appends is in the daemon.
 
 A prompt of more tokens than the lane holds goes in pieces, and can't be captured.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import weakref
 from typing import Any
@@ -27,20 +32,72 @@ __all__ = ["Attention"]
 _bound: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
+_NEXT = -1  # whatever layer the plan has next
+_ALIGN = 64  # q, k and v begin at multiples of it in a lane's region
+_MAX_PLACES = 64  # numbers of tokens whose places in the region are kept
 
-def _out_of(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
+_library = torch.library.Library("attnd", "DEF")
+_library.define(
+    "attend(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer, int number) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
 
 
-@torch.library.custom_op("attnd::attend", mutates_args=())
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bound: int) -> torch.Tensor:
-    """The next layer of the plan of an Attention; what it appends is in the daemon."""
-    return _bound[bound]._enqueue(q.contiguous(), k.contiguous(), v.contiguous())
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    layer: int,
+    number: int,
+) -> None:
+    attention = _bound.get(number)
+    if attention is None:
+        raise ValueError(f"attnd::attend: number is {number}, no such Attention is there any more")
+    attention.enqueue(q, k, v, out, None if layer == _NEXT else layer)
 
 
-@_attend.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bound: int) -> torch.Tensor:
-    return _out_of(q, v)
+_library.impl("attend", _attend, "CPU")
+_library.impl("attend", _attend, "CUDA")
+
+
+@torch.library.register_fake("attnd::attend", lib=_library)
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    layer: int,
+    number: int,
+) -> None:
+    torch._check(out.dim() == 3, lambda: f"out has {out.dim()} dimensions, expected 3")
+    torch._check(
+        out.shape[0] == q.shape[0] and out.shape[1] == q.shape[1] and out.shape[2] == v.shape[2],
+        lambda: f"out is {tuple(out.shape)}: not q's tokens and heads, and v's dimension",
+    )
+
+
+# it appends, too: not to be dropped where nobody reads its output
+torch.fx.node.has_side_effect(torch.ops.attnd.attend.default)
+
+
+class _DeviceBytes:
+    """Memory that is there, for torch.as_tensor."""
+
+    def __init__(self, address: int, n_bytes: int):
+        self.__cuda_array_interface__ = {
+            "shape": (n_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def bytes_at(address: int, n_bytes: int, device: torch.device) -> torch.Tensor:
+    """Memory of the device that somebody else has, as bytes."""
+    if device.type == "cpu":
+        return torch.frombuffer((ctypes.c_char * n_bytes).from_address(address), dtype=torch.uint8)
+    return torch.as_tensor(_DeviceBytes(address, n_bytes), device=device)
 
 
 class Attention:
@@ -57,27 +114,59 @@ class Attention:
         ]
         self._number = next(_numbers)
         _bound[self._number] = self
+        self._order: list[int] = []  # the latest plan's layers
+        self._n_enqueued = 0  # of them, not counting those of replayed graphs
+        self._region: torch.Tensor | None = None
+        self._places: dict[int, list[torch.Tensor] | None] = {}
 
-    def plan(self, items: Any, **kwargs: Any) -> None:
-        """Lane.plan() of this pool."""
-        self.lane.plan(self.pool, items, **kwargs)
+    def plan(self, items: Any, *, layers: Any = None, **kwargs: Any) -> None:
+        """Lane.plan() of this pool, once the layers of the plan before it are enqueued or replayed."""
+        order = list(range(self.pool.spec.num_layers) if layers is None else layers)
+        self.lane.plan(self.pool, items, layers=order, **kwargs)
+        self._order, self._n_enqueued = order, 0
 
     def check(self) -> None:
         """Lane.check()."""
         self.lane.check()
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """q [T, num_q_heads, head_dim_k], k and v [T, num_kv_heads, head_dim] of the next layer."""
-        return torch.ops.attnd.attend(q, k, v, self._number)  # type: ignore[no-any-return]
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        layer: int | None = None,
+    ) -> torch.Tensor:
+        """q [T, num_q_heads, head_dim_k], k and v [T, num_kv_heads, head_dim] of the next layer.
 
-    def _enqueue(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        spec = self.pool.spec
-        n = q.shape[0]
+        out    [T, num_q_heads, head_dim_v], contiguous: written, and returned; None: a new one
+        layer  which layer of the pool this is; None: whatever is next
+
+        Raises ValueError for other shapes, dtypes or devices, and for a layer that is not the next
+        one of the plan; what Lane.enqueue() does.
+        """
+        if out is None:
+            out = q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
+        torch.ops.attnd.attend(q, k, v, out, _NEXT if layer is None else layer, self._number)
+        return out
+
+    def enqueue(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        layer: int | None = None,
+    ) -> None:
+        """What the operator does, for callers that are inside of one of their own."""
+        spec, n = self.pool.spec, q.shape[0]
         kv_heads = spec.num_kv_heads
         for name, x, shape in (
             ("q", q, (n, spec.num_q_heads, spec.head_dim_k)),
             ("k", k, (n, kv_heads, spec.head_dim_k)),
             ("v", v, (n, kv_heads, spec.head_dim_v)),
+            ("out", out, (n, spec.num_q_heads, spec.head_dim_v)),
         ):
             if x.shape != shape or x.dtype != self._dtype or x.is_cuda == self.lane.is_host:
                 place = "the host" if self.lane.is_host else "the lane's GPU"
@@ -85,9 +174,52 @@ class Attention:
                     f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}, expected {self._dtype}"
                     f" {shape} on {place}"
                 )
-        out = _out_of(q, v)
+        if not out.is_contiguous():
+            raise ValueError(f"out has strides {out.stride()}: expected it to be contiguous")
+        is_captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not is_captured:  # a graph's layers are those of plans to come
+            self._expect(layer)
+        q, k, v = self._whole(q, k, v)
         stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
         self.lane.enqueue(
             self.pool, n, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), stream=stream
         )
-        return out
+        self._n_enqueued += not is_captured
+
+    def _whole(self, *qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """q, k and v, each contiguous: parts of larger tensors are copied to where the daemon reads
+        them, if the region has room for the layer."""
+        if all(x.is_contiguous() for x in qkv):
+            return qkv
+        n = qkv[0].shape[0]
+        if n not in self._places:
+            if len(self._places) == _MAX_PLACES:
+                self._places.clear()
+            self._places[n] = self._places_of(*qkv)
+        places = self._places[n]
+        if places is None:
+            return tuple(x.contiguous() for x in qkv)
+        return tuple(x if x.is_contiguous() else p.copy_(x) for x, p in zip(qkv, places))
+
+    def _places_of(self, *qkv: torch.Tensor) -> list[torch.Tensor] | None:
+        lane, at, places = self.lane, 0, []
+        if qkv[0].shape[0] > lane.client.info.max_step_tokens:
+            return None
+        if self._region is None:
+            self._region = bytes_at(lane.in_address, lane.in_bytes, qkv[0].device)
+        for x in qkv:
+            size = x.numel() * x.element_size()
+            if at + size + 3 * _ALIGN > lane.in_bytes:  # in pieces, which all begin at its start
+                return None
+            places.append(self._region[at : at + size].view(x.dtype).view(x.shape))
+            at += -(-size // _ALIGN) * _ALIGN
+        return places
+
+    def _expect(self, layer: int | None) -> None:
+        if layer is None:
+            return
+        left = self._order[self._n_enqueued :]
+        if not left or left[0] != layer:
+            raise ValueError(
+                f"layer is {layer}, the plan's next one is {left[0] if left else 'none'}"
+            )

@@ -5,7 +5,6 @@ the model's GPU. What a lane cannot do goes the way of all steps, and both may a
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ..lane import Lane
+from ..torch import bytes_at
 
 if TYPE_CHECKING:
     from ..pool import Items
@@ -29,24 +29,6 @@ if TYPE_CHECKING:
     from ._worker import Worker
 
 _log = logging.getLogger("attnd.hf")
-
-
-class _DeviceBytes:
-    """Memory that is there, for torch.as_tensor."""
-
-    def __init__(self, address: int, n_bytes: int):
-        self.__cuda_array_interface__ = {
-            "shape": (n_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
-
-
-def _view(address: int, n_bytes: int, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
-        return torch.frombuffer((ctypes.c_char * n_bytes).from_address(address), dtype=torch.uint8)
-    return torch.as_tensor(_DeviceBytes(address, n_bytes), device=device)
 
 
 class Layers:
@@ -103,7 +85,7 @@ class Layers:
             self.is_refused = True
             return None
         self._lane = lane
-        self._out = _view(lane.out_address, lane.out_bytes, device)
+        self._out = bytes_at(lane.out_address, lane.out_bytes, device)
         return lane
 
     def _fits(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
