@@ -1,4 +1,4 @@
-/* check.c: looks at what settings name: files, folders, addresses, memory. */
+/* check.c: looks at what settings name: files, folders, addresses, backends, memory. */
 #define _GNU_SOURCE /* O_PATH */
 #include "daemon/process/check.h"
 
@@ -97,5 +97,9 @@ int settings_check(const struct config *cfg, bool have_served, char *why, size_t
         code = check_address(cfg->listen[i], why, why_bytes);
     if (code == EX_OK && !config_admin_is_extra(cfg) && config_admin_url(cfg, admin, sizeof admin))
         code = check_address(admin, why, why_bytes);
-    return code == EX_OK && !have_served ? check_memory(cfg, why, why_bytes) : code;
+    if (code != EX_OK || have_served)
+        return code;
+    if (device_modules_check(cfg, why, why_bytes) != ATTN_OK)
+        return EX_UNAVAILABLE;
+    return check_memory(cfg, why, why_bytes);
 }

@@ -5,10 +5,11 @@
 
 #include "daemon/config/config.h"
 
-/* Reads the files that the settings name, and looks at folders, addresses and how much memory there
- * is; this last not of settings that have served, whose cache short memory must not cost
- * (device_open). Takes nothing and changes nothing, so a daemon with the same settings may run.
- * Returns an exit code of sysexits.h; why names the setting, its value and what is wrong. */
+/* Reads the files that the settings name, and looks at folders, addresses, backends and how much
+ * memory there is; these last two not of settings that have served, whose cache must outlast short
+ * memory and a backend that is not there for a while (device_import). Takes nothing and changes
+ * nothing, so a daemon with the same settings may run. Returns an exit code of sysexits.h; why
+ * names the setting, its value and what is wrong. */
 int settings_check(const struct config *cfg, bool have_served, char *why, size_t why_bytes);
 
 #endif

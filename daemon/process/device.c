@@ -255,6 +255,31 @@ static attn_status try_to_check(const struct config *cfg, const char *name, void
     return selftest_run(ops, (int32_t)devices[0].index, cfg->threads, out);
 }
 
+static attn_status module_check(const char *name, char *why, size_t why_bytes)
+{
+    const struct backend_ops *ops;
+    char reason[WHY_BYTES];
+    if (name[0] == '\0' || strcmp(name, "auto") == 0 ||
+        backend_load(name, &ops, reason, sizeof reason) == ATTN_OK)
+        return ATTN_OK;
+    snprintf(why, why_bytes, "backend %s can't be used: %s", name, reason);
+    return ATTN_ENOTSUP;
+}
+
+attn_status device_modules_check(const struct config *cfg, char *why, size_t why_bytes)
+{
+    struct config_device devices[CONFIG_MAX_DEVICES] = {0};
+    uint32_t n;
+    config_devices(cfg->device_index, devices, &n);
+    attn_status st = ATTN_OK;
+    bool is_usual = n == 0; /* is device.backend any device's? */
+    for (uint32_t i = 0; i < n && st == ATTN_OK; i++) {
+        is_usual |= devices[i].backend[0] == '\0';
+        st = module_check(devices[i].backend, why, why_bytes);
+    }
+    return st == ATTN_OK && is_usual ? module_check(cfg->backend, why, why_bytes) : st;
+}
+
 attn_status device_self_test(const struct config *cfg, FILE *out)
 {
     return try_each(cfg, try_to_check, out, NULL);

@@ -41,6 +41,9 @@ attn_status device_open(const struct config *cfg, const struct device_choice *wh
 attn_status device_import(const struct config *cfg, const struct device_choice *which,
                           const char *backend, int memory_fd, struct device *out_device, char *why,
                           size_t why_bytes);
+/* Whether the backends that the settings name are there, without opening them. ATTN_ENOTSUP: one is
+ * not, and why says where it was looked for. */
+attn_status device_modules_check(const struct config *cfg, char *why, size_t why_bytes);
 void device_close(struct device *d); /* also one that was never opened */
 
 /* Instead of serving, checks the backend against the float64 reference (kernels/selftest.h) and

@@ -21,6 +21,13 @@ fails() {
 }
 
 fails 64 'engine.lease = 3 ' --engine.lease 3
+# modules are looked for beside the binary, so one of its own has none
+mkdir "$dir/bin"
+cp "$bin/attnd" "$dir/bin"
+for flags in '--backend cuda' '--backend hip' '--device.index 0,cuda:1'; do
+  bin=$dir/bin fails 69 "backend (cuda|hip) can't be used: attnd-(cuda|hip).so is neither" $flags \
+    --device.kv_memory 16M --listen "ipc://$dir/s"
+done
 # what is wrong together has the exit code of what is wrong alone
 fails 64 'engine.default_timeout = 20m \(flag .*is more than engine.max_timeout = 10m' --engine.default_timeout 20m
 printf '[engine]\ndefault_timeout = 20m\n' >"$dir/conf"
