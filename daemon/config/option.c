@@ -89,6 +89,9 @@ const struct config_option config_options[] = {
         "behind it. off: none."},
     {"listen", "http", OPTION_TEXT, RESTART, AT(http), "127.0.0.1:9470", 0, 0, NULL,
         "HOST:PORT of /metrics, /stats, /healthz and /readyz; loopback only. off: none."},
+    COUNT("listen", "threads", loops, RESTART, "0", 0, 64,
+        "Threads that share the connections over sockets: each reads, decrypts, decodes and answers\n"
+        "for its own. 0: one for every two cores, 8 at most."),
     COUNT("listen", "max_peers", max_peers, AT_ONCE, "4096", 4, 1000000,
         "Connections open at once; more are closed at once and counted."),
     COUNT("listen", "peer_share", peer_share, AT_ONCE, "75", 1, 100,

@@ -1,5 +1,6 @@
 /* daemon.c: starts the daemon (stats endpoint, transports, devices, message buffers, engines), runs
- * it, and stops it in reverse order. The main thread runs the event loop: sockets and signals.
+ * it, and stops it in reverse order. The main thread runs the first event loop: listeners, signals,
+ * and its part of the connections (transport/loops.h).
  *
  * Sockets listen before the device is opened, which may take seconds: connections made in the
  * meantime wait in the backlog until the loop runs.
@@ -28,6 +29,7 @@
 #include "daemon/process/card_open.h"
 #include "daemon/process/daemon.h"
 #include "daemon/process/loop_memory.h"
+#include "daemon/transport/loops.h"
 #include "daemon/transport/transport.h"
 
 enum {
@@ -55,6 +57,7 @@ struct daemon {
     struct engine *engine; /* of the first card, to which transports submit */
     struct http *http;
     uv_loop_t *loop;
+    struct loops *loops; /* with it as the first */
     struct transport_env env;
     struct transport *transports[CONFIG_MAX_LISTEN + 1]; /* with the admin socket's */
     uint32_t n_transports;
@@ -160,7 +163,8 @@ static void on_tick(uv_timer_t *timer)
 {
     struct daemon *d = timer->data;
     uint64_t now_ns = clock_now_ns();
-    health_beat(HEALTH_LOOP);
+    if (loops_have_turned(d->loops))
+        health_beat(HEALTH_LOOP);
     log_flush_left_out();
     cards_give_up(&d->cards);
     if (!d->is_draining && !d->is_handing_over)
@@ -170,8 +174,10 @@ static void on_tick(uv_timer_t *timer)
         finish(d, EX_TEMPFAIL);
         return;
     }
+    uint64_t silent_ns, stall_ns = config_now(d->cfg, stall_timeout_us) * 1000;
     if (d->watchdog_ns != 0 && now_ns >= d->next_watchdog_ns &&
-        !cards_are_stalled(&d->cards, config_now(d->cfg, stall_timeout_us) * 1000)) {
+        !cards_are_stalled(&d->cards, stall_ns) &&
+        !health_is_stalled(HEALTH_LOOP, stall_ns, &silent_ns)) {
         d->next_watchdog_ns = now_ns + d->watchdog_ns / 2;
         notify_send("WATCHDOG=1");
     }
@@ -372,7 +378,14 @@ static int transports_start(struct daemon *d)
         log_error("%s", why);
         return EX_CONFIG;
     }
-    d->env = (struct transport_env){.loop = d->loop, .cfg = d->cfg};
+    uint32_t n_loops = d->cfg->loops > 0 ? d->cfg->loops : loops_of_cores();
+    if (loops_open(d->loop, n_loops, &d->loops) != ATTN_OK) {
+        log_error("listen.threads: no memory, descriptors or threads for %u event loops", n_loops);
+        return EX_OSERR;
+    }
+    d->env.loop = d->loop;
+    d->env.loops = d->loops;
+    d->env.cfg = d->cfg;
     for (uint32_t i = 0; i < d->cfg->n_listen; i++)
         if (!transport_open(d, d->cfg->listen[i], why, sizeof why)) {
             log_error("%s", why);
@@ -500,6 +513,7 @@ static void daemon_stop(struct daemon *d)
         uv_run(d->loop, UV_RUN_NOWAIT);
         uv_walk(d->loop, close_handle, NULL);
         uv_run(d->loop, UV_RUN_DEFAULT);
+        loops_close(d->loops);
     }
     http_close(d->http);
     settings_close(d->settings);

@@ -26,6 +26,7 @@ uint64_t transport_client_bytes(const struct config *c)
             a_peer += SP_TLS_BYTES;
             break;
         }
-    return c->max_peers * a_peer +
+    uint64_t n_loops = c->loops > 0 ? c->loops : loops_of_cores();
+    return c->max_peers * a_peer + n_loops * (c->n_listen + 1) * SP_READING_BYTES +
            n_messages * (sizeof(struct request) + sizeof(struct iobuf) + REQUEST_MIN_MSG_BYTES);
 }

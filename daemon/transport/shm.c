@@ -59,7 +59,7 @@ static void client_free(struct shm_client *c)
     share_unref(c->share);
     free(c);
     t->n_clients--;
-    t->env->n_peers--;
+    atomic_fetch_sub(&t->env->n_peers, 1);
     stats_sub(peers, 1);
     transport_finish(t);
 }
@@ -263,7 +263,8 @@ static void client_open(struct transport_shm *t, int fd)
     struct shm_client *c = calloc(1, sizeof *c);
     struct share *share = share_open(t->env->shares, &who);
     uint32_t all = config_now(t->env->cfg, max_peers);
-    uint32_t n_free = all > t->env->n_peers ? all - t->env->n_peers : 0;
+    uint32_t n_peers = atomic_load(&t->env->n_peers); /* only this loop counts more */
+    uint32_t n_free = all > n_peers ? all - n_peers : 0;
     bool is_taken = false;
     if (c != NULL && share != NULL && n_free > 0 && who.kind == PRINCIPAL_USER &&
         may_connect(t, fd, &who))
@@ -291,7 +292,7 @@ static void client_open(struct transport_shm *t, int fd)
         engine_poller_add(t->env->engine, &t->poller);
     t->is_polled = true;
     t->n_clients++;
-    t->env->n_peers++;
+    atomic_fetch_add(&t->env->n_peers, 1);
     stats_add(peers_accepted, 1);
     stats_add(peers, 1);
     uv_poll_start(&c->poll, UV_READABLE | UV_DISCONNECT, on_client);

@@ -1,5 +1,5 @@
 /* sp.c: the transports ipc://, tcp://, tls+tcp:// and admin://: listening, deadlines, and passing
- * replies from the engine's thread to the loop.
+ * connections from the first loop, and replies from the engine's thread, to a connection's loop.
  *
  * Replies are pushed on a stack (stack.h) and the loop is woken with uv_async_send; the loop takes
  * all of them, queues each at its peer and then flushes every such peer once. Deadlines are in
@@ -17,7 +17,9 @@
  * halfway stays open; a peer that reads none of its replies takes all 64 contexts; no cap on peers;
  * it receives into messages of its own, so every body would be copied once more.
  */
-#define _GNU_SOURCE /* POLLRDHUP */
+#define _GNU_SOURCE /* POLLRDHUP, accept4 */
+#include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -36,6 +38,8 @@
 
 enum {
     BACKLOG = 1024,
+    MAX_ACCEPTS = 64, /* in one turn of the loop */
+    ACCEPT_AGAIN_MS = 100, /* after running out of memory or descriptors */
     SPARE_DESCRIPTORS = 64, /* for the process itself, beside peers */
 };
 
@@ -66,8 +70,9 @@ static uint64_t oldest_of(const struct sp_waits *list, uint64_t now_ns)
 
 static void on_timer(uv_timer_t *timer)
 {
-    struct transport_sp *t = timer->data;
-    struct sp_waits *lists[] = {&t->handshakes, &t->hellos, &t->bodies, &t->progress, &t->writes};
+    struct sp_loop *on = timer->data;
+    struct sp_waits *lists[] = {&on->handshakes, &on->hellos, &on->bodies, &on->progress,
+                                &on->writes};
     uint64_t now_ns = clock_now_ns();
     bool is_empty = true;
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
@@ -79,28 +84,17 @@ static void on_timer(uv_timer_t *timer)
         }
         is_empty &= w == NULL;
     }
-    if (t->is_accept_waiting) {
-        t->is_accept_waiting = false;
-        if (!t->is_stopped)
-            sp_peer_accept(t);
-    }
-    if (is_empty && !t->is_accept_waiting)
+    if (is_empty)
         uv_timer_stop(timer);
     else
-        uv_timer_set_repeat(timer, tick_of(t->env->cfg));
+        uv_timer_set_repeat(timer, tick_of(on->t->env->cfg));
 }
 
-static void timer_start(struct transport_sp *t)
+static void timer_start(struct sp_loop *on)
 {
-    uint64_t tick_ms = tick_of(t->env->cfg);
-    if (!uv_is_active((uv_handle_t *)&t->timer) && !t->is_closing)
-        uv_timer_start(&t->timer, on_timer, tick_ms, tick_ms);
-}
-
-void sp_accept_later(struct transport_sp *t)
-{
-    t->is_accept_waiting = true;
-    timer_start(t);
+    uint64_t tick_ms = tick_of(on->t->env->cfg);
+    if (!uv_is_active((uv_handle_t *)&on->timer) && !on->is_closing)
+        uv_timer_start(&on->timer, on_timer, tick_ms, tick_ms);
 }
 
 void sp_wait_start(struct sp_waits *list, struct sp_wait *w)
@@ -109,7 +103,7 @@ void sp_wait_start(struct sp_waits *list, struct sp_wait *w)
     w->list = list;
     w->began_ns = clock_now_ns();
     TAILQ_INSERT_TAIL(&list->waiting, w, entry);
-    timer_start(w->peer->t);
+    timer_start(w->peer->on);
 }
 
 void sp_wait_stop(struct sp_wait *w)
@@ -125,20 +119,30 @@ void sp_wait_stop(struct sp_wait *w)
 static void sp_reply(struct request *req)
 {
     struct sp_peer *p = req->peer;
-    struct transport_sp *t = p->t;
+    struct sp_loop *on = p->on;
     /* as soon as the reply is pushed, the loop may send it and close the transport; it waits for
      * n_pushing before it closes what uv_async_send uses */
-    atomic_fetch_add(&t->n_pushing, 1);
-    if (stack_push(&t->replies, req))
-        uv_async_send(&t->async);
-    atomic_fetch_sub(&t->n_pushing, 1);
+    atomic_fetch_add(&on->n_pushing, 1);
+    if (stack_push(&on->replies, req))
+        uv_async_send(&on->async);
+    atomic_fetch_sub(&on->n_pushing, 1);
+}
+
+static void begin_accepted(struct sp_loop *on)
+{
+    stack_for_each(struct sp_peer, p, stack_take_all(&on->accepted))
+        if (on->is_stopped)
+            sp_peer_drop(p);
+        else
+            sp_peer_begin(p);
 }
 
 static void on_async(uv_async_t *async)
 {
-    struct transport_sp *t = async->data;
+    struct sp_loop *on = async->data;
     SLIST_HEAD(, sp_peer) dirty = SLIST_HEAD_INITIALIZER(dirty);
-    stack_for_each(struct request, req, stack_take_all(&t->replies)) {
+    begin_accepted(on);
+    stack_for_each(struct request, req, stack_take_all(&on->replies)) {
         struct sp_peer *p = req->peer;
         if (!p->is_closing && !p->is_dirty) {
             p->is_dirty = true;
@@ -153,20 +157,88 @@ static void on_async(uv_async_t *async)
         p->is_dirty = false;
         sp_peer_flush(p);
     }
-    sp_transport_finish(t);
+    sp_loop_finish(on);
 }
 
 /* ---- listening ---- */
 
-static void on_connection(uv_stream_t *listener, int status)
+/* Hands the connection to its loop. */
+static void hand_over(struct sp_peer *p)
 {
-    struct transport_sp *t = listener->data;
-    if (status < 0) {
-        log_limited("accept", LOG_LEVEL_WARN, log_write,
-                    "%s: a connection could not be accepted: %s", t->url, uv_strerror(status));
+    struct sp_loop *on = p->on;
+    if (on == &p->t->loops[0])
+        sp_peer_begin(p);
+    else if (stack_push(&on->accepted, p))
+        uv_async_send(&on->async); /* its loop closes it only when the first one says so */
+}
+
+static void on_connection(uv_poll_t *poll, int status, int events);
+
+static void on_accept_again(uv_timer_t *timer)
+{
+    struct transport_sp *t = timer->data;
+    uv_poll_start(&t->listener, UV_READABLE, on_connection);
+}
+
+/* Stops listening for a while, since the callback would be called again at once. */
+static void accept_later(struct transport_sp *t)
+{
+    uv_poll_stop(&t->listener);
+    uv_timer_start(&t->accept_again, on_accept_again, ACCEPT_AGAIN_MS, 0);
+}
+
+static int spare_open(void)
+{
+    return open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+/* Out of descriptors: accepts a connection with the spare one, and closes it. */
+static void refuse_one(struct transport_sp *t)
+{
+    log_limited("accept", LOG_LEVEL_WARN, log_write, "%s: a connection could not be accepted: %s",
+                t->url, strerror(errno));
+    if (t->spare_fd < 0) {
+        t->spare_fd = spare_open();
+        accept_later(t);
         return;
     }
-    sp_peer_accept(t);
+    close(t->spare_fd);
+    int fd = accept4(t->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    t->spare_fd = spare_open();
+}
+
+/* Accepts a connection; false: there are no more for now. */
+static bool accept_one(struct transport_sp *t)
+{
+    struct sp_peer *p = sp_peer_new(t);
+    if (p == NULL) {
+        accept_later(t);
+        return false;
+    }
+    p->fd = accept4(t->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (p->fd >= 0) {
+        if (sp_peer_admit(p))
+            hand_over(p);
+        return true;
+    }
+    int err = errno;
+    free(p);
+    errno = err;
+    if (err == EMFILE || err == ENFILE)
+        refuse_one(t);
+    else if (err == ENOMEM || err == ENOBUFS)
+        accept_later(t);
+    return err == ECONNABORTED || err == EINTR;
+}
+
+static void on_connection(uv_poll_t *poll, int status, int events)
+{
+    struct transport_sp *t = poll->data;
+    (void)status, (void)events;
+    for (int i = 0; i < MAX_ACCEPTS && accept_one(t); i++)
+        continue;
 }
 
 /* Raises the limit of descriptors to suffice for all peers, as far as the hard limit allows. */
@@ -182,63 +254,150 @@ static void raise_descriptor_limit(const struct config *cfg)
                  (unsigned long long)wanted, (unsigned long long)limit.rlim_cur);
 }
 
-/* Accepts connections from a listening socket, which the transport then owns. */
-static int accept_from(struct transport_sp *t, int fd)
-{
-    int rc = t->is_ipc ? uv_pipe_open(&t->listener.pipe, fd) : uv_tcp_open(&t->listener.tcp, fd);
-    if (rc != 0)
-        close(fd);
-    else
-        rc = uv_listen(&t->listener.stream, BACKLOG, on_connection);
-    return rc;
-}
-
-static void on_handle_closed(uv_handle_t *handle)
-{
-    struct transport_sp *t = handle->data;
-    t->n_handles--;
-    sp_transport_finish(t);
-}
-
-static int init_handles(struct transport_sp *t)
-{
-    int rc = uv_timer_init(t->env->loop, &t->timer);
-    if (rc == 0)
-        rc = t->is_ipc ? uv_pipe_init(t->env->loop, &t->listener.pipe, 0)
-                       : uv_tcp_init(t->env->loop, &t->listener.tcp);
-    t->timer.data = t;
-    t->listener.handle.data = t;
-    t->async.data = t;
-    if (rc == 0)
-        t->n_handles = 2;
-    if (rc == 0)
-        rc = uv_async_init(t->env->loop, &t->async, on_async);
-    if (rc == 0)
-        t->n_handles = 3;
-    return rc;
-}
-
 static void transport_free(struct transport_sp *t)
 {
     tls_server_close(t->tls);
-    free(t->plain);
-    free(t->read_ahead);
+    for (uint32_t i = 0; i < t->n_loops; i++) {
+        free(t->loops[i].plain);
+        free(t->loops[i].read_ahead);
+    }
+    if (t->spare_fd >= 0)
+        close(t->spare_fd);
     free(t);
 }
 
-void sp_transport_finish(struct transport_sp *t)
+static void on_handle_closed(uv_handle_t *handle);
+
+void sp_loop_finish(struct sp_loop *on)
 {
-    if (!t->is_closing)
+    if (!on->is_closing)
         return;
-    if (!t->is_async_closing && t->n_owed == 0) {
-        while (atomic_load(&t->n_pushing) != 0)
+    if (!on->is_async_closing && atomic_load(&on->n_owed) == 0) {
+        while (atomic_load(&on->n_pushing) != 0)
             sched_yield(); /* a thread is about to leave uv_async_send */
-        t->is_async_closing = true;
-        uv_close((uv_handle_t *)&t->async, on_handle_closed);
+        on->is_async_closing = true;
+        uv_close((uv_handle_t *)&on->async, on_handle_closed);
     }
-    if (t->n_handles == 0) {
-        transport_free(t);
+    if (on->n_handles == 0 && atomic_fetch_sub(&on->t->n_left, 1) == 1)
+        transport_free(on->t);
+}
+
+/* ---- what a transport has on a loop ---- */
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+    struct sp_loop *on = handle->data;
+    on->n_handles--;
+    sp_loop_finish(on);
+}
+
+static void loop_open(void *arg)
+{
+    struct sp_loop *on = arg;
+    on->timer.data = on->async.data = on;
+    on->is_open = uv_async_init(on->loop->uv, &on->async, on_async) == 0;
+    if (on->is_open)
+        uv_timer_init(on->loop->uv, &on->timer); /* which can't fail */
+    on->n_handles = on->is_open ? 2 : 0;
+}
+
+static void loop_stop(void *arg)
+{
+    struct sp_loop *on = arg;
+    struct sp_peer *p;
+    if (on->is_stopped)
+        return;
+    on->is_stopped = true;
+    begin_accepted(on);
+    LIST_FOREACH(p, &on->peers, entry)
+        sp_peer_stop_reading(p);
+}
+
+static void loop_close(void *arg)
+{
+    struct sp_loop *on = arg;
+    loop_stop(on);
+    on->is_closing = true;
+    while (!LIST_EMPTY(&on->peers))
+        sp_peer_close(LIST_FIRST(&on->peers));
+    on->is_async_closing = !on->is_open;
+    if (on->is_open)
+        uv_close((uv_handle_t *)&on->timer, on_handle_closed);
+    sp_loop_finish(on);
+}
+
+static void loop_hang_up(void *arg)
+{
+    struct sp_loop *on = arg;
+    struct sp_peer *p, *next;
+    on->has_hung_up = atomic_load(&on->n_owed) == 0;
+    for (p = LIST_FIRST(&on->peers); p != NULL && on->has_hung_up; p = next) {
+        next = LIST_NEXT(p, entry);
+        struct pollfd at = {.events = POLLRDHUP};
+        if (uv_fileno(&p->io.handle, &at.fd) != 0)
+            continue;
+        if (p->tls != NULL)
+            sp_tls_end(p); /* may have closed p */
+        if (p->is_closing)
+            continue;
+        shutdown(at.fd, SHUT_WR);
+        on->has_hung_up &= poll(&at, 1, 0) > 0;
     }
+}
+
+static void waits_init(struct sp_waits *list, const uint64_t *timeout_us,
+                       void (*expire)(struct sp_peer *p))
+{
+    *list = (struct sp_waits){.timeout_us = timeout_us, .expire = expire};
+    TAILQ_INIT(&list->waiting);
+}
+
+static bool loop_init(struct sp_loop *on, struct transport_sp *t, uint32_t i, bool is_tls)
+{
+    const struct config *cfg = t->env->cfg;
+    on->t = t;
+    on->loop = loops_at(t->env->loops, i);
+    LIST_INIT(&on->peers);
+    waits_init(&on->handshakes, &cfg->handshake_timeout_us, sp_peer_expire_handshake);
+    waits_init(&on->hellos, &cfg->handshake_timeout_us, sp_peer_expire_hello);
+    waits_init(&on->bodies, &cfg->body_timeout_us, sp_peer_expire_body);
+    waits_init(&on->progress, &PROGRESS_US, sp_peer_expire_progress);
+    waits_init(&on->writes, &cfg->write_timeout_us, sp_peer_expire_write);
+    on->read_ahead = malloc(SP_READ_AHEAD_BYTES);
+    on->plain = is_tls ? malloc(TLS_STREAM_RECORD_BYTES) : NULL;
+    return on->read_ahead != NULL && (!is_tls || on->plain != NULL);
+}
+
+/* Calls fn for what the transport has on each loop, there, one after another. */
+static void each_loop(struct transport_sp *t, void (*fn)(void *on))
+{
+    for (uint32_t i = 0; i < t->n_loops; i++)
+        loop_call(t->loops[i].loop, fn, &t->loops[i]);
+}
+
+/* ---- the listener ---- */
+
+static void on_listener_closed(uv_handle_t *handle)
+{
+    struct transport_sp *t = handle->data;
+    t->loops[0].n_handles--;
+    sp_loop_finish(&t->loops[0]);
+}
+
+/* Accepts connections from a listening socket, which the transport then owns. */
+static int accept_from(struct transport_sp *t, int fd)
+{
+    int rc = uv_poll_init(t->env->loop, &t->listener, fd);
+    if (rc != 0) {
+        close(fd);
+        return rc;
+    }
+    uv_timer_init(t->env->loop, &t->accept_again);
+    t->listener.data = t->accept_again.data = t;
+    t->listen_fd = fd;
+    t->spare_fd = spare_open();
+    t->loops[0].n_handles += 2;
+    return uv_poll_start(&t->listener, UV_READABLE, on_connection);
 }
 
 static const struct transport_ops *ops_of(const struct address *a)
@@ -252,45 +411,33 @@ static const struct transport_ops *ops_of(const struct address *a)
 static struct transport_sp *transport_new(struct transport_env *env, const struct address *a,
                                           const char *url)
 {
-    const struct config *cfg = env->cfg;
-    struct transport_sp *t = calloc(1, sizeof(*t));
+    uint32_t n = loops_count(env->loops);
+    struct transport_sp *t = calloc(1, sizeof(*t) + n * sizeof(t->loops[0]));
     if (t == NULL)
         return NULL;
-    t->read_ahead = malloc(SP_READ_AHEAD_BYTES);
-    t->plain = a->is_tls ? malloc(TLS_STREAM_RECORD_BYTES) : NULL;
-    if (t->read_ahead == NULL || (a->is_tls && t->plain == NULL)) {
-        transport_free(t);
-        return NULL;
-    }
     t->base.ops = ops_of(a);
     t->env = env;
     t->is_ipc = a->sa.any.sa_family == AF_UNIX;
-    LIST_INIT(&t->peers);
-    t->handshakes = (struct sp_waits){.timeout_us = &cfg->handshake_timeout_us,
-                                      .expire = sp_peer_expire_handshake};
-    t->hellos =
-        (struct sp_waits){.timeout_us = &cfg->handshake_timeout_us, .expire = sp_peer_expire_hello};
-    t->bodies =
-        (struct sp_waits){.timeout_us = &cfg->body_timeout_us, .expire = sp_peer_expire_body};
-    t->progress = (struct sp_waits){.timeout_us = &PROGRESS_US, .expire = sp_peer_expire_progress};
-    t->writes =
-        (struct sp_waits){.timeout_us = &cfg->write_timeout_us, .expire = sp_peer_expire_write};
-    TAILQ_INIT(&t->handshakes.waiting);
-    TAILQ_INIT(&t->hellos.waiting);
-    TAILQ_INIT(&t->bodies.waiting);
-    TAILQ_INIT(&t->progress.waiting);
-    TAILQ_INIT(&t->writes.waiting);
+    t->listen_fd = t->spare_fd = -1;
+    t->n_left = n;
     snprintf(t->url, sizeof(t->url), "%s", url);
-    return t;
+    bool is_made = true;
+    for (t->n_loops = 0; t->n_loops < n && is_made; t->n_loops++)
+        is_made = loop_init(&t->loops[t->n_loops], t, t->n_loops, a->is_tls);
+    if (is_made)
+        return t;
+    transport_free(t);
+    return NULL;
 }
 
 /* Puts the actual port into the url. */
 static void name_port(struct transport_sp *t)
 {
     struct sockaddr_storage sa;
-    int n = sizeof(sa);
+    socklen_t n = sizeof(sa);
     char text[64];
-    uv_tcp_getsockname(&t->listener.tcp, (struct sockaddr *)&sa, &n);
+    memset(&sa, 0, sizeof(sa));
+    (void)getsockname(t->listen_fd, (struct sockaddr *)&sa, &n);
     address_format((struct sockaddr *)&sa, text, sizeof(text));
     snprintf(t->url, sizeof(t->url), "%s%s", t->base.ops->scheme, text);
 }
@@ -320,7 +467,10 @@ static attn_status sp_open(struct transport_env *env, const char *url, struct tr
     signal(SIGPIPE, SIG_IGN); /* a write to a peer that left must not end the process */
     raise_descriptor_limit(env->cfg);
 
-    int fd, rc = init_handles(t);
+    each_loop(t, loop_open);
+    int fd, rc = 0;
+    for (uint32_t i = 0; i < t->n_loops && rc == 0; i++)
+        rc = t->loops[i].is_open ? 0 : UV_ENOMEM;
     if (rc != 0)
         snprintf(reason, sizeof(reason), "cannot listen: %s", uv_strerror(rc));
     else if (socket_listen(url, &a, BACKLOG, &fd, reason, sizeof(reason)) != ATTN_OK)
@@ -331,7 +481,6 @@ static attn_status sp_open(struct transport_env *env, const char *url, struct tr
     }
     if (rc != 0) {
         snprintf(why, why_bytes, "%s: %s", url, reason);
-        t->is_async_closing = t->n_handles < 3;
         t->base.ops->close(&t->base);
         return ATTN_EINVAL;
     }
@@ -357,39 +506,32 @@ static void sp_stop(struct transport *base)
     if (t->is_stopped)
         return;
     t->is_stopped = true;
-    if (t->n_handles >= 2)
-        uv_close(&t->listener.handle, on_handle_closed);
-    if (t->address.sa.any.sa_family == AF_UNIX)
-        socket_unlisten(-1, &t->address);
-    struct sp_peer *p;
-    LIST_FOREACH(p, &t->peers, entry)
-        sp_peer_stop_reading(p);
+    if (t->listen_fd >= 0) {
+        uv_close((uv_handle_t *)&t->listener, on_listener_closed);
+        uv_close((uv_handle_t *)&t->accept_again, on_listener_closed);
+    }
+    socket_unlisten(t->listen_fd, &t->address);
+    each_loop(t, loop_stop);
 }
 
 static bool sp_is_idle(const struct transport *base)
 {
-    return ((const struct transport_sp *)base)->n_owed == 0;
+    const struct transport_sp *t = (const struct transport_sp *)base;
+    for (uint32_t i = 0; i < t->n_loops; i++)
+        if (atomic_load(&t->loops[i].n_owed) != 0)
+            return false;
+    return true;
 }
 
 static bool sp_hang_up(struct transport *base)
 {
     struct transport_sp *t = of(base);
-    struct sp_peer *p, *next;
     bool is_done = true;
-    if (t->n_owed != 0)
+    if (!sp_is_idle(base))
         return false;
-    for (p = LIST_FIRST(&t->peers); p != NULL; p = next) {
-        next = LIST_NEXT(p, entry);
-        struct pollfd at = {.events = POLLRDHUP};
-        if (uv_fileno(&p->io.handle, &at.fd) != 0)
-            continue;
-        if (p->tls != NULL)
-            sp_tls_end(p); /* may have closed p */
-        if (p->is_closing)
-            continue;
-        shutdown(at.fd, SHUT_WR);
-        is_done &= poll(&at, 1, 0) > 0;
-    }
+    each_loop(t, loop_hang_up);
+    for (uint32_t i = 0; i < t->n_loops; i++)
+        is_done &= t->loops[i].has_hung_up;
     return is_done;
 }
 
@@ -398,13 +540,10 @@ static void sp_close(struct transport *base)
     struct transport_sp *t = of(base);
     if (t->is_closing)
         return;
-    sp_stop(base);
     t->is_closing = true;
-    while (!LIST_EMPTY(&t->peers))
-        sp_peer_close(LIST_FIRST(&t->peers));
-    if (t->n_handles >= 2)
-        uv_close((uv_handle_t *)&t->timer, on_handle_closed);
-    sp_transport_finish(t);
+    sp_stop(base);
+    for (uint32_t i = t->n_loops; i-- > 0;) /* the first loop's last: t may be gone with it */
+        loop_call(t->loops[i].loop, loop_close, &t->loops[i]);
 }
 
 static attn_status sp_reload(struct transport *base, const struct config *cfg, char *why,

@@ -1,16 +1,20 @@
 /* sp_internal.h: nanomsg's REP side (SP wire protocol) on libuv streams, for ipc://, tcp:// and
  * tls+tcp://. Shared by transport/sp.c (listening, deadlines, replies from the engine),
  * transport/sp_peer.c (one connection: reading, cutting), transport/sp_write.c (writing) and
- * transport/sp_tls.c (both through TLS). All of it runs on the loop's thread, except for the push
- * of a reply.
+ * transport/sp_tls.c (both through TLS).
+ *
+ * The listener is the first loop's. What it accepts goes to one of all loops (loops.h) and stays
+ * there: a peer, its reading, deadlines and writing are that loop's alone, and struct sp_loop is
+ * what a transport has on each. Only what is pushed on a stack of that struct comes from elsewhere:
+ * connections from the first loop, replies from any thread.
  *
  * Every nanomsg and nng client can talk to it. A message's id stack is kept with the request; its
  * body is received straight into an iobuf. Each peer has limits and deadlines; one that breaks any
  * is cut and counted by reason, never dropped silently.
  *
  * Lifetime   A peer lives until its handle is closed and the engine has given back all its
- *            requests. A transport lives until its handles are closed and the engine has none of
- *            its requests.
+ *            requests. A transport lives until its handles on all loops are closed and the engine
+ *            has none of its requests; the loop that is through last frees it.
  */
 #ifndef ATTND_DAEMON_TRANSPORT_SP_INTERNAL_H
 #define ATTND_DAEMON_TRANSPORT_SP_INTERNAL_H
@@ -22,6 +26,7 @@
 #include "daemon/base/address.h"
 #include "daemon/base/principal.h"
 #include "daemon/engine/core/engine.h"
+#include "daemon/transport/loops.h"
 #include "daemon/transport/sp_frame.h"
 #include "daemon/transport/transport.h"
 #include "proto/tls_stream.h"
@@ -53,39 +58,60 @@ enum {
     SP_MAX_GATHER = 32, /* replies in one write */
     SP_MAX_PIECES = 2 * SP_MAX_GATHER,
     SP_READ_AHEAD_BYTES = 64 << 10,
+    SP_READING_BYTES = SP_READ_AHEAD_BYTES + TLS_STREAM_RECORD_BYTES, /* of a transport on a loop */
     SP_LOOP_BYTES = 1 << 10, /* of libuv and the allocator, for a peer */
     SP_TLS_BYTES = 64 << 10, /* of OpenSSL for a peer, with a record of each direction */
     SP_PROGRESS_BYTES = 128 << 10, /* least progress of a large message in two seconds */
 };
 
-struct transport_sp {
-    struct transport base; /* first */
-    struct transport_env *env;
-    bool is_ipc, is_stopped, is_closing, is_async_closing;
-    bool is_accept_waiting; /* a connection waits to be accepted; libuv offers no other till then */
-    char url[256];
-    struct address address;
+/* What a transport has on one loop. */
+struct sp_loop {
+    struct transport_sp *t;
+    struct loop *loop;
+    bool is_open, is_stopped, is_closing, is_async_closing;
+    bool has_hung_up; /* the answer of the last call of hang_up */
 
-    union sp_stream listener;
     uv_timer_t timer; /* runs while a list below has members */
     struct sp_waits handshakes, hellos, bodies, progress, writes;
 
     LIST_HEAD(, sp_peer) peers;
-    uint64_t n_owed; /* requests not yet freed: in the engine, or replies being written */
+    _Atomic uint64_t n_owed; /* requests not yet freed: in the engine, or replies being written */
     uint32_t n_handles; /* open or closing, with those of peers */
     uint8_t *read_ahead; /* [SP_READ_AHEAD_BYTES] shared: emptied before a read callback returns */
-    struct tls_server *tls; /* of tls+tcp://; NULL: no TLS */
     uint8_t *plain; /* [TLS_STREAM_RECORD_BYTES] of tls+tcp://, shared like read_ahead */
 
     uv_async_t async;
-    _Atomic(struct request *) replies; /* a stack */
+    _Atomic(struct sp_peer *) accepted; /* a stack, from the first loop */
+    _Atomic(struct request *) replies; /* a stack, from any thread */
     _Atomic uint32_t n_pushing; /* threads between their push and the end of uv_async_send */
+};
+
+struct transport_sp {
+    struct transport base; /* first */
+    struct transport_env *env;
+    bool is_ipc;
+    char url[256];
+    struct address address;
+    struct tls_server *tls; /* of tls+tcp://; NULL: no TLS */
+
+    /* the first loop's */
+    bool is_stopped, is_closing;
+    int listen_fd, spare_fd; /* -1: none; the spare one is given up to refuse a connection */
+    uv_poll_t listener;
+    uv_timer_t accept_again;
+
+    _Atomic uint32_t n_left; /* loops that still have anything of it */
+    uint32_t n_loops;
+    struct sp_loop loops[];
 };
 
 enum sp_refusal { SP_ACCEPTED, SP_OVERSIZE, SP_OVERLOAD };
 
 struct sp_peer {
     struct transport_sp *t;
+    struct sp_loop *on;
+    struct sp_peer *next; /* while it is on its way to its loop */
+    int fd; /* until its loop has it in io */
     LIST_ENTRY(sp_peer) entry;
     union sp_stream io;
     struct principal principal;
@@ -126,18 +152,23 @@ struct sp_peer {
 /* transport/sp.c */
 void sp_wait_start(struct sp_waits *list, struct sp_wait *w);
 void sp_wait_stop(struct sp_wait *w);
-void sp_accept_later(struct transport_sp *t); /* out of memory: tries again at the next tick */
-void sp_transport_finish(struct transport_sp *t); /* closes what can be closed by now */
+void sp_loop_finish(struct sp_loop *on); /* closes what can be closed by now */
 
 /* transport/sp_peer.c */
-/* Accepts the connection waiting at the listener. */
-void sp_peer_accept(struct transport_sp *t);
+/* A peer for the next connection; NULL: out of memory. First loop, like sp_peer_admit. */
+struct sp_peer *sp_peer_new(struct transport_sp *t);
+/* Finds who has connected, which is p->fd now, and chooses a loop. false: there is no room among
+ * all peers or those of its principal; it was counted, closed and freed. */
+bool sp_peer_admit(struct sp_peer *p);
+/* Begins to serve it, or closes and frees it. On its loop, like all below. */
+void sp_peer_begin(struct sp_peer *p);
+void sp_peer_drop(struct sp_peer *p); /* instead of that: closes and frees it */
 void sp_peer_stop_reading(struct sp_peer *p);
 void sp_peer_close(struct sp_peer *p);
 /* Whether there is room for it among all peers and those of its principal; if not, it is closed. */
 bool sp_peer_is_welcome(struct sp_peer *p);
 void sp_peer_free_if_done(struct sp_peer *p);
-void sp_request_done(struct transport_sp *t, struct request *req);
+void sp_request_done(struct sp_loop *on, struct request *req);
 /* Cuts a peer that has broken a rule; the caller has counted it by reason. */
 void sp_peer_cut(struct sp_peer *p, const char *why);
 /* Where the next bytes of a large message can be read to, and how many; NULL: no large message is

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "daemon/base/address.h"
 #include "daemon/base/clock.h"
@@ -27,15 +28,32 @@ enum {
  * its progress. */
 static void hold_large(struct sp_peer *p, size_t n)
 {
-    struct transport_sp *t = p->t;
-    t->env->arriving_bytes += n;
-    t->env->arriving_bytes -= p->n_large;
+    if (p->n_large != n)
+        atomic_fetch_add(&p->t->env->arriving_bytes, n - p->n_large);
     p->n_large = n;
     sp_wait_stop(&p->progress_wait);
     if (n > 0) {
         p->n_looked = p->n_body;
-        sp_wait_start(&t->progress, &p->progress_wait);
+        sp_wait_start(&p->on->progress, &p->progress_wait);
     }
+}
+
+/* Counts n bytes for it before it has such a buffer. false: incomplete large messages would hold
+ * more than they may, and nothing has changed. */
+static bool large_take(struct sp_peer *p, size_t n)
+{
+    struct transport_env *env = p->t->env;
+    uint64_t most = iobuf_pool_bytes(env->bufs) / 2;
+    uint64_t largest = config_now(env->cfg, max_message_bytes);
+    uint64_t all = atomic_load(&env->arriving_bytes), then;
+    most = most > largest ? most : largest;
+    do {
+        then = all - p->n_large + n;
+        if (all > 0 && then > most)
+            return false;
+    } while (!atomic_compare_exchange_weak(&env->arriving_bytes, &all, then));
+    p->n_large = n;
+    return true;
 }
 
 /* ---- the end of a peer ---- */
@@ -52,7 +70,7 @@ void sp_peer_free_if_done(struct sp_peer *p)
 static void message_uncount(struct transport_sp *t, struct share *share)
 {
     share_give(share, SHARE_MESSAGES, 1);
-    t->env->n_messages--;
+    atomic_fetch_sub(&t->env->n_messages, 1);
 }
 
 static void message_free(struct transport_sp *t, struct request *req)
@@ -62,26 +80,34 @@ static void message_free(struct transport_sp *t, struct request *req)
     request_free(req);
 }
 
-void sp_request_done(struct transport_sp *t, struct request *req)
+void sp_request_done(struct sp_loop *on, struct request *req)
 {
-    message_free(t, req);
-    t->n_owed--;
+    message_free(on->t, req);
+    atomic_fetch_sub(&on->n_owed, 1);
 }
 
 static void on_closed(uv_handle_t *handle)
 {
     struct sp_peer *p = handle->data;
-    struct transport_sp *t = p->t;
+    struct sp_loop *on = p->on;
     while (!STAILQ_EMPTY(&p->replies)) {
         struct request *req = STAILQ_FIRST(&p->replies);
         STAILQ_REMOVE_HEAD(&p->replies, queued);
-        sp_request_done(t, req);
+        sp_request_done(on, req);
     }
     sp_tls_free(p);
     p->is_closed = true;
     sp_peer_free_if_done(p);
-    t->n_handles--;
-    sp_transport_finish(t);
+    on->n_handles--;
+    sp_loop_finish(on);
+}
+
+static void peer_uncount(struct sp_peer *p)
+{
+    share_give(p->share, SHARE_PEERS, 1);
+    atomic_fetch_sub(&p->t->env->n_peers, 1);
+    atomic_fetch_sub(&p->on->loop->n_peers, 1);
+    stats_sub(peers, 1);
 }
 
 void sp_peer_close(struct sp_peer *p)
@@ -97,18 +123,20 @@ void sp_peer_close(struct sp_peer *p)
     message_free(t, p->req);
     p->req = NULL;
     LIST_REMOVE(p, entry);
-    share_give(p->share, SHARE_PEERS, 1);
-    t->env->n_peers--;
-    stats_sub(peers, 1);
+    peer_uncount(p);
     log_debug("%s: peer left (%s)", t->url, p->name);
     uv_close(&p->io.handle, on_closed);
 }
 
+static void log_cut(const struct sp_peer *p, const char *why)
+{
+    log_limited("peers cut", LOG_LEVEL_INFO, log_write, "%s: peer cut (%s): %s", p->t->url, p->name,
+                why);
+}
+
 void sp_peer_cut(struct sp_peer *p, const char *why)
 {
-    struct transport_sp *t = p->t;
-    log_limited("peers cut", LOG_LEVEL_INFO, log_write, "%s: peer cut (%s): %s", t->url, p->name,
-                why);
+    log_cut(p, why);
     sp_peer_close(p);
 }
 
@@ -122,7 +150,7 @@ void sp_peer_expire_hello(struct sp_peer *p)
 {
     if (p->n_requests > 0 && !p->is_late) { /* the engine may still identify its tenant */
         p->is_late = true;
-        sp_wait_start(&p->t->hellos, &p->hello_wait);
+        sp_wait_start(&p->on->hellos, &p->hello_wait);
         return;
     }
     stats_add(peers_cut_handshake, 1);
@@ -168,7 +196,7 @@ static void refuse_message(struct sp_peer *p)
     p->req = NULL;
     p->refusal = SP_ACCEPTED;
     p->n_requests++;
-    t->n_owed++;
+    p->on->n_owed++;
     if (req->msg->n_bytes >= WIRE_PREAMBLE_BYTES && p->n_body >= WIRE_PREAMBLE_BYTES &&
         wire_preamble_decode(req->msg->data, UINT64_MAX, &preamble, why, sizeof(why)) == ATTN_OK) {
         req->wire.request_id = preamble.request_id;
@@ -208,7 +236,7 @@ static void message_complete(struct sp_peer *p)
     p->req = NULL;
     p->is_sated = p->body_bytes > SATING_BYTES;
     p->n_requests++;
-    t->n_owed++;
+    p->on->n_owed++;
     attn_status st =
         request_decode(req, clock_now_ns(), config_now(t->env->cfg, default_timeout_us),
                        config_now(t->env->cfg, max_timeout_us), why, sizeof(why));
@@ -258,11 +286,7 @@ static void message_grow(struct sp_peer *p)
 {
     struct transport_sp *t = p->t;
     size_t n = next_room(p->body_bytes, p->req->msg->n_bytes);
-    uint64_t most = iobuf_pool_bytes(t->env->bufs) / 2;
-    uint64_t largest = config_now(t->env->cfg, max_message_bytes);
-    most = most > largest ? most : largest;
-    bool is_over = t->env->arriving_bytes > 0 && t->env->arriving_bytes - p->n_large + n > most;
-    if (!is_over && request_grow(p->req, t->env->bufs, n, (size_t)p->n_body) == ATTN_OK)
+    if (large_take(p, n) && request_grow(p->req, t->env->bufs, n, (size_t)p->n_body) == ATTN_OK)
         hold_large(p, n);
     else
         message_drop(p, SP_OVERLOAD);
@@ -274,12 +298,12 @@ static bool message_count(struct sp_peer *p)
 {
     struct transport_env *env = p->t->env;
     uint32_t all = config_now(env->cfg, max_queue_requests) + config_now(env->cfg, max_peers);
-    uint32_t n_free = all > env->n_messages ? all - env->n_messages : 0;
+    uint32_t n_others = atomic_fetch_add(&env->n_messages, 1);
+    uint32_t n_free = all > n_others ? all - n_others : 0;
     const struct share *full = share_take(p->share, SHARE_MESSAGES, 1, n_free, all);
-    if (full == NULL) {
-        env->n_messages++;
+    if (full == NULL)
         return true;
-    }
+    atomic_fetch_sub(&env->n_messages, 1);
     char why[SHARE_TEXT_BYTES];
     stats_add(peers_cut_slow_reader, 1);
     sp_peer_cut(p, share_say(full, SHARE_MESSAGES, n_free, why));
@@ -351,11 +375,11 @@ static void consume(struct sp_peer *p, const uint8_t *bytes, size_t n)
                 sp_wait_stop(&p->read_wait);
                 /* a network peer must be identified in time, to keep its place */
                 if (!p->t->is_ipc && p->t->env->cfg->tenants[0] != '\0')
-                    sp_wait_start(&p->t->hellos, &p->hello_wait);
+                    sp_wait_start(&p->on->hellos, &p->hello_wait);
             } else if (event == SP_MESSAGE) {
                 message_begin(p);
             } else if (event == SP_BAD) {
-                if (p->read_wait.list == &p->t->handshakes)
+                if (p->read_wait.list == &p->on->handshakes)
                     stats_add(peers_cut_handshake, 1);
                 else
                     stats_add(peers_cut_malformed, 1);
@@ -388,7 +412,7 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
     uint8_t *in_place = p->tls == NULL ? sp_peer_room(p, &room) : NULL;
     /* libuv reads 32 times at most before other peers' turn */
     room = room < SP_READ_AHEAD_BYTES ? room : SP_READ_AHEAD_BYTES;
-    *buf = uv_buf_init((char *)(in_place != NULL ? in_place : p->t->read_ahead), (unsigned)room);
+    *buf = uv_buf_init((char *)(in_place != NULL ? in_place : p->on->read_ahead), (unsigned)room);
 }
 
 void sp_peer_take(struct sp_peer *p, const uint8_t *bytes, size_t n)
@@ -418,8 +442,8 @@ static void watch_parts(struct sp_peer *p)
     if (p->is_closing || p->is_doomed || p->is_eof)
         return;
     if (is_inside && p->read_wait.list == NULL)
-        sp_wait_start(&p->t->bodies, &p->read_wait);
-    else if (!is_inside && p->read_wait.list == &p->t->bodies)
+        sp_wait_start(&p->on->bodies, &p->read_wait);
+    else if (!is_inside && p->read_wait.list == &p->on->bodies)
         sp_wait_stop(&p->read_wait);
 }
 
@@ -446,7 +470,7 @@ static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
     if (p->tls != NULL && !p->is_doomed)
         sp_tls_take(p, bytes, (size_t)n_read);
     else if (p->tls == NULL)
-        sp_peer_take(p, bytes != p->t->read_ahead ? NULL : bytes, (size_t)n_read);
+        sp_peer_take(p, bytes != p->on->read_ahead ? NULL : bytes, (size_t)n_read);
     watch_parts(p);
 }
 
@@ -465,14 +489,11 @@ void sp_peer_stop_reading(struct sp_peer *p)
 /* Sets TCP_NODELAY, so that small messages leave at once, and how a host that does not answer is
  * noticed within listen.host_timeout: by TCP_USER_TIMEOUT where bytes wait for it, else by the
  * second of two keep-alive probes. */
-static void set_tcp_options(struct sp_peer *p)
+static void set_tcp_options(int fd, const struct config *cfg)
 {
-    const unsigned ms = (unsigned)(config_now(p->t->env->cfg, host_timeout_us) / 1000);
+    const unsigned ms = (unsigned)(config_now(cfg, host_timeout_us) / 1000);
     const int on = 1, probe_s = ms < 2000 ? 1 : (int)(ms / 2000);
-    uv_os_fd_t fd;
-    uv_tcp_nodelay(&p->io.tcp, 1);
-    if (uv_fileno(&p->io.handle, &fd) != 0)
-        return;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_s, sizeof probe_s);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_s, sizeof probe_s);
@@ -481,77 +502,121 @@ static void set_tcp_options(struct sp_peer *p)
 
 static void peer_identify(struct sp_peer *p)
 {
-    uv_os_fd_t fd;
     char text[PRINCIPAL_TEXT_BYTES];
     if (p->t->is_ipc) {
-        if (uv_fileno(&p->io.handle, &fd) == 0)
-            p->principal = principal_of_socket(fd);
+        p->principal = principal_of_socket(p->fd);
         snprintf(p->name, sizeof(p->name), "%s", principal_format(&p->principal, text));
     } else {
         struct sockaddr_storage sa;
-        int n = sizeof(sa);
+        socklen_t n = sizeof(sa);
         memset(&sa, 0, sizeof(sa));
-        uv_tcp_getpeername(&p->io.tcp, (struct sockaddr *)&sa, &n);
+        (void)getpeername(p->fd, (struct sockaddr *)&sa, &n);
         p->principal = principal_of_address((struct sockaddr *)&sa);
         address_format((struct sockaddr *)&sa, p->name, sizeof(p->name));
-        set_tcp_options(p);
+        set_tcp_options(p->fd, p->t->env->cfg);
     }
+}
+
+/* Finds room for it beside n_others peers, and among those of its principal. NULL: it has its
+ * share; else why not, in why. */
+static const char *place_take(struct sp_peer *p, uint32_t n_others, char why[SHARE_TEXT_BYTES])
+{
+    uint32_t most = config_now(p->t->env->cfg, max_peers);
+    if (n_others >= most)
+        return "listen.max_peers is reached";
+    struct share *share = share_open(p->t->env->shares, &p->principal);
+    if (share == NULL)
+        return "out of memory";
+    const struct share *full = share_take(share, SHARE_PEERS, 1, most - n_others, most);
+    if (full == NULL) {
+        p->share = share;
+        return NULL;
+    }
+    share_say(full, SHARE_PEERS, most - n_others, why);
+    share_unref(share);
+    return why;
 }
 
 bool sp_peer_is_welcome(struct sp_peer *p)
 {
-    struct transport_sp *t = p->t;
-    uint32_t most = config_now(t->env->cfg, max_peers), n_others = t->env->n_peers - 1;
-    char why[SHARE_TEXT_BYTES] = "listen.max_peers is reached";
-    struct share *share = n_others < most ? share_open(t->env->shares, &p->principal) : NULL;
-    const struct share *full = share_take(share, SHARE_PEERS, 1, most - n_others, most);
-    if (share != NULL && full == NULL) {
-        p->share = share;
+    char text[SHARE_TEXT_BYTES];
+    const char *why = place_take(p, atomic_load(&p->t->env->n_peers) - 1, text);
+    if (why == NULL)
         return true;
-    }
-    if (full != NULL)
-        share_say(full, SHARE_PEERS, most - n_others, why);
-    else if (n_others < most)
-        snprintf(why, sizeof why, "out of memory");
-    share_unref(share);
     stats_add(peers_refused, 1);
     sp_peer_cut(p, why);
     return false;
 }
 
-void sp_peer_accept(struct transport_sp *t)
+struct sp_peer *sp_peer_new(struct transport_sp *t)
 {
     struct sp_peer *p = calloc(1, sizeof(*p));
-    if (p == NULL) {
-        sp_accept_later(t);
-        return;
-    }
+    if (p == NULL)
+        return NULL;
     p->t = t;
     STAILQ_INIT(&p->replies);
     p->read_wait.peer = p->hello_wait.peer = p->progress_wait.peer = p->write_wait.peer = p;
-    int rc = t->is_ipc ? uv_pipe_init(t->env->loop, &p->io.pipe, 0)
-                       : uv_tcp_init(t->env->loop, &p->io.tcp);
-    if (rc != 0) {
+    return p;
+}
+
+bool sp_peer_admit(struct sp_peer *p)
+{
+    struct transport_env *env = p->t->env;
+    char text[SHARE_TEXT_BYTES];
+    peer_identify(p);
+    const char *why = place_take(p, atomic_load(&env->n_peers), text);
+    if (why != NULL) {
+        stats_add(peers_refused, 1);
+        log_cut(p, why);
+        close(p->fd);
         free(p);
-        return;
+        return false;
+    }
+    p->on = &p->t->loops[loops_choose(env->loops)];
+    atomic_fetch_add(&env->n_peers, 1);
+    atomic_fetch_add(&p->on->loop->n_peers, 1);
+    stats_add(peers, 1);
+    return true;
+}
+
+void sp_peer_drop(struct sp_peer *p)
+{
+    peer_uncount(p);
+    share_unref(p->share);
+    close(p->fd);
+    free(p);
+}
+
+/* Makes a handle of the connection. */
+static bool peer_open(struct sp_peer *p)
+{
+    struct sp_loop *on = p->on;
+    int rc = p->t->is_ipc ? uv_pipe_init(on->loop->uv, &p->io.pipe, 0)
+                          : uv_tcp_init(on->loop->uv, &p->io.tcp);
+    if (rc != 0) {
+        sp_peer_drop(p);
+        return false;
     }
     p->io.handle.data = p;
-    t->n_handles++;
-    LIST_INSERT_HEAD(&t->peers, p, entry);
-    t->env->n_peers++;
-    stats_add(peers, 1);
-
-    if (uv_accept(&t->listener.stream, &p->io.stream) != 0) {
+    on->n_handles++;
+    LIST_INSERT_HEAD(&on->peers, p, entry);
+    rc = p->t->is_ipc ? uv_pipe_open(&p->io.pipe, p->fd) : uv_tcp_open(&p->io.tcp, p->fd);
+    if (rc != 0) {
+        close(p->fd);
         sp_peer_close(p);
-        return;
     }
-    peer_identify(p);
-    if (!sp_peer_is_welcome(p))
+    return rc == 0;
+}
+
+void sp_peer_begin(struct sp_peer *p)
+{
+    struct transport_sp *t = p->t;
+    if (!peer_open(p))
         return;
     stats_add(peers_accepted, 1);
     log_debug("%s: peer came (%s)", t->url, p->name);
     sp_frame_init(&p->frame, t->is_ipc);
-    sp_wait_start(&t->handshakes, &p->read_wait);
+    sp_wait_start(&p->on->handshakes, &p->read_wait);
     uv_buf_t hello = uv_buf_init((char *)(uintptr_t)sp_handshake, SP_HANDSHAKE_BYTES);
     bool is_begun = t->tls != NULL ? sp_tls_begin(p)
                                    : uv_try_write(&p->io.stream, &hello, 1) == SP_HANDSHAKE_BYTES;

@@ -27,7 +27,7 @@ bool sp_tls_begin(struct sp_peer *p)
 
 static void cipher_free(struct sp_peer *p)
 {
-    p->t->n_owed--;
+    p->on->n_owed--;
     p->t->env->cipher_bytes -= p->cipher_bytes;
     free(p->cipher);
     p->cipher = NULL;
@@ -85,11 +85,11 @@ static void send_cipher(struct sp_peer *p)
         return;
     }
     p->cipher = tls_stream_take(p->tls, &n);
-    p->t->n_owed++; /* the transport is not idle until it is written */
+    p->on->n_owed++; /* the transport is not idle until it is written */
     p->cipher_bytes = n;
     p->t->env->cipher_bytes += n;
     buf = uv_buf_init((char *)p->cipher + at, (unsigned)(n - at));
-    sp_wait_start(&p->t->writes, &p->write_wait);
+    sp_wait_start(&p->on->writes, &p->write_wait);
     atomic_store_explicit(&p->share->is_behind, true, memory_order_relaxed);
     if (uv_write(&p->write, &p->io.stream, &buf, 1, on_cipher_written) != 0)
         sp_peer_close(p);
@@ -167,9 +167,9 @@ void sp_tls_take(struct sp_peer *p, const uint8_t *bytes, size_t n)
         size_t room = TLS_STREAM_RECORD_BYTES;
         uint8_t *in_place = sp_peer_room(p, &room);
         enum tls_stream_result r =
-            tls_stream_read(p->tls, in_place != NULL ? in_place : p->t->plain, room, &n);
+            tls_stream_read(p->tls, in_place != NULL ? in_place : p->on->plain, room, &n);
         if (r == TLS_STREAM_DONE) {
-            sp_peer_take(p, in_place != NULL ? NULL : p->t->plain, n);
+            sp_peer_take(p, in_place != NULL ? NULL : p->on->plain, n);
             continue;
         }
         if (r == TLS_STREAM_CLOSED)

@@ -28,7 +28,7 @@ void sp_peer_leave_if_done(struct sp_peer *p)
         /* closing with unread bytes would reset the connection and lose the answer: so end our
          * side, drop what still comes, and wait for the peer to close */
         p->is_shut = true;
-        sp_wait_start(&p->t->bodies, &p->read_wait);
+        sp_wait_start(&p->on->bodies, &p->read_wait);
         if (uv_shutdown(&p->shutdown, &p->io.stream, on_shutdown) != 0)
             sp_peer_close(p);
     }
@@ -46,7 +46,7 @@ static void write_pop(struct sp_peer *p)
     p->write_bytes -= reply_bytes(req);
     stats_add(sent_bytes, reply_bytes(req));
     request_sent(req);
-    sp_request_done(p->t, req);
+    sp_request_done(p->on, req);
 }
 
 /* Collects the first replies of the queue as buffers, without the write_offset bytes written. */
@@ -133,7 +133,7 @@ void sp_peer_flush(struct sp_peer *p)
         if (written >= 0 && (size_t)written == bytes)
             continue;
         p->n_writing = write_gather(p, bufs, &n_bufs, &bytes);
-        sp_wait_start(&p->t->writes, &p->write_wait);
+        sp_wait_start(&p->on->writes, &p->write_wait);
         atomic_store_explicit(&p->share->is_behind, true, memory_order_relaxed);
         if (uv_write(&p->write, &p->io.stream, bufs, n_bufs, on_written) != 0) {
             p->n_writing = 0;
@@ -148,7 +148,7 @@ void sp_peer_queue(struct sp_peer *p, struct request *req)
     struct transport_sp *t = p->t;
     p->n_requests--;
     if (p->is_closing) {
-        sp_request_done(t, req);
+        sp_request_done(p->on, req);
         sp_peer_free_if_done(p);
         return;
     }

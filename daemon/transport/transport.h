@@ -7,6 +7,8 @@
 #ifndef ATTND_DAEMON_TRANSPORT_TRANSPORT_H
 #define ATTND_DAEMON_TRANSPORT_TRANSPORT_H
 
+#include <stdatomic.h>
+
 #include "daemon/config/config.h"
 #include "daemon/request/transport_ops.h"
 
@@ -14,26 +16,28 @@ struct backend;
 struct backend_ops;
 struct engine;
 struct iobuf_pool;
+struct loops;
 struct share_table;
 struct uv_loop_s;
 
-/* The environment of all transports. loop and cfg are set when a transport is opened, all else
- * before the loop first runs. */
+/* The environment of all transports. loop, loops and cfg are set when a transport is opened, all
+ * else before the first loop runs. */
 struct transport_env {
-    struct uv_loop_s *loop;
+    struct uv_loop_s *loop; /* the first: listeners and shared memory */
+    struct loops *loops; /* all, for connections; NULL: no transport over sockets is opened */
     const struct config *cfg;
     const struct backend_ops *backend_ops;
     struct backend *backend;
     struct engine *engine; /* not touched after engine_close */
     struct iobuf_pool *bufs;
     struct share_table *shares;
-    /* counts by the transports, on the loop's thread */
-    uint32_t n_peers; /* connected, over all transports */
-    uint32_t n_messages; /* over sockets: arriving, in the engine, or replies that are not read */
-    uint64_t cipher_bytes; /* encrypted replies that are not read */
-    uint64_t shared_bytes; /* of listen.shm_memory, in use */
-    uint64_t shared_most; /* what host memory has room for, whatever the setting says */
-    uint64_t arriving_bytes; /* of bufs, held by large messages that are incomplete */
+    uint64_t shared_most; /* what host memory has room for, whatever listen.shm_memory says */
+    uint64_t shared_bytes; /* of listen.shm_memory, in use; the first loop's */
+    /* counts by the transports, of all loops */
+    _Atomic uint32_t n_peers; /* connected, over all transports */
+    _Atomic uint32_t n_messages; /* over sockets: arriving, in the engine, or replies not read */
+    _Atomic uint64_t cipher_bytes; /* encrypted replies that are not read */
+    _Atomic uint64_t arriving_bytes; /* of bufs, held by large messages that are incomplete */
 };
 
 struct transport {

@@ -93,7 +93,13 @@ struct conn *net_accept(void)
     first_waiting = c->next;
     if (first_waiting == NULL)
         last_waiting = &first_waiting;
+    c->is_accepted = true;
     return c;
+}
+
+struct conn *net_conn(uint64_t number)
+{
+    return conns[number];
 }
 
 void net_listen(bool is)
@@ -196,7 +202,7 @@ void net_process_gone(bool listener_is_kept)
     is_listening = listener_is_kept;
     for (uint32_t i = 0; i < n_conns; i++) {
         struct conn *c = conns[i];
-        bool is_waiting = c->stream == NULL && !c->is_over;
+        bool is_waiting = !c->is_accepted && !c->is_over;
         if (c->is_over || (is_waiting && listener_is_kept))
             continue;
         c->stream = NULL;

@@ -20,6 +20,7 @@ struct conn {
     struct bytes in, out; /* to the daemon, to the client */
     size_t window; /* bytes that out takes */
     struct handle *stream; /* the daemon's end; NULL: not accepted, or closed */
+    bool is_accepted; /* the daemon has it, or had */
     bool is_over; /* no byte moves any more */
     bool client_ended, daemon_ended; /* sends no more */
     bool is_cut;
@@ -28,6 +29,7 @@ struct conn {
 
 /* Of connections that wait for the daemon to accept them: the oldest; NULL: none. */
 struct conn *net_accept(void);
+struct conn *net_conn(uint64_t number);
 void net_listen(bool is_listening);
 bool net_has_waiting(void);
 /* The daemon has put bytes in, or ended. */

@@ -22,7 +22,7 @@
 #include "kernels/backend.h"
 #include "net.h"
 
-enum { KEPT_FDS = 400, LISTEN_FD = 1 << 19 };
+enum { KEPT_FDS = 400 };
 
 static struct kept {
     char name[KEEP_NAME_BYTES];
@@ -126,7 +126,7 @@ attn_status socket_listen(const char *what, const struct address *a, int backlog
                           char *why, size_t why_bytes)
 {
     (void)what, (void)a, (void)backlog, (void)why, (void)why_bytes;
-    *out_fd = LISTEN_FD;
+    *out_fd = SIM_LISTEN_FD;
     return ATTN_OK;
 }
 

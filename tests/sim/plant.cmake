@@ -42,9 +42,9 @@ plant(13 daemon/engine/core/sleep.c "    if (write(e->wake_fd, &one, sizeof one)
 plant(14 daemon/transport/sp_write.c "    p->write_offset += n;" "    p->write_offset += sim_bug == 14 ? 0 : n;")
 # replies of a connection that is gone are not freed
 plant(15 daemon/transport/sp_peer.c "        STAILQ_REMOVE_HEAD(&p->replies, queued);
-        sp_request_done(t, req);"
+        sp_request_done(on, req);"
   "        STAILQ_REMOVE_HEAD(&p->replies, queued);
-        if (sim_bug != 15)\n            sp_request_done(t, req);")
+        if (sim_bug != 15)\n            sp_request_done(on, req);")
 # the rows of failed items are not made NaN
 plant(16 daemon/engine/core/answer.c "        fill_failed_rows(t);" "        if (sim_bug != 16)\n            fill_failed_rows(t);")
 # an item of another epoch is not refused

@@ -192,7 +192,8 @@ static int run(void)
     snprintf(idle, sizeof idle, "%s", sim_plan.idle_memory);
     snprintf(host, sizeof host, "%s", sim_plan.host_memory);
     snprintf(disk, sizeof disk, "%s", sim_plan.disk_size);
-    char cards[16];
+    char cards[16], threads[16];
+    snprintf(threads, sizeof threads, "%u", sim_plan.n_loops);
     snprintf(cards, sizeof cards, "%s", "0,1,2");
     cards[2 * sim_plan.n_cards - 1] = '\0';
     bool has_disk = strcmp(disk, "0") != 0;
@@ -203,6 +204,8 @@ static int run(void)
                     "cpu",
                     "--listen",
                     "ipc:///sim",
+                    "--listen.threads",
+                    threads,
                     "--listen.http",
                     "off",
                     "--listen.admin",
@@ -289,7 +292,7 @@ static void bury(enum end how)
     lanes_forget_process();
     sim_engine = NULL;
     sim_n_engines = n_in_turn = 0;
-    sim_loop_runs = false;
+    uv_process_end();
     is_up = false;
     points_to_kill = 0;
     if (how == EXITED && exit_code == EX_OK && memory_n_held() != 0)
@@ -464,7 +467,8 @@ static void on_stop(void *arg, uint64_t word)
     if (!is_up)
         return; /* the next one is told as it starts */
     sim_say("SIGTERM");
-    uv_deliver_signal(SIGTERM);
+    if (!uv_deliver_signal(SIGTERM)) /* it is not ready for it yet */
+        sim_at(SIM_MS, SIM_WORLD, on_stop, NULL, 0);
 }
 
 void process_stop(void)

@@ -90,6 +90,7 @@ static void plan(void)
         sim_plan.lose_device = sim_chance(200) ? sim_below(5) : 0;
     sim_plan.slow_batch = sim_below(50);
     sim_plan.fail_alloc = sim_chance(300) ? sim_below(300) : 0;
+    sim_plan.n_loops = sim_chance(500) ? 1 : 2 + sim_below(2);
     sim_plan.n_kills = sim_chance(700) ? sim_below(8) : 0;
     sim_plan.n_aimed = sim_chance(500) ? sim_below(4) : 0;
     sim_plan.n_upgrades = sim_chance(300) ? sim_below(3) : 0;

@@ -4,9 +4,8 @@
  * from its settings to its exit code (process.c), for clients that each keep a naive model of what
  * they were told (peer.c). README.md has the whole picture.
  *
- * One thread, one queue of events. The daemon's two threads take turns: the loop's callbacks are
- * events; a turn of the engine is an event, too, and where the engine waits (for a batch, or
- * asleep) other events run inside of its wait.
+ * One thread, one queue of events. The daemon's threads take turns: the first loop's callbacks are
+ * events; engines and further loops are coroutines (thread.c), and where one waits others go on.
  */
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H
@@ -51,7 +50,7 @@ struct sim_plan {
     const char *host_memory, *disk_size; /* cache.host_memory, cache.disk_size */
     const char *idle_memory; /* cache.idle_memory */
     bool has_lanes;
-    uint32_t n_cards;
+    uint32_t n_cards, n_loops;
     int split; /* of the pool, as on the wire */
     bool is_sum; /* SIM_SCALE_SUM */
 };
@@ -142,7 +141,6 @@ struct engine;
 extern struct engine *sim_engine; /* that serves, the first card's; NULL: none */
 extern struct engine *sim_engines[SIM_MAX_CARDS];
 extern uint32_t sim_n_engines;
-extern bool sim_loop_runs; /* inside of uv_run, and not told to stop */
 extern uint64_t sim_life; /* counts processes */
 
 void process_begin(void); /* the first one is started soon */
@@ -158,9 +156,11 @@ _Noreturn void process_exit(int code);
 _Noreturn void process_leave(void); /* thread.c: now that its thread is left */
 void process_check(struct engine *e); /* the cache's books, between two turns */
 void process_check_is_empty(void); /* nothing is held any more */
-/* Runs the daemon's signal handler (uv.c). */
-void uv_deliver_signal(int number);
+/* Runs the daemon's signal handler (uv.c); false: it has none yet. */
+bool uv_deliver_signal(int number);
+enum { SIM_LISTEN_FD = 1 << 19 };
 void uv_process_begin(void);
+void uv_process_end(void);
 
 /* --- threads (thread.c) ----------------------------------------------------------------------- */
 
@@ -171,6 +171,7 @@ void *thread_join(uint32_t thread);
 bool thread_wait(bool (*is_ready)(void *arg), void *arg, uint64_t until_ns);
 void thread_sleep(uint64_t ns);
 void thread_lose_core(void); /* here it often has to wait for one, where it ever has to */
+const void *thread_running(void); /* NULL: the event loop's */
 bool thread_is_one(void); /* what runs is one, and not the event loop */
 /* The process ends inside of what runs: ends in process_leave if that is a thread, else returns. */
 void thread_leave(void);

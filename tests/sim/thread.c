@@ -59,6 +59,7 @@ int __wrap_pthread_cond_wait(pthread_cond_t *c, pthread_mutex_t *m);
 int __wrap_pthread_cond_signal(pthread_cond_t *c);
 int __wrap_pthread_cond_broadcast(pthread_cond_t *c);
 int __wrap_sem_timedwait(sem_t *s, const struct timespec *until);
+int __wrap_sem_wait(sem_t *s);
 int __wrap_sched_yield(void);
 int __wrap_setpriority(int which, id_t who, int value);
 
@@ -106,6 +107,11 @@ void thread_leave(void)
 bool thread_is_one(void)
 {
     return running != NULL;
+}
+
+const void *thread_running(void)
+{
+    return running;
 }
 
 static bool is_due(const struct thread *t)
@@ -307,6 +313,13 @@ int __wrap_sem_timedwait(sem_t *s, const struct timespec *until)
         return -1;
     }
     process_point();
+    return sem_trywait(s);
+}
+
+int __wrap_sem_wait(sem_t *s)
+{
+    process_point();
+    thread_wait(is_posted, s, UINT64_MAX);
     return sem_trywait(s);
 }
 

@@ -9,13 +9,14 @@
 
 #include "net.h"
 
-enum { FAKE_FD = 1 << 20, MAX_SIGNAL = 32 };
+enum { LISTEN_FD = SIM_LISTEN_FD, FAKE_FD = 1 << 20, MAX_SIGNAL = 32, MAX_LOOPS = 8 };
 
 struct handle {
     struct handle *next; /* of all, newest first */
     uv_handle_t *h;
     bool is_active, is_closing, is_closed;
     uint64_t serial; /* of what was started last: older events are of no use */
+    struct sim_loop *loop;
     uint64_t repeat_ns;
     /* of streams */
     struct conn *conn;
@@ -26,25 +27,71 @@ struct handle {
     uv_shutdown_t *shutdown;
 };
 
-bool sim_loop_runs;
+/* An event that waits for its loop's thread. */
+struct turn {
+    struct turn *next;
+    sim_fn fn;
+    struct handle *x;
+    uint64_t word;
+};
 
-static uv_loop_t loop;
+/* The first is the default loop, whose callbacks are events. Each other one has a thread (thread.c)
+ * that its events wait for. */
+static struct sim_loop {
+    uv_loop_t *loop;
+    bool runs; /* inside of uv_run, and not told to stop */
+    uint32_t n_open;
+    struct turn *first, **last;
+    bool is_turning; /* a callback is under way, on this thread: */
+    const void *thread;
+} loops[MAX_LOOPS];
+static uint32_t n_loops;
+static uv_loop_t default_loop;
 static struct handle *handles, *listening;
-static uint32_t n_open;
 static uv_signal_t *signals[MAX_SIGNAL];
 
 int __wrap_poll(struct pollfd *at, nfds_t n, int timeout_ms);
 int __real_poll(struct pollfd *at, nfds_t n, int timeout_ms);
 int __wrap_shutdown(int fd, int how);
 int __real_shutdown(int fd, int how);
+int __wrap_accept4(int fd, struct sockaddr *sa, socklen_t *n, int flags);
+int __wrap_close(int fd);
+int __real_close(int fd);
 
 void uv_process_begin(void)
 {
     handles = listening = NULL;
-    n_open = 0;
-    sim_loop_runs = false;
-    memset(&loop, 0, sizeof loop);
+    memset(loops, 0, sizeof loops);
+    loops[0].loop = &default_loop;
+    n_loops = 1;
     memset(signals, 0, sizeof signals);
+}
+
+void uv_process_end(void)
+{
+    for (uint32_t i = 0; i < n_loops; i++)
+        loops[i].runs = false;
+}
+
+static struct sim_loop *loop_of(const uv_loop_t *l)
+{
+    for (uint32_t i = 0; i < n_loops; i++)
+        if (loops[i].loop == l)
+            return &loops[i];
+    sim_fail("a loop was never initialised");
+}
+
+/* Whether the event is another thread's than the one that runs, which gets it then. */
+static bool is_for_thread(struct handle *x, sim_fn fn, uint64_t word)
+{
+    struct sim_loop *l = x->loop;
+    if (l == &loops[0] || (l->is_turning && l->thread == thread_running()))
+        return false;
+    struct turn *t = sim_alloc(sizeof *t);
+    *t = (struct turn){.fn = fn, .x = x, .word = word};
+    *l->last = t;
+    l->last = &t->next;
+    return true;
 }
 
 static struct handle *of(const void *h)
@@ -52,19 +99,20 @@ static struct handle *of(const void *h)
     return ((const uv_handle_t *)h)->u.reserved[1];
 }
 
-static int handle_init(uv_handle_t *h, uv_handle_type type)
+static int handle_init(uv_loop_t *l, uv_handle_t *h, uv_handle_type type)
 {
     struct handle *x = sim_alloc(sizeof *x);
     void *data = h->data;
     process_point();
-    h->loop = &loop;
+    h->loop = l;
     h->type = type;
     h->data = data;
     h->u.reserved[1] = x;
     x->h = h;
+    x->loop = loop_of(l);
+    x->loop->n_open++;
     x->next = handles;
     handles = x;
-    n_open++;
     return 0;
 }
 
@@ -72,7 +120,7 @@ static int handle_init(uv_handle_t *h, uv_handle_type type)
 
 uv_loop_t *uv_default_loop(void)
 {
-    return &loop;
+    return &default_loop;
 }
 
 int uv_replace_allocator(uv_malloc_func m, uv_realloc_func r, uv_calloc_func c, uv_free_func f)
@@ -81,37 +129,72 @@ int uv_replace_allocator(uv_malloc_func m, uv_realloc_func r, uv_calloc_func c, 
     return 0;
 }
 
-int uv_run(uv_loop_t *l, uv_run_mode mode)
+int uv_loop_init(uv_loop_t *l)
 {
-    (void)l;
-    sim_loop_runs = true;
-    if (mode == UV_RUN_DEFAULT)
-        while (sim_loop_runs && n_open > 0)
+    process_point();
+    if (memory_fails())
+        return UV_ENOMEM;
+    if (n_loops == MAX_LOOPS)
+        sim_fail("the daemon has more than %d loops", MAX_LOOPS);
+    struct sim_loop *x = &loops[n_loops++];
+    *x = (struct sim_loop){.loop = l};
+    x->last = &x->first;
+    return 0;
+}
+
+static bool has_turn(void *arg)
+{
+    const struct sim_loop *l = arg;
+    return l->first != NULL;
+}
+
+/* The callbacks of a loop that is not the default one, on the thread that runs. */
+static void run_turns(struct sim_loop *l)
+{
+    while (l->n_open > 0) {
+        thread_wait(has_turn, l, UINT64_MAX);
+        struct turn *t = l->first;
+        l->first = t->next;
+        if (l->first == NULL)
+            l->last = &l->first;
+        l->is_turning = true;
+        l->thread = thread_running();
+        t->fn(t->x, t->word);
+        l->is_turning = false;
+        thread_lose_core();
+    }
+}
+
+int uv_run(uv_loop_t *of, uv_run_mode mode)
+{
+    struct sim_loop *l = loop_of(of);
+    l->runs = true;
+    if (l != &loops[0])
+        run_turns(l);
+    else if (mode == UV_RUN_DEFAULT)
+        while (l->runs && l->n_open > 0)
             sim_step(UINT64_MAX);
     else
-        while (sim_loop_runs && sim_step(sim_now_ns)) {
+        while (l->runs && sim_step(sim_now_ns)) {
         }
-    sim_loop_runs = false;
-    return (int)n_open;
+    l->runs = false;
+    return (int)l->n_open;
 }
 
 void uv_stop(uv_loop_t *l)
 {
-    (void)l;
-    sim_loop_runs = false;
+    loop_of(l)->runs = false;
 }
 
 int uv_loop_close(uv_loop_t *l)
 {
-    (void)l;
-    return n_open > 0 ? UV_EBUSY : 0;
+    return loop_of(l)->n_open > 0 ? UV_EBUSY : 0;
 }
 
 void uv_walk(uv_loop_t *l, uv_walk_cb cb, void *arg)
 {
-    (void)l;
     for (struct handle *x = handles; x != NULL; x = x->next)
-        if (!x->is_closed)
+        if (!x->is_closed && x->loop->loop == l)
             cb(x->h, arg);
 }
 
@@ -139,8 +222,10 @@ static void on_close(void *arg, uint64_t word)
 {
     struct handle *x = arg;
     uv_close_cb cb = (uv_close_cb)(uintptr_t)word;
+    if (is_for_thread(x, on_close, word))
+        return;
     x->is_closed = true;
-    n_open--;
+    x->loop->n_open--;
     if (x->write != NULL)
         x->write->cb(x->write, UV_ECANCELED);
     if (x->shutdown != NULL)
@@ -172,17 +257,16 @@ void uv_close(uv_handle_t *h, uv_close_cb cb)
 
 int uv_timer_init(uv_loop_t *l, uv_timer_t *t)
 {
-    (void)l;
-    return handle_init((uv_handle_t *)t, UV_TIMER);
+    return handle_init(l, (uv_handle_t *)t, UV_TIMER);
 }
 
 static void on_timer(void *arg, uint64_t serial)
 {
     struct handle *x = arg;
     uv_timer_t *t = (uv_timer_t *)x->h;
-    if (x->serial != serial || x->is_closing)
+    if (is_for_thread(x, on_timer, serial) || x->serial != serial || x->is_closing)
         return;
-    if (!sim_loop_runs) { /* the loop's thread does something else: later */
+    if (!x->loop->runs) { /* the loop's thread does something else: later */
         sim_at(SIM_MS, SIM_PROCESS, on_timer, x, serial);
         return;
     }
@@ -214,18 +298,17 @@ int uv_timer_stop(uv_timer_t *t)
 
 int uv_async_init(uv_loop_t *l, uv_async_t *a, uv_async_cb cb)
 {
-    (void)l;
     a->async_cb = cb;
-    return handle_init((uv_handle_t *)a, UV_ASYNC);
+    return handle_init(l, (uv_handle_t *)a, UV_ASYNC);
 }
 
 static void on_async(void *arg, uint64_t serial)
 {
     struct handle *x = arg;
     uv_async_t *a = (uv_async_t *)x->h;
-    if (x->serial != serial || x->is_closing)
+    if (is_for_thread(x, on_async, serial) || x->serial != serial || x->is_closing)
         return;
-    if (!sim_loop_runs) {
+    if (!x->loop->runs) {
         sim_at(100 * SIM_US, SIM_PROCESS, on_async, x, serial);
         return;
     }
@@ -248,8 +331,7 @@ int uv_async_send(uv_async_t *a)
 
 int uv_signal_init(uv_loop_t *l, uv_signal_t *s)
 {
-    (void)l;
-    return handle_init((uv_handle_t *)s, UV_SIGNAL);
+    return handle_init(l, (uv_handle_t *)s, UV_SIGNAL);
 }
 
 int uv_signal_start(uv_signal_t *s, uv_signal_cb cb, int number)
@@ -267,53 +349,39 @@ static void on_signal(void *arg, uint64_t number)
         s->signal_cb(s, (int)number);
 }
 
-void uv_deliver_signal(int number)
+bool uv_deliver_signal(int number)
 {
     if (signals[number] != NULL)
         sim_at(0, SIM_PROCESS, on_signal, signals[number], (uint64_t)number);
+    return signals[number] != NULL;
 }
 
 /* --- streams ---------------------------------------------------------------------------------- */
 
 int uv_pipe_init(uv_loop_t *l, uv_pipe_t *p, int ipc)
 {
-    (void)l, (void)ipc;
-    return handle_init((uv_handle_t *)p, UV_NAMED_PIPE);
+    (void)ipc;
+    return handle_init(l, (uv_handle_t *)p, UV_NAMED_PIPE);
 }
 
 int uv_tcp_init(uv_loop_t *l, uv_tcp_t *t)
 {
-    (void)l;
-    return handle_init((uv_handle_t *)t, UV_TCP);
+    return handle_init(l, (uv_handle_t *)t, UV_TCP);
 }
 
 int uv_pipe_open(uv_pipe_t *p, uv_file fd)
 {
-    (void)p, (void)fd;
+    struct conn *c = net_conn((uint64_t)(fd - FAKE_FD));
+    process_point();
+    of(p)->conn = c;
+    c->stream = of(p);
     return 0;
 }
 
 int uv_tcp_open(uv_tcp_t *t, uv_os_sock_t fd)
 {
     (void)t, (void)fd;
-    return 0;
-}
-
-int uv_tcp_nodelay(uv_tcp_t *t, int is_on)
-{
-    (void)t, (void)is_on;
-    return 0;
-}
-
-int uv_tcp_getpeername(const uv_tcp_t *t, struct sockaddr *sa, int *n)
-{
-    (void)t, (void)sa, (void)n;
     return UV_ENOTSUP;
-}
-
-int uv_tcp_getsockname(const uv_tcp_t *t, struct sockaddr *sa, int *n)
-{
-    return uv_tcp_getpeername(t, sa, n);
 }
 
 int uv_fileno(const uv_handle_t *h, uv_os_fd_t *fd)
@@ -353,12 +421,12 @@ int __wrap_shutdown(int fd, int how)
 static void on_waiting(void *arg, uint64_t word)
 {
     struct handle *x = arg;
-    uv_stream_t *s = (uv_stream_t *)x->h;
+    uv_poll_t *p = (uv_poll_t *)x->h;
     (void)word;
-    if (x != listening || !net_has_waiting())
+    if (x != listening || !x->is_active || !net_has_waiting())
         return;
-    if (sim_loop_runs)
-        s->connection_cb(s, 0);
+    if (x->loop->runs)
+        p->poll_cb(p, 0, UV_READABLE);
     sim_at(sim_between(SIM_US, 50 * SIM_US), SIM_PROCESS, on_waiting, x, 0);
 }
 
@@ -368,24 +436,30 @@ void uv_conn_waits(void)
         sim_at(sim_below(20000), SIM_PROCESS, on_waiting, listening, 0);
 }
 
-int uv_listen(uv_stream_t *s, int backlog, uv_connection_cb cb)
+int __wrap_accept4(int fd, struct sockaddr *sa, socklen_t *n, int flags)
 {
-    (void)backlog;
-    s->connection_cb = cb;
-    listening = of(s);
-    net_listen(true);
-    uv_conn_waits();
-    return 0;
+    (void)sa, (void)n, (void)flags;
+    process_point();
+    if (fd != LISTEN_FD)
+        sim_fail("descriptor %d accepts nothing", fd);
+    if (memory_fails()) {
+        errno = ENOMEM;
+        return -1;
+    }
+    struct conn *c = net_accept();
+    if (c == NULL) {
+        errno = EAGAIN;
+        return -1;
+    }
+    return FAKE_FD + (int)c->number;
 }
 
-int uv_accept(uv_stream_t *server, uv_stream_t *client)
+/* A connection that has a handle is closed with it. */
+int __wrap_close(int fd)
 {
-    (void)server;
-    struct conn *c = net_accept();
-    if (c == NULL)
-        return UV_EAGAIN;
-    of(client)->conn = c;
-    c->stream = of(client);
+    if (fd < FAKE_FD)
+        return fd == LISTEN_FD ? 0 : __real_close(fd);
+    net_daemon_closed(net_conn((uint64_t)(fd - FAKE_FD)));
     return 0;
 }
 
@@ -393,11 +467,10 @@ static void on_input(void *arg, uint64_t word)
 {
     struct handle *x = arg;
     uv_stream_t *s = (uv_stream_t *)x->h;
-    (void)word;
-    if (!x->is_reading || x->conn == NULL)
+    if (is_for_thread(x, on_input, word) || !x->is_reading || x->conn == NULL)
         return;
     struct conn *c = x->conn;
-    if (!sim_loop_runs) {
+    if (!x->loop->runs) {
         sim_at(100 * SIM_US, SIM_PROCESS, on_input, x, 0);
         return;
     }
@@ -470,9 +543,9 @@ static void on_written(void *arg, uint64_t status)
 {
     struct handle *x = arg;
     uv_write_t *w = x->write;
-    if (w == NULL || x->is_closing)
+    if (is_for_thread(x, on_written, status) || w == NULL || x->is_closing)
         return;
-    if (!sim_loop_runs) {
+    if (!x->loop->runs) {
         sim_at(100 * SIM_US, SIM_PROCESS, on_written, x, status);
         return;
     }
@@ -528,7 +601,8 @@ static void on_shut(void *arg, uint64_t word)
 {
     struct handle *x = arg;
     uv_shutdown_t *r = x->shutdown;
-    (void)word;
+    if (is_for_thread(x, on_shut, word))
+        return;
     x->shutdown = NULL;
     if (r != NULL && !x->is_closing)
         r->cb(r, 0);
@@ -548,22 +622,28 @@ int uv_shutdown(uv_shutdown_t *r, uv_stream_t *s, uv_shutdown_cb cb)
     return 0;
 }
 
-/* --- not yet: what watches descriptors -------------------------------------------------------- */
+/* --- the listener, the only descriptor that is watched ---------------------------------------- */
 
 int uv_poll_init(uv_loop_t *l, uv_poll_t *p, int fd)
 {
-    (void)l, (void)p, (void)fd;
-    return UV_ENOTSUP;
+    if (fd != LISTEN_FD)
+        return UV_ENOTSUP;
+    return handle_init(l, (uv_handle_t *)p, UV_POLL);
 }
 
 int uv_poll_start(uv_poll_t *p, int events, uv_poll_cb cb)
 {
-    (void)p, (void)events, (void)cb;
-    return UV_ENOTSUP;
+    (void)events;
+    p->poll_cb = cb;
+    listening = of(p);
+    listening->is_active = true;
+    net_listen(true);
+    uv_conn_waits();
+    return 0;
 }
 
 int uv_poll_stop(uv_poll_t *p)
 {
-    (void)p;
+    of(p)->is_active = false;
     return 0;
 }

@@ -22,7 +22,5 @@ void sp_receive_error(int fd, bool is_ipc, uint64_t request_id, attn_status st, 
 /* The daemon's clock stands still and moves as it is told, until clock_use(NULL). */
 void sp_time_use(void);
 void sp_time_pass(uint64_t ns);
-/* Until the transport has looked at its deadlines several times. */
-void sp_time_wait_for_looks(void);
 
 #endif

@@ -24,7 +24,8 @@
 #include "tests/daemon/config_defaults.h"
 #include "tests/daemon/engine/fake_host.h"
 
-enum { PATIENCE_S = 20 };
+enum { PATIENCE_S = 20, LOOKS = 10 };
+static const uint64_t NO_LOOKS = UINT64_MAX;
 
 /* ---- the fake engine ---- */
 
@@ -169,18 +170,35 @@ static void *loop_run(void *arg)
     return NULL;
 }
 
+static void turn_close(void *turn)
+{
+    uv_close(turn, NULL);
+}
+
 static void on_stop(uv_async_t *async)
 {
     struct server *s = async->data;
     s->t->ops->close(s->t);
     uv_close((uv_handle_t *)async, NULL);
     uv_close((uv_handle_t *)&s->drain, NULL);
-    uv_close((uv_handle_t *)&s->turn, NULL);
+    for (uint32_t i = 0; i < loops_count(s->loops); i++)
+        loop_call(loops_at(s->loops, i), turn_close, &s->turn[i]);
+}
+
+static _Thread_local uint64_t n_looks; /* of this thread */
+
+static void find_timer(uv_handle_t *h, void *out_has)
+{
+    if (h->type == UV_TIMER && uv_is_active(h))
+        *(bool *)out_has = true;
 }
 
 static void on_turn(uv_prepare_t *turn)
 {
     struct server *s = turn->data;
+    bool has_timer = false;
+    uv_walk(turn->loop, find_timer, &has_timer);
+    atomic_store(&s->n_looks[turn - s->turn], has_timer ? n_looks : NO_LOOKS);
     atomic_fetch_add(&s->n_turns, 1);
     tell_turn();
 }
@@ -191,7 +209,21 @@ static bool is_at(const _Atomic uint64_t *counter, uint64_t value, bool is_exact
     return is_exact ? v == value : v >= value;
 }
 
-/* Counters are the loop's: they change in its turns alone. */
+static void turn_open(void *arg)
+{
+    uv_prepare_t *turn = arg;
+    struct server *s = turn->data;
+    assert_int_equal(uv_prepare_init(loops_at(s->loops, (uint32_t)(turn - s->turn))->uv, turn), 0);
+    uv_prepare_start(turn, on_turn);
+}
+
+uint32_t server_loops(void)
+{
+    const char *n = getenv("ATTND_LISTEN_THREADS");
+    return n == NULL ? 1 : (uint32_t)strtoul(n, NULL, 10);
+}
+
+/* Counters are the loops': they change in their turns alone. */
 static bool await_counter(const _Atomic uint64_t *counter, uint64_t value, bool is_exact)
 {
     struct timespec until;
@@ -204,6 +236,19 @@ static bool await_counter(const _Atomic uint64_t *counter, uint64_t value, bool 
         rc = pthread_cond_timedwait(&turned, &turn_lock, &until);
     pthread_mutex_unlock(&turn_lock);
     return is_there;
+}
+
+void server_look(void)
+{
+    n_looks++;
+}
+
+void server_wait_for_looks(struct server *s)
+{
+    for (uint32_t i = 0; i < loops_count(s->loops); i++) {
+        uint64_t n = atomic_load(&s->n_looks[i]);
+        wait_at_least(&s->n_looks[i], n < NO_LOOKS - LOOKS ? n + LOOKS : n);
+    }
 }
 
 static void on_drain(uv_async_t *async)
@@ -261,14 +306,17 @@ void server_start(struct server *s, const char *url)
     assert_int_equal(uv_loop_init(&s->loop), 0);
     assert_int_equal(uv_async_init(&s->loop, &s->stop, on_stop), 0);
     assert_int_equal(uv_async_init(&s->loop, &s->drain, on_drain), 0);
-    assert_int_equal(uv_prepare_init(&s->loop, &s->turn), 0);
-    uv_prepare_start(&s->turn, on_turn);
-    s->turn.data = s;
+    assert_int_equal(loops_open(&s->loop, server_loops(), &s->loops), ATTN_OK);
+    for (uint32_t i = 0; i < loops_count(s->loops); i++) {
+        s->turn[i].data = s;
+        loop_call(loops_at(s->loops, i), turn_open, &s->turn[i]);
+    }
     s->stop.data = s;
     s->drain.data = s;
     s->shares = share_table_open(s->cfg.peer_share, s->cfg.principal_share);
     assert_non_null(s->shares);
     s->env = (struct transport_env){.loop = &s->loop,
+                                    .loops = s->loops,
                                     .cfg = &s->cfg,
                                     .engine = &s->engine,
                                     .bufs = s->bufs,
@@ -294,6 +342,7 @@ void server_stop(struct server *s)
     pthread_cond_broadcast(&s->engine.wake);
     pthread_mutex_unlock(&s->engine.lock);
     pthread_join(s->engine.thread, NULL);
+    loops_close(s->loops);
     assert_int_equal(uv_loop_close(&s->loop), 0);
     struct iobuf *all = iobuf_acquire(s->bufs, NULL, s->cfg.io_memory_bytes);
     assert_non_null(all); /* every buffer came back */

@@ -1,4 +1,4 @@
-/* sp_server.h: transport/sp.c on a loop thread of its own, with a fake engine behind it, and a raw
+/* sp_server.h: transport/sp.c on loops of its own, with a fake engine behind it, and a raw
  * SP client that can do what no library would. For the tests of the transport.
  *
  * The fake engine answers a step with a payload: its own payload back if seq[0] is 0, else seq[0]
@@ -12,6 +12,7 @@
 
 #include "daemon/config/config.h"
 #include "daemon/engine/engine.h"
+#include "daemon/transport/loops.h"
 #include "daemon/transport/transport.h"
 
 struct engine {
@@ -32,9 +33,11 @@ struct server {
     struct share_table *shares;
     struct engine engine;
     uv_loop_t loop;
+    struct loops *loops; /* with it as the first, as many as ATTND_LISTEN_THREADS says, else one */
     uv_async_t stop, drain;
-    uv_prepare_t turn;
-    _Atomic uint64_t n_turns; /* of the loop */
+    uv_prepare_t turn[LOOPS_MAX];
+    _Atomic uint64_t n_looks[LOOPS_MAX]; /* at the clock, by each loop; NO_LOOKS: it has no timer */
+    _Atomic uint64_t n_turns; /* of all loops */
     pthread_t thread;
     struct transport_env env;
     struct transport *t;
@@ -46,6 +49,12 @@ struct server {
  */
 void server_init(struct server *s);
 void server_start(struct server *s, const char *url);
+/* How many loops the environment asks for. */
+uint32_t server_loops(void);
+/* For the clock that a test brings: the thread has looked at it. */
+void server_look(void);
+/* Until every loop whose timers run has looked at the clock several times. */
+void server_wait_for_looks(struct server *s);
 /* Ends everything; asserts that no buffer, request or handle is left. */
 void server_stop(struct server *s);
 /* Stops the transport on the loop's thread; done when the listener refuses. */

@@ -360,13 +360,20 @@ static void a_stale_socket_is_replaced_and_a_live_one_is_not(void **state)
     struct transport *second = NULL;
     uv_loop_t loop;
     uv_loop_init(&loop);
-    struct transport_env env = {
-        .loop = &loop, .cfg = &s.cfg, .engine = &s.engine, .bufs = s.bufs, .shares = s.shares};
+    struct loops *loops;
+    assert_int_equal(loops_open(&loop, server_loops(), &loops), ATTN_OK);
+    struct transport_env env = {.loop = &loop,
+                                .loops = loops,
+                                .cfg = &s.cfg,
+                                .engine = &s.engine,
+                                .bufs = s.bufs,
+                                .shares = s.shares};
     assert_int_equal(transport_ipc_ops.open(&env, s.url, &second, why, sizeof(why)), ATTN_EINVAL);
     assert_null(second);
     assert_non_null(strstr(why, "in use by another process"));
     assert_non_null(strstr(why, s.url));
     uv_run(&loop, UV_RUN_DEFAULT);
+    loops_close(loops);
     assert_int_equal(uv_loop_close(&loop), 0);
     char url[256];
     snprintf(url, sizeof(url), "%s", s.url);

@@ -103,14 +103,14 @@ static void deadlines_pass_with_the_daemons_clock_alone(void **state)
         raw_send(halting, kind == 0 ? "\1" : "\0", 1); /* of a length */
         wait_equal(&stats.peers, 2);
         wait_at_least(&stats.received_bytes, received + 9);
-        sp_time_wait_for_looks();
+        server_wait_for_looks(&s);
         /* the settings change; those that wait already are meant, too */
         __atomic_store_n(&s.cfg.handshake_timeout_us, timeout_ns / 1000, __ATOMIC_RELAXED);
         __atomic_store_n(&s.cfg.body_timeout_us, timeout_ns / 1000, __ATOMIC_RELAXED);
-        sp_time_wait_for_looks();
+        server_wait_for_looks(&s);
 
         sp_time_pass(timeout_ns - 1);
-        sp_time_wait_for_looks();
+        server_wait_for_looks(&s);
         assert_int_equal(stats_get(peers), 2);
         sp_time_pass(1);
         wait_equal(&stats.peers, 0);
@@ -155,7 +155,7 @@ static void a_peer_without_a_tenant_is_cut_at_the_handshake_timeout(void **state
         wait_equal(&stats.peers, 3);
         sp_time_pass(timeout_ns - 1);
         if (!is_ipc) /* there nobody looks */
-            sp_time_wait_for_looks();
+            server_wait_for_looks(&s);
         assert_int_equal(stats_get(peers), 3);
         sp_time_pass(1);
         wait_equal(&stats.peers, is_ipc ? 3 : 1);
@@ -168,7 +168,7 @@ static void a_peer_without_a_tenant_is_cut_at_the_handshake_timeout(void **state
             sp_send_step(late, false, 3, 100);
             engine_wait_queued(&s.engine, 1);
             sp_time_pass(timeout_ns);
-            sp_time_wait_for_looks();
+            server_wait_for_looks(&s);
             assert_int_equal(stats_get(peers), 2);
             sp_time_pass(timeout_ns);
             wait_equal(&stats.peers, 1);

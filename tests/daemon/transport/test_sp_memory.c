@@ -229,11 +229,11 @@ static void large_messages_that_stop_halfway_are_cut_and_leave_room(void **state
             sp_good_round_trip(&g);
         /* four hold 1 MiB each, half of the memory; the others' bytes are dropped as they come */
         sp_time_pass(UINT64_C(2000000000));
-        sp_time_wait_for_looks();
+        server_wait_for_looks(&s);
         assert_int_equal(stats_get(peers_cut_body_timeout), cut); /* they have brought enough */
         sp_time_pass(UINT64_C(2000000000));
         wait_at_least(&stats.peers_cut_body_timeout, cut + 4);
-        sp_time_wait_for_looks();
+        server_wait_for_looks(&s);
         assert_int_equal(stats_get(peers_cut_body_timeout), cut + 4);
         uint32_t id;
         size_t n_reply;
