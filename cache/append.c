@@ -129,8 +129,16 @@ static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint3
     if (s->n_outstanding == KV_MAX_OUTSTANDING)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding", name,
                        s->n_outstanding);
-    if (!kv_block_make_room(kv, p, n_blocks)) {
+    if (!kv_block_make_room(kv, p, kv_owner_of(s), n_blocks)) {
         kv_count(&kv->heads->stats.out_of_blocks, 1);
+        if (p->n_reserved > 0)
+            return kv_fail(kv, ATTN_ENOBLOCKS,
+                           "sequence %llu: needs %llu blocks, pool %s has %u free for its session, "
+                           "which has reserved %u and has %u; all have reserved %u",
+                           name, (unsigned long long)n_blocks, p->name,
+                           kv_n_free_for(kv, p, kv_owner_of(s)),
+                           kv_reserved_by(kv, kv_owner_of(s), p),
+                           *kv_charged_to(kv, kv_owner_of(s), p), p->n_reserved);
         if (p->n_pinned > 0)
             return kv_fail(kv, ATTN_ENOBLOCKS,
                            "sequence %llu: needs %llu blocks, pool %s has %u free, %u are pinned",
@@ -193,6 +201,7 @@ static attn_status reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_
     for (; n_new > 0; n_new--) {
         uint32_t i = s->n_blocks++;
         row[i] = kv_block_alloc(kv, p);
+        kv_charge(kv, seq.index, 1);
         fx->patches[fx->n_patches++] =
             (struct kv_patch){.row = seq.index, .index = i, .block = row[i]};
     }
@@ -217,15 +226,20 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
     struct kv_seq_rec *s = &kv->seqs[seq];
     const uint32_t *row = kv_row(kv, seq);
     struct kv_pool_rec *p = &kv->pools[s->pool];
-    if (s->is_lazy && s->n_blocks > n_blocks) /* it has no references of its own */
+    if (s->is_lazy && s->n_blocks > n_blocks) { /* it has no references of its own */
+        kv_charge(kv, seq, (int64_t)n_blocks - s->n_blocks);
+        p->n_lazy -= s->n_blocks - n_blocks;
         s->n_blocks = n_blocks;
+    }
     while (s->n_blocks > n_blocks) {
         if (kv_in_hole(kv, p, seq, --s->n_blocks))
             continue;
-        if (kv_is_place(row[s->n_blocks]))
+        if (kv_is_place(row[s->n_blocks])) {
             kv_idle_drop(kv, seq, s->n_blocks);
-        else
-            kv_block_unref(kv, p, row[s->n_blocks]);
+            continue;
+        }
+        kv_charge(kv, seq, -1);
+        kv_block_unref(kv, p, row[s->n_blocks]);
     }
     if (s->n_maybe_shared > s->n_blocks)
         s->n_maybe_shared = s->n_blocks;

@@ -18,7 +18,7 @@
 #include "cache/kv_seq.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 11
+#define KV_ARENA_VERSION 12
 #define KV_ARENA_PAGE_BYTES 4096
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
@@ -43,6 +43,7 @@
     X(PUBLISHED_IDS, uint32_t, (uint64_t)c->max_blocks * c->max_block_tokens)                      \
     X(OWNERS, struct kv_owner_rec, c->max_owners)                                                  \
     X(SEEN, struct kv_seen_rec, c->max_owners)                                                     \
+    X(RESERVED, uint64_t, (uint64_t)c->max_owners * c->max_pools)                                  \
     X(EPOCHS, struct kv_epochs, 1)                                                                 \
     X(JOURNAL, struct kv_journal_rec, kv_journal_capacity(c))                                      \
     X(EARLY_BATCHES, struct kv_early_slot, KV_EARLY_SLOTS)                                         \
@@ -56,6 +57,7 @@
     X(INDEX, struct kv_index_slot, kv_index_capacity(c))                                           \
     X(PREFIXES, uint32_t, kv_prefix_capacity(c))                                                   \
     X(OWNED, uint32_t, c->max_owners)                                                              \
+    X(CHARGED, uint32_t, ((uint64_t)c->max_owners + 1) * c->max_pools)                             \
     X(HEADS, struct kv_heads, 1)
 
 enum kv_section {
@@ -107,6 +109,11 @@ struct kv_pool_rec {
     uint64_t listed[KV_N_PRIORITIES]; /* a bit for each list that is not empty */
     uint32_t n_seqs; /* sequences open in it */
     uint32_t n_paged_out; /* their blocks in idle memory */
+    uint32_t n_refs; /* to its blocks, of all kinds */
+    uint32_t n_charged; /* entries of tables that name its blocks, those of lazy forks too */
+    uint32_t n_lazy; /* of these, of lazy forks */
+    uint32_t n_reserved; /* blocks, over all owners */
+    uint32_t n_beyond; /* over all owners: what they are charged for above what they reserved */
 };
 
 /* One cache line: all that an append needs of the record. */
@@ -173,6 +180,8 @@ struct kv_retained_rec {
     uint8_t was_found; /* 1: sequences were opened with it since it was published */
 };
 
+/* RESERVED has a word for each owner and pool: the pool's generation << 32 | blocks; 0, or of
+ * another generation: none. */
 struct kv_owner_rec {
     uint64_t id; /* 0: the slot is free; written last */
     uint32_t tenant;

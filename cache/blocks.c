@@ -79,8 +79,10 @@ static struct chained *list_published(const struct kv *kv, const struct kv_pool_
     return all;
 }
 
-static void drop_lost(struct kv *kv, struct kv_pool_rec *p)
+void kv_block_drop_lost(struct kv *kv, struct kv_pool_rec *p)
 {
+    if (p->n_pinned == 0 || kv->n_parted[p - kv->pools] == 0)
+        return;
     uint32_t n = 0;
     struct chained *all = list_published(kv, p, &n);
     struct chained **order = malloc((n + 1) * sizeof(struct chained *));
@@ -103,11 +105,11 @@ static void drop_lost(struct kv *kv, struct kv_pool_rec *p)
     free(order);
 }
 
-bool kv_block_make_room(struct kv *kv, struct kv_pool_rec *p, uint64_t n)
+bool kv_block_make_room(struct kv *kv, struct kv_pool_rec *p, uint32_t owner, uint64_t n)
 {
-    if (n > kv_n_available(p) && p->n_pinned > 0 && kv->n_parted[p - kv->pools] > 0)
-        drop_lost(kv, p);
-    return n <= kv_n_available(p);
+    if (n > kv_n_free_for(kv, p, owner))
+        kv_block_drop_lost(kv, p);
+    return n <= kv_n_free_for(kv, p, owner);
 }
 
 uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p)
@@ -123,6 +125,7 @@ uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p)
     }
     *kv_block(kv, p, block) = (struct kv_block_rec){.n_refs = 1};
     p->n_free--;
+    p->n_refs++;
     kv_count(&kv->heads->stats.blocks_free, -1);
     kv_count(&kv->heads->stats.blocks_used, 1);
     return block;
@@ -135,14 +138,16 @@ void kv_block_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
         kv_lru_take(kv, p, block);
         kv_count(&kv->heads->stats.blocks_used, 1);
     }
+    p->n_refs++;
     if (++b->n_refs == 2)
         kv_count(&kv->heads->stats.blocks_shared, 1);
 }
 
 /* Drops one reference; true if it was the last. */
-static bool is_last_ref(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+static bool is_last_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
     struct kv_block_rec *b = kv_block(kv, p, block);
+    p->n_refs--;
     if (--b->n_refs == 1)
         kv_count(&kv->heads->stats.blocks_shared, -1);
     if (b->n_refs > 0)

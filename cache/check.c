@@ -12,7 +12,7 @@ struct scratch {
     uint32_t *n_paged_out; /* [max_pools] */
     struct kv_pages pages;
     uint64_t n_sequences, n_lazy, n_owned, n_used, n_shared, n_cached, n_pinned, n_published,
-        n_tiered;
+        n_tiered, n_reserved;
 };
 
 #define DIFFER(...) kv_fail(kv, ATTN_EINTERNAL, __VA_ARGS__)
@@ -365,7 +365,8 @@ static attn_status check_pool(struct kv *kv, uint32_t pool, struct scratch *x)
                       "free",
                       p->name, n_used, p->n_cached, n_listed, p->n_fresh, p->n_free);
     x->n_used += n_used;
-    return ATTN_OK;
+    x->n_reserved += p->n_reserved;
+    return kv_reservations_check(kv, pool);
 }
 
 static attn_status check_pools(struct kv *kv, struct scratch *x)
@@ -396,6 +397,9 @@ static attn_status check_pools(struct kv *kv, struct scratch *x)
     if (s->table_bytes != kv_room_count(kv))
         return DIFFER("stats: table_bytes is %llu, not %llu", (unsigned long long)s->table_bytes,
                       (unsigned long long)kv_room_count(kv));
+    if (s->blocks_reserved != x->n_reserved)
+        return DIFFER("stats: %llu blocks reserved counted, %llu there",
+                      (unsigned long long)s->blocks_reserved, (unsigned long long)x->n_reserved);
     if (s->blocks_tiered != x->n_tiered)
         return DIFFER("stats: %llu blocks tiered counted, %llu there",
                       (unsigned long long)s->blocks_tiered, (unsigned long long)x->n_tiered);

@@ -47,7 +47,7 @@ void kv_request_see(struct kv *kv, uint32_t owner, uint64_t request)
 void kv_owner_begin(struct kv *kv, uint32_t owner, uint64_t id, uint32_t tenant, const char *label)
 {
     struct kv_owner_rec *o = &kv->owners[owner];
-    kv_publish64(&o->id, 0);
+    kv_owner_end(kv, owner);
     memset(&kv->seen[owner], 0, sizeof kv->seen[owner]);
     o->tenant = tenant;
     snprintf(o->label, sizeof o->label, "%s", label);
@@ -57,6 +57,7 @@ void kv_owner_begin(struct kv *kv, uint32_t owner, uint64_t id, uint32_t tenant,
 void kv_owner_end(struct kv *kv, uint32_t owner)
 {
     kv_publish64(&kv->owners[owner].id, 0);
+    kv_reservations_end(kv, owner);
 }
 
 uint64_t kv_owner_id(const struct kv *kv, uint32_t owner)

@@ -32,6 +32,7 @@ void kv_fork_link(struct kv *kv, uint32_t seq)
     if (s->n_fork_tokens < kv->seqs[seq].longest)
         s->n_fork_tokens = kv->seqs[seq].longest;
     kv->seqs[seq].is_lazy = 1;
+    kv->pools[kv->seqs[seq].pool].n_lazy += kv->seqs[seq].n_blocks;
     kv->seqs[seq].n_maybe_shared = kv->seqs[seq].n_blocks;
     if (kv->seqs[src].n_maybe_shared < kv->seqs[seq].n_blocks)
         kv->seqs[src].n_maybe_shared = kv->seqs[seq].n_blocks;
@@ -49,6 +50,7 @@ void kv_fork_unlink(struct kv *kv, uint32_t seq)
     if (s->fork == 0)
         s->n_fork_tokens = 0;
     l->fork_prev = l->fork_next = 0;
+    kv->pools[kv->seqs[seq].pool].n_lazy -= kv->seqs[seq].n_blocks;
     kv->seqs[seq].is_lazy = 0;
 }
 

@@ -311,6 +311,7 @@ uint32_t kv_idle_out_end(struct kv *kv, struct kv_idle_move *m)
             if (kv_is_published(kv, p, x->block))
                 kv_unpublish(kv, p, x->block);
             kv_publish32(&kv_own_row(kv, m->seq)[x->index], KV_PLACE | x->page);
+            kv_charge(kv, m->seq, -1);
             kv_block_unref(kv, p, x->block); /* the table's reference */
             count_paged_out(kv, m->seq, 1);
             n++;
@@ -333,11 +334,13 @@ struct kv_idle_move *kv_idle_in_begin(struct kv *kv, kv_seq_id seq, uint32_t n_m
         return NULL;
     const struct kv_seq_rec *s = &kv->seqs[seq.index];
     struct kv_pool_rec *p = &kv->pools[s->pool];
+    uint32_t n_free = kv_n_free_for(kv, p, kv_owner_of(s));
     n_most = n_most < n_paged_out ? n_most : n_paged_out;
+    n_most = n_most < n_free ? n_most : n_free;
     struct kv_idle_move *m = move_new(s->pool, seq.index, true, n_most);
     if (m == NULL)
         return NULL;
-    for (uint32_t i = 0; i < s->n_blocks && m->n < n_most && kv_n_available(p) > 0; i++) {
+    for (uint32_t i = 0; i < s->n_blocks && m->n < n_most; i++) {
         uint32_t entry = kv_own_row(kv, seq.index)[i];
         if (kv_in_hole(kv, p, seq.index, i) || !kv_is_place(entry))
             continue;
@@ -353,11 +356,13 @@ uint32_t kv_idle_in_end(struct kv *kv, struct kv_idle_move *m, struct kv_effects
     uint32_t n = 0;
     for (uint32_t i = 0; i < m->n; i++) {
         const struct kv_idle_entry *x = &m->entries[i];
-        bool comes = x->is_good && !x->is_gone && m->seq != UINT32_MAX;
+        bool comes = x->is_good && !x->is_gone && m->seq != UINT32_MAX &&
+                     kv_charge_may_stay(kv, m->seq); /* else its owner has used the room since */
         if (!comes) {
             kv_block_unref(kv, p, x->block);
         } else {
             kv_publish32(&kv_own_row(kv, m->seq)[x->index], x->block);
+            kv_charge(kv, m->seq, 1);
             count_paged_out(kv, m->seq, -1);
             fx->patches[fx->n_patches++] =
                 (struct kv_patch){.row = m->seq, .index = x->index, .block = x->block};

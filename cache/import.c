@@ -64,10 +64,12 @@ attn_status kv_seq_import_reserve(struct kv *kv, struct kv_seq_import *a, uint32
     uint32_t n_taken = 0;
     for (uint32_t i = first; i < n_blocks && i < a->n_blocks; i++)
         n_taken += a->blocks[i] != KV_NO_BLOCK;
-    if (n_blocks > kv->config.max_seq_blocks || !kv_block_make_room(kv, p, n - n_taken))
+    if (n_blocks > kv->config.max_seq_blocks ||
+        !kv_block_make_room(kv, p, KV_NO_OWNER, n - n_taken))
         return kv_fail(kv, ATTN_ENOBLOCKS,
                        "pool %s: blocks %u to %llu of a sequence come, %u can be had", p->name,
-                       first, (unsigned long long)n_blocks, n_taken + kv_n_available(p));
+                       first, (unsigned long long)n_blocks,
+                       n_taken + kv_n_free_for(kv, p, KV_NO_OWNER));
     if (n_blocks > a->capacity) {
         uint32_t capacity = n_blocks < 2 * a->capacity ? 2 * a->capacity : (uint32_t)n_blocks;
         uint32_t *blocks = realloc(a->blocks, capacity * sizeof *blocks);
@@ -262,6 +264,7 @@ attn_status kv_seq_import_end(struct kv *kv, struct kv_seq_import *a, const stru
         s->longest = d->layer_len[l] > s->longest ? d->layer_len[l] : s->longest;
     }
     kv_record_publish(kv, seq);
+    kv_charge(kv, seq, kv_charge_of(kv, seq));
     for (uint32_t i = 0; i < d->n_blocks; i++)
         fx->patches[fx->n_patches++] = (struct kv_patch){.row = seq, .index = i, .block = row[i]};
     for (uint32_t i = a->n_blocks; i-- > 0;)

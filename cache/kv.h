@@ -10,10 +10,11 @@
  * and no clock. All state lives in one arena, a memfd of fixed-size tables with indices instead of
  * pointers, so that a successor process can map it and an inspector can read it.
  *
- * Truth     owners, pool records, sequence records, block tables and their holes, per-layer
- *           lengths, token ids, published blocks, the copy journal, early commits.
- * Derived   reference counts, free lists, the order of eviction, the indexes of names and of
- *           published blocks, owners' lists. kv_recover rebuilds them, kv_check proves them equal.
+ * Truth     owners, their reservations, pool records, sequence records, block tables and their
+ *           holes, per-layer lengths, token ids, published blocks, the copy journal, early commits.
+ * Derived   reference counts, what owners are charged for, free lists, the order of eviction, the
+ *           indexes of names and of published blocks, owners' lists. kv_recover rebuilds them,
+ *           kv_check proves them equal.
  *           Writes are ordered so that a kill at any instruction leaves a truth that kv_recover
  *           accepts, with every committed length intact.
  * Thread    All functions are the engine thread's, except kv_stats_read: any thread. None blocks.
@@ -79,6 +80,7 @@ struct kv_effects {
     X(blocks_shared) /* referenced more than once, lazy forks not counted */                       \
     X(blocks_cached) /* published, used by no sequence; evicted when blocks run out */             \
     X(blocks_pinned) /* cached blocks that are never evicted */                                    \
+    X(blocks_reserved) /* set aside by owners, in use or not */                                    \
     X(blocks_published) /* can be found by their token ids */                                      \
     X(table_bytes) /* counted against kv_config.table_pages */                                     \
     X(blocks_tiered) /* blocks in idle memory, which take no block of a pool */                    \

@@ -7,11 +7,12 @@
  *   recover  derived state from truth     import       moves between caches; holds
  *   seq      open, fork, truncate, close  early_commit answered before the commit
  *   append   reserve, commit, journal     damage       what truth alone tells of a record
- *   idle     blocks in host memory
+ *   idle     blocks in host memory        reserve      blocks that owners have set aside
  *   prefix   publishing, promotions       fork         lazy forks            window freed blocks
  *   blocks   references, free lists       retention    how long blocks stay
  *   room     memory of tables that fill
  *   lru      which block is evicted       published    records, their index  dedup repeats, epochs
+ *   charge   what owners may take
  *   records  in use, seals, failures      index        (tenant, name) -> sequence
  *   siphash  the keyed hash               tier_store   (by itself) a store for evicted blocks
  *
@@ -72,6 +73,8 @@ struct kv {
     struct kv_index_slot *slots;
     uint32_t *prefixes; /* [prefix_mask + 1] first block of a slot, plus one */
     uint32_t *owned; /* [max_owners] first sequence, plus one */
+    uint64_t *reserved; /* [max_owners][max_pools] */
+    uint32_t *charged; /* [max_owners + 1][max_pools] */
     struct kv_heads *heads;
     uint32_t n_early[KV_EARLY_SLOTS]; /* records of each slot so far */
     uint32_t now_s;
@@ -181,9 +184,10 @@ static inline uint32_t kv_pool_size(const struct kv_pool_rec *p)
 /* blocks.c. Ids are pool-local. The caller of kv_block_alloc has checked that kv_n_available > 0;
  * the new block has one reference. */
 uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p);
-/* Are n blocks available? Pinned ones that no walk finds any more, because one before them was
- * evicted, are dropped before the answer is no: nobody could take the pin back. */
-bool kv_block_make_room(struct kv *kv, struct kv_pool_rec *p, uint64_t n);
+/* Are n blocks available to the owner? Pinned ones that no walk finds any more, because one before
+ * them was evicted, are dropped before the answer is no: nobody could take the pin back. */
+bool kv_block_make_room(struct kv *kv, struct kv_pool_rec *p, uint32_t owner, uint64_t n);
+void kv_block_drop_lost(struct kv *kv, struct kv_pool_rec *p);
 /* A block of the pool was unpublished, or a pinned one released: there may be lost ones. */
 static inline void kv_note_parted(struct kv *kv, const struct kv_pool_rec *p)
 {
@@ -208,6 +212,42 @@ static inline uint32_t kv_n_available(const struct kv_pool_rec *p)
 {
     return p->n_free + p->n_cached - p->n_pinned;
 }
+
+static inline uint32_t kv_pool_index(const struct kv *kv, const struct kv_pool_rec *p)
+{
+    return (uint32_t)(p - kv->pools);
+}
+
+static inline uint32_t kv_above(uint32_t n, uint32_t other)
+{
+    return n > other ? n - other : 0;
+}
+
+/* charge.c. kv_n_free_for: the blocks that the owner can take now. kv_n_shareable: the entries with
+ * blocks of others that it can take. kv_may_pin: whether one more cached block may be pinned. */
+uint32_t kv_n_free_for(const struct kv *kv, const struct kv_pool_rec *p, uint32_t owner);
+uint32_t kv_n_shareable(const struct kv *kv, const struct kv_pool_rec *p, uint32_t owner);
+bool kv_may_pin(const struct kv_pool_rec *p);
+/* The sequence has n entries with blocks more; n may be negative. kv_charge_of: how many it has. */
+void kv_charge(struct kv *kv, uint32_t seq, int64_t n);
+uint32_t kv_charge_of(const struct kv *kv, uint32_t seq);
+/* Whether a block that is held for the sequence may be its own from now on. */
+bool kv_charge_may_stay(const struct kv *kv, uint32_t seq);
+/* Whether the sequence can become the owner's; kv_charge_moves: it is about to. */
+bool kv_charge_fits(const struct kv *kv, uint32_t seq, uint32_t owner);
+void kv_charge_moves(struct kv *kv, uint32_t seq, uint32_t owner);
+uint64_t *kv_reserved_word(const struct kv *kv, uint32_t owner, uint32_t pool);
+uint32_t kv_reserved_by(const struct kv *kv, uint32_t owner, const struct kv_pool_rec *p);
+uint32_t *kv_charged_to(const struct kv *kv, uint32_t owner, const struct kv_pool_rec *p);
+uint32_t kv_n_held(const struct kv_pool_rec *p); /* references that no table entry has */
+uint64_t kv_owes(const struct kv_pool_rec *p);
+uint32_t kv_unowed(const struct kv_pool_rec *p); /* blocks that it does not owe */
+
+/* reserve.c. kv_reservations_end: the owner's end. kv_reservations_recover: also counts all charges
+ * anew. */
+void kv_reservations_end(struct kv *kv, uint32_t owner);
+void kv_reservations_recover(struct kv *kv);
+attn_status kv_reservations_check(struct kv *kv, uint32_t pool);
 
 /* room.c. kv_room_take: takes what ids and table entries need beyond *n_pages, and sets that.
  * Called before they are written, and last before anything changes. ATTN_EQUOTA: nothing is taken.

@@ -19,7 +19,7 @@
 /* A new owner takes the slot, with no request seen yet. The cache does not interpret id (not 0) and
  * label; the label is cut to KV_LABEL_BYTES, including its final zero. */
 void kv_owner_begin(struct kv *kv, uint32_t owner, uint64_t id, uint32_t tenant, const char *label);
-/* The owner is gone; its sequences stay until they are closed. */
+/* The owner is gone, and what it reserved; its sequences stay until they are closed. */
 void kv_owner_end(struct kv *kv, uint32_t owner);
 /* The id of the slot's owner; 0: the slot has none. */
 uint64_t kv_owner_id(const struct kv *kv, uint32_t owner);
@@ -37,5 +37,28 @@ void kv_owner_saw(struct kv *kv, uint32_t owner, uint64_t request);
 void kv_owner_saw_all(struct kv *kv, const struct kv *other, uint32_t owner);
 /* True if this request of this owner made the sequence's current epoch. */
 bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t request);
+
+/* --- reservations -----------------------------------------------------------------------------
+ *
+ * An owner may set blocks of a pool aside. It can then have that many entries with blocks in the
+ * tables of its sequences, whatever other owners do; it may have more, of those that are neither
+ * reserved nor used. Where a pool has reservations, a shared block counts once for each sequence
+ * that has it, an open with tokens finds no more than the owner may have, fork and adoption of more
+ * are ATTN_ENOBLOCKS, and pins give way. */
+
+/* Sets how many blocks of the pool the owner has reserved, instead of what it had; 0: none.
+ * Errors   nothing changed: ATTN_ENOTFOUND no such pool or owner; ATTN_ENOBLOCKS others have
+ *          reserved them, or use them beyond that. The sentence has the numbers */
+attn_status kv_reserve(struct kv *kv, uint32_t owner, kv_pool_id pool, uint32_t n_blocks);
+uint32_t kv_reserved(const struct kv *kv, uint32_t owner, kv_pool_id pool);
+/* The entries with blocks that the owner's sequences have in the pool. */
+uint32_t kv_charged(const struct kv *kv, uint32_t owner, kv_pool_id pool);
+/* What all owners have reserved of the pool. */
+uint32_t kv_pool_reserved(const struct kv *kv, kv_pool_id pool);
+/* The blocks of the pool that the owner's sequences can have besides those that they have. */
+uint32_t kv_pool_free_for(const struct kv *kv, kv_pool_id pool, uint32_t owner);
+/* True if the sequence's owner has no more than it reserved: then nobody else gains by what the
+ * sequence gives back. */
+bool kv_seq_is_covered(const struct kv *kv, kv_seq_id seq);
 
 #endif

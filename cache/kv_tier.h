@@ -42,16 +42,16 @@ void kv_set_tier_ops(struct kv *kv, const struct kv_tier_ops *x);
 bool kv_block_content(const struct kv *kv, kv_pool_id pool, uint32_t block, struct kv_content *out);
 
 /* A promotion brings blocks back from a tier. kv_promote_begin takes up to n_most blocks, as far as
- * there is room, for the tokens' next full blocks that are in a tier, after those that are
- * published. The caller writes their bytes; nothing else uses the blocks meanwhile, and the
- * published blocks before them stay. kv_promote_end publishes the first n_there of them as cached
- * blocks, unless they no longer continue a published prefix, and frees the others. A promotion is
- * not truth: a successor knows nothing of it.
+ * there is room for the owner, for the tokens' next full blocks that are in a tier, after those
+ * that are published. The caller writes their bytes; nothing else uses the blocks meanwhile, and
+ * the published blocks before them stay. kv_promote_end publishes the first n_there of them as
+ * cached blocks, unless they no longer continue a published prefix, and frees the others. A
+ * promotion is not truth: a successor knows nothing of it.
  *
  * Returns NULL: nothing is in a tier, there is no room, or no memory.
  * Owner    kv_promote_end frees f. Until then nothing of its pool may be dropped or cleared. */
 struct kv_promote;
-struct kv_promote *kv_promote_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
+struct kv_promote *kv_promote_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant, uint32_t owner,
                                     const struct kv_tokens *t, uint32_t n_most);
 /* Where the leading full blocks of some tokens are, but never the one with the last token. */
 struct kv_found {

@@ -71,8 +71,17 @@ static void count_cached(struct kv *kv, struct kv_pool_rec *p, int n)
     kv_count(&kv->heads->stats.blocks_cached, n);
 }
 
+/* A pin gives way to what owners have reserved. */
+static void keep_pin(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    struct kv_retained_rec *t = kv_retained(kv, p, block);
+    if (t->is_pinned && !kv_may_pin(p))
+        t->is_pinned = 0;
+}
+
 void kv_lru_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
+    keep_pin(kv, p, block);
     kv_publish64(&kv->epochs->clock, kv->epochs->clock + 1);
     kv_published(kv, p, block)->used = kv->epochs->clock;
     kv_retained(kv, p, block)->used_s = kv->now_s;
@@ -85,6 +94,7 @@ void kv_lru_put_back(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
     const struct kv_retained_rec *t = kv_retained(kv, p, block);
     struct kv_block_rec *b = kv_block(kv, p, block);
     uint32_t prev = 0, next = *end_of(p->oldest, t);
+    keep_pin(kv, p, block);
     while (next != 0 && kv_published(kv, p, next - 1)->used < kv_published(kv, p, block)->used) {
         prev = next;
         next = kv_block(kv, p, next - 1)->next;

@@ -207,6 +207,8 @@ static void bind_sections(struct kv *kv)
     kv->links = (void *)(kv->base + offset[KV_LINKS]);
     kv->slots = (void *)(kv->base + offset[KV_INDEX]);
     kv->owned = (void *)(kv->base + offset[KV_OWNED]);
+    kv->reserved = (void *)(kv->base + offset[KV_RESERVED]);
+    kv->charged = (void *)(kv->base + offset[KV_CHARGED]);
     kv->heads = (void *)(kv->base + offset[KV_HEADS]);
 }
 

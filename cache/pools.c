@@ -204,7 +204,9 @@ attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool)
     for (uint32_t block = 0; p->n_cached > 0; block++)
         if (kv_is_published(kv, p, block))
             kv_block_drop_published(kv, p, block);
-    p->generation++; /* first: nothing that named the old pool may name the next */
+    kv_count(&stats->blocks_reserved, -(int64_t)p->n_reserved);
+    /* first: nothing that named the old pool may name the next; its reservations go with this */
+    p->generation++;
     kv_publish32(&p->state, 0);
     kv_room_give_blocks(kv, p, 0, p->n_blocks);
     kv_count(&stats->pools, -1);

@@ -432,7 +432,7 @@ static void promote_take(struct kv *kv, struct kv_promote *f, uint32_t n_most)
     }
 }
 
-struct kv_promote *kv_promote_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
+struct kv_promote *kv_promote_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant, uint32_t owner,
                                     const struct kv_tokens *t, uint32_t n_most)
 {
     struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
@@ -445,6 +445,7 @@ struct kv_promote *kv_promote_begin(struct kv *kv, kv_pool_id pool, uint32_t ten
     f->pool = pool.index;
     f->tenant = tenant;
     f->adapter = t->adapter;
+    n_most = n_most < kv_n_free_for(kv, p, owner) ? n_most : kv_n_free_for(kv, p, owner);
     if (f->n_blocks > 0) {
         LIST_INSERT_HEAD(&kv->promotions, f, link);
         promote_take(kv, f, n_most);

@@ -4,7 +4,7 @@
  *   1. owners, pools: seal, ranges                  5. lengths and table entries in range
  *   2. published blocks: seal                       6. journal entries: rolled back, freed
  *   3. appends that were answered: committed        7. blocks: which sequences share them
- *   4. sequences: seal, owner, pool                 8. references, lists, indexes
+ *   4. sequences: seal, owner, pool                 8. references, lists, indexes, reservations
  * A sequence, pool or published block that fails is dropped and counted. A kill during recovery is
  * harmless: truth changes only as in any other operation, and derived state is rebuilt.
  */
@@ -36,7 +36,7 @@ static void derived_reset(struct kv *kv)
                           &h->stats.blocks_cached,    &h->stats.blocks_pinned,
                           &h->stats.blocks_published, &h->stats.blocks_tiered,
                           &h->stats.sequences,        &h->stats.pools,
-                          &h->stats.damaged};
+                          &h->stats.blocks_reserved,  &h->stats.damaged};
     for (size_t i = 0; i < sizeof gauges / sizeof gauges[0]; i++)
         __atomic_store_n(gauges[i], 0, __ATOMIC_RELAXED);
 }
@@ -74,7 +74,8 @@ static void recover_pools(struct kv *kv)
         p->n_blocks = kv_pool_size(p);
         p->block_shift = (uint32_t)__builtin_ctz(p->block_tokens);
         p->free_head = p->n_fresh = p->n_seqs = p->n_paged_out = 0;
-        p->n_cached = p->n_pinned = 0;
+        p->n_cached = p->n_pinned = p->n_refs = p->n_charged = p->n_lazy = 0;
+        p->n_reserved = p->n_beyond = 0;
         memset(p->oldest, 0, sizeof p->oldest);
         memset(p->newest, 0, sizeof p->newest);
         memset(p->listed, 0, sizeof p->listed);
@@ -334,6 +335,7 @@ attn_status kv_recover(struct kv *kv, uint32_t *out_dropped)
     recover_references(kv, true, &n_dropped);
     recover_free_lists(kv);
     kv_room_recover(kv);
+    kv_reservations_recover(kv);
     kv_count(&kv->heads->stats.damaged, n_dropped);
     *out_dropped = n_dropped;
     return ATTN_OK;

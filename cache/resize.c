@@ -77,7 +77,12 @@ static attn_status shrink_check(struct kv *kv, kv_pool_id pool, uint32_t n_block
     if (kv_seq_import_is_of(kv, pool.index) || kv_promote_is_of(kv, pool.index) ||
         kv_idle_is_of(kv, pool.index))
         return kv_fail(kv, ATTN_EOVERLOAD, "pool %s: blocks of it are on their way", p->name);
-    if (!kv_block_make_room(kv, p, p->n_blocks - n_blocks))
+    if (!kv_block_make_room(kv, p, KV_NO_OWNER, p->n_blocks - n_blocks) && p->n_reserved > 0)
+        return kv_fail(kv, ATTN_ENOBLOCKS,
+                       "pool %s: n_blocks is %u, %u blocks are reserved, %u in use beyond that and "
+                       "%u pinned",
+                       p->name, n_blocks, p->n_reserved, p->n_beyond + kv_n_held(p), p->n_pinned);
+    if (p->n_blocks - n_blocks > kv_n_available(p))
         return kv_fail(kv, ATTN_ENOBLOCKS,
                        "pool %s: n_blocks is %u, %u blocks are in use and %u pinned", p->name,
                        n_blocks, p->n_blocks - p->n_free - p->n_cached, p->n_pinned);

@@ -157,6 +157,17 @@ static void count_hits(struct kv *kv, const struct kv_pool_rec *p, const struct 
     kv_count(&stats->prefix_hit_tokens, (int64_t)m->n_blocks << p->block_shift);
 }
 
+/* Leaves at most n blocks of what was found. */
+static void cut_match(const struct kv *kv, const struct kv_pool_rec *p, const uint32_t *row,
+                      uint32_t n, struct kv_prefix *m)
+{
+    if (m->n_blocks <= n)
+        return;
+    m->n_blocks = n;
+    m->block = n == 0 ? 0 : row[n - 1] + 1;
+    m->serial = n == 0 ? 0 : kv_published(kv, p, row[n - 1])->serial;
+}
+
 attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
                              uint32_t owner, uint64_t request, const struct kv_tokens *t,
                              struct kv_effects *fx, kv_seq_id *out_seq)
@@ -183,6 +194,7 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
     if (st != ATTN_OK)
         return st;
     struct kv_prefix m = kv_prefix_match(kv, p, tenant, t, kv_own_row(kv, kv_record_next(kv)));
+    cut_match(kv, p, kv_own_row(kv, kv_record_next(kv)), kv_n_shareable(kv, p, owner), &m);
     if (m.n_blocks > fx->patches_capacity - fx->n_patches) {
         kv_room_give(kv, tenant, kv_record_next(kv), b.n_pages);
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches",
@@ -192,6 +204,7 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
     uint32_t seq = kv_record_take(kv, &b);
     kv_record_publish(kv, seq);
     kv_row_ref(kv, seq, m.n_blocks);
+    kv_charge(kv, seq, m.n_blocks);
     for (uint32_t i = 0; i < m.n_blocks; i++) {
         fx->patches[fx->n_patches++] =
             (struct kv_patch){.row = seq, .index = i, .block = kv_row(kv, seq)[i]};
@@ -316,6 +329,11 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     uint32_t n_blocks = kv_blocks_of(p, len);
     bool has_table = p->window_tokens != 0 || n_blocks == 0; /* windows free what it reads */
     bool has_own_ids = s->is_lazy && kv->given[src.index].has_own_ids;
+    if (n_blocks > kv_n_shareable(kv, p, owner))
+        return kv_fail(kv, ATTN_ENOBLOCKS,
+                       "sequence %llu: fork at %u has %u blocks, pool %s has %u for its session: "
+                       "others have reserved the rest",
+                       src_name, len, n_blocks, p->name, kv_n_shareable(kv, p, owner));
     const struct kv_given_rec *g = &kv->given[src.index];
     b.tokens = (struct kv_tokens){kv_given_ids(kv, src.index), g->n_ids < len ? g->n_ids : len,
                                   g->adapter, g->retention, g->n_retentions};
@@ -339,6 +357,7 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     } else {
         kv_fork_link(kv, seq);
     }
+    kv_charge(kv, seq, kv_charge_of(kv, seq));
     if (s->n_maybe_shared < n_blocks)
         s->n_maybe_shared = n_blocks;
     kv->given[seq].n_looked_at = g->n_looked_at;
@@ -473,10 +492,17 @@ attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t 
     }
     if (kv_owner_has_seen(kv, owner, request))
         return seen_before(kv, s->name, request);
+    if (!kv_charge_fits(kv, seq.index, owner))
+        return kv_fail(kv, ATTN_ENOBLOCKS,
+                       "sequence %llu: its %u blocks are more than its new session can have: of "
+                       "pool %s all have reserved %u",
+                       (unsigned long long)s->name, kv_charge_of(kv, seq.index),
+                       kv->pools[s->pool].name, kv->pools[s->pool].n_reserved);
     uint32_t epoch = epoch_next(kv, s);
     if (epoch == 0)
         return ATTN_EOVERLOAD;
     owner_unlink(kv, seq.index);
+    kv_charge_moves(kv, seq.index, owner);
     kv_epoch_announce(s, epoch, request);
     kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, owner));
     kv_owner_link(kv, seq.index);

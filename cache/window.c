@@ -117,8 +117,10 @@ attn_status kv_seq_free_to(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_
     }
     if (past > hole)
         kv_publish32(&kv->holes[seq.index], past);
-    for (uint32_t i = past < n ? past : n; i-- > (hole > first ? hole : first);)
+    for (uint32_t i = past < n ? past : n; i-- > (hole > first ? hole : first);) {
+        kv_charge(kv, seq.index, -1);
         kv_block_unref(kv, p, row[i]);
+    }
     layers_skip(kv, seq.index);
     if (n < kv->holes[seq.index]) {
         s->n_blocks = kv->holes[seq.index];
@@ -162,6 +164,8 @@ void kv_seq_free_unseen(struct kv *kv, kv_seq_id seq)
         return;
     kv_publish32(&kv->holes[seq.index], past);
     const uint32_t *row = kv_row(kv, seq.index);
-    for (uint32_t i = past; i-- > first;) /* backwards: a prefix is evicted from its end */
+    for (uint32_t i = past; i-- > first;) { /* backwards: a prefix is evicted from its end */
+        kv_charge(kv, seq.index, -1);
         kv_block_unref(kv, p, row[i]);
+    }
 }

@@ -323,6 +323,18 @@ ATTN_API attn_status attn_pool_release(attn_pool *p, uint64_t timeout_us);
  *          ATTN_EDEVICE it is split, and a card lost; ATTN_EINVAL. The message names the numbers,
  *          and of several cards which one can't; ATTN_ENOTSUP by an older daemon: it is split */
 ATTN_API attn_status attn_pool_resize(attn_pool *p, uint32_t n_blocks, uint64_t timeout_us);
+/* attn_pool_reserve: n_blocks of the pool are the session's from then on, on each of the daemon's
+ * cards (of a split pool in all), instead of what it had reserved; 0: none. The session's sequences
+ * can then have that many, whatever others do; they may have more, of blocks that are neither
+ * reserved nor used. A block that several sequences share counts once for each. What is reserved is
+ * given back with the session, also when it ends by its lease; a daemon's restart with its cache
+ * keeps it. out_free_blocks (may be NULL): those that the session can have now besides those that
+ * it has.
+ *
+ * Errors   nothing changed: ATTN_ENOBLOCKS others have reserved or use them, the message has the
+ *          numbers; ATTN_ENOTFOUND the pool is gone; ATTN_ENOTSUP by an older daemon */
+ATTN_API attn_status attn_pool_reserve(attn_pool *p, uint32_t n_blocks, uint64_t timeout_us,
+                                       uint32_t *out_free_blocks);
 /* Frees the handle; no step of it may be in flight. NULL is fine. */
 ATTN_API void attn_pool_close(attn_pool *p);
 /* The spec as the daemon has it, defaults filled in; the handle's. */
@@ -401,7 +413,10 @@ struct attn_probe {
     uint32_t cached_tokens; /* of the tokens, that every layer has: as *out_cached of an open */
     uint32_t tier_tokens; /* those behind them that would come from host memory or disk first */
     uint32_t n_blocks; /* of the pool, on all cards */
-    uint32_t n_free_blocks; /* of them free, or cached and evictable */
+    uint32_t n_free_blocks; /* of them free, or cached and evictable; where blocks are reserved
+                               (attn_pool_reserve), those that the session can have, of several
+                               cards on the one that answers */
+    uint32_t n_reserved_blocks; /* that the session has reserved */
 };
 /* Makes nothing. ATTN_ENOTFOUND: the pool is gone. */
 ATTN_API attn_status attn_seq_probe(attn_pool *p, const struct attn_tokens *t, uint64_t timeout_us,

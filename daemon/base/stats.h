@@ -100,6 +100,7 @@
     X(blocks_shared, "blocks_shared", "Blocks in use by more than one sequence")                   \
     X(blocks_cached, "blocks_cached", "Blocks kept for whoever has their tokens, till needed")     \
     X(blocks_pinned, "blocks_pinned", "Of the cached blocks, those that are not evicted")          \
+    X(blocks_reserved, "blocks_reserved", "Blocks set aside by sessions, in use or not")           \
     X(blocks_published, "blocks_published", "Blocks found by their tokens, in use or cached")      \
     X(blocks_tiered, "blocks_tiered", "Blocks of idle sequences in host memory")                   \
     X(blocks_host, "blocks_host", "Evicted blocks in host memory")                                 \

@@ -27,6 +27,7 @@ void gauges_publish(struct engine *e)
     stats_add(prefix_hit_tokens, e->gauges.prefix_hit_tokens - last.prefix_hit_tokens);
     stats_add(evictions, e->gauges.evictions - last.evictions);
     stats_add(blocks_pinned, e->gauges.blocks_pinned - last.blocks_pinned);
+    stats_add(blocks_reserved, e->gauges.blocks_reserved - last.blocks_reserved);
     stats_add(evictions_expired, e->gauges.evictions_expired - last.evictions_expired);
     stats_add(eviction_age_seconds, e->gauges.eviction_age_seconds - last.eviction_age_seconds);
     stats_add(cached_dropped, e->gauges.cached_dropped - last.cached_dropped);

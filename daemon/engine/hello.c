@@ -14,6 +14,7 @@
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/session_run.h"
+#include "daemon/engine/pool/reserve.h"
 #include "daemon/engine/step/lane_device.h"
 
 enum { PROTOCOL_VERSION = WIRE_VERSION };
@@ -217,6 +218,7 @@ attn_status goodbye_run(struct engine *e, struct request *req, uint32_t session,
     }
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
         pool_release(e, p, session, id);
+    pools_unreserve(e, session);
     kv_owner_saw(e->env.kv, session, id);
     return ATTN_OK;
 }

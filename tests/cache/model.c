@@ -103,11 +103,74 @@ struct model_published *model_published_block(struct model *m, uint64_t block)
     return NULL;
 }
 
+static uint32_t reserved_by(const struct model *m, uint32_t owner)
+{
+    return owner < M_OWNERS ? m->reserved[owner] : 0;
+}
+
+bool model_has_reservations(const struct model *m)
+{
+    for (uint32_t i = 0; i < M_OWNERS; i++)
+        if (m->reserved[i] > 0)
+            return true;
+    return false;
+}
+
+uint32_t model_charged(const struct model *m, uint32_t owner)
+{
+    uint32_t n = 0;
+    for (uint32_t s = 0; s < M_SLOTS; s++)
+        for (uint32_t i = 0; i < M_ROW; i++)
+            n += m->seq[s].owner == owner && model_has_block(&m->seq[s], i);
+    return n;
+}
+
+uint32_t model_owes(const struct model *m)
+{
+    uint64_t all[M_REFERENCES];
+    uint32_t n = list_references(m, all);
+    for (uint32_t i = 0; i <= M_OWNERS; i++) {
+        uint32_t owner = i < M_OWNERS ? i : KV_NO_OWNER, charged = model_charged(m, owner);
+        n += reserved_by(m, owner) > charged ? reserved_by(m, owner) - charged : 0;
+    }
+    for (uint32_t i = 0; i < M_BLOCKS; i++) {
+        const struct model_published *e = &m->published[i];
+        n += e->serial != 0 && e->is_pinned && model_references(m, e->block) == 0;
+    }
+    return n;
+}
+
+uint32_t model_n_shareable(const struct model *m, uint32_t owner)
+{
+    uint32_t owes = model_owes(m), n = model_n_blocks(m), charged = model_charged(m, owner);
+    if (!model_has_reservations(m))
+        return UINT32_MAX;
+    return (owes < n ? n - owes : 0) +
+           (reserved_by(m, owner) > charged ? reserved_by(m, owner) - charged : 0);
+}
+
+uint32_t model_n_free_for(const struct model *m, uint32_t owner)
+{
+    uint32_t n = model_n_available(m), most = model_n_shareable(m, owner);
+    return n < most ? n : most;
+}
+
+/* A pin goes where what is reserved needs the block. */
+static void keep_pin(struct model *m, struct model_published *e)
+{
+    if (!e->is_pinned || !model_has_reservations(m) || model_owes(m) <= model_n_blocks(m))
+        return;
+    e->is_pinned = false;
+    m->n_unpinned++;
+}
+
 void model_release(struct model *m, uint64_t block)
 {
     struct model_published *e = model_published_block(m, block);
-    if (e != NULL && model_references(m, block) == 0)
-        e->used = ++m->clock;
+    if (e == NULL || model_references(m, block) > 0)
+        return;
+    e->used = ++m->clock;
+    keep_pin(m, e);
 }
 
 static uint64_t goes_at(const struct model *m, const struct model_published *e)
@@ -138,7 +201,7 @@ bool model_make_room(struct model *m, uint32_t n_full)
     return true;
 }
 
-static uint32_t n_available(const struct model *m)
+uint32_t model_n_available(const struct model *m)
 {
     uint32_t n = model_n_blocks(m) - model_n_used(m);
     for (uint32_t i = 0; i < M_BLOCKS; i++) {
@@ -157,7 +220,7 @@ static bool is_found(const struct model *m, const struct model_published *e)
     return e->parent == 0;
 }
 
-bool model_has_room(struct model *m, uint32_t n)
+void model_drop_lost(struct model *m)
 {
     bool is_lost[M_BLOCKS];
     for (uint32_t i = 0; i < M_BLOCKS; i++) {
@@ -165,13 +228,19 @@ bool model_has_room(struct model *m, uint32_t n)
         is_lost[i] =
             e->serial != 0 && e->is_pinned && model_references(m, e->block) == 0 && !is_found(m, e);
     }
-    bool do_go = n > n_available(m);
     for (uint32_t i = 0; i < M_BLOCKS; i++)
-        if (do_go && is_lost[i]) {
+        if (is_lost[i]) {
             m->published[i] = (struct model_published){0};
             m->n_lost++;
         }
-    return n <= n_available(m);
+}
+
+bool model_has_room(struct model *m, uint32_t owner, uint32_t n)
+{
+    if (n > model_n_free_for(m, owner))
+        model_drop_lost(m);
+    m->n_short += n > model_n_free_for(m, owner) && n <= model_n_available(m);
+    return n <= model_n_free_for(m, owner);
 }
 
 uint64_t model_block_new(struct model *m)
@@ -197,8 +266,10 @@ static void retain(struct model *m, const struct model_seq *s, struct model_publ
     if (s->said == SAID_NOTHING)
         return;
     e->is_pinned = s->said == SAID_PINNED;
-    if (model_references(m, e->block) == 0)
+    if (model_references(m, e->block) == 0) {
         e->used = ++m->clock;
+        keep_pin(m, e);
+    }
 }
 
 void model_retain(struct model *m, uint32_t slot)
@@ -278,7 +349,8 @@ void model_look_from(struct model *m, struct model_seq *s, uint32_t n_blocks)
 void model_begin_with(struct model *m, uint32_t slot)
 {
     struct model_seq *s = &m->seq[slot];
-    for (uint32_t i = 0; s->n_ids > 0 && i < (s->n_ids - 1) / M_BLOCK_TOKENS; i++) {
+    uint32_t most = model_n_shareable(m, s->owner);
+    for (uint32_t i = 0; s->n_ids > 0 && i < most && i < (s->n_ids - 1) / M_BLOCK_TOKENS; i++) {
         struct model_published *e =
             published_find(m, slot / M_NAMES, s->adapter, i, s->parent, s->id + i * M_BLOCK_TOKENS);
         if (e == NULL)

@@ -36,6 +36,10 @@
 #ifndef M_RETAINS
 #define M_RETAINS 0
 #endif
+/* How often owners reserve blocks; 0: never. */
+#ifndef M_RESERVES
+#define M_RESERVES 0
+#endif
 #define M_KEPT_BLOCKS ((M_KEPT + M_BLOCK_TOKENS - 1) / M_BLOCK_TOKENS)
 
 struct model_seq {
@@ -87,6 +91,9 @@ struct model {
     uint64_t next_block, clock;
     uint32_t n_hits, n_evicted, n_taken_back, n_unseen, n_lost;
     uint32_t n_less; /* blocks than M_BLOCKS */
+    uint32_t reserved[M_OWNERS];
+    uint32_t n_short; /* refused though there were free blocks, for what others have reserved */
+    uint32_t n_unpinned; /* for the same reason */
     uint32_t ended; /* the highest epoch of a closed sequence */
     uint64_t last_request;
     struct model_seen {
@@ -110,6 +117,7 @@ enum op_kind {
     OP_FREE_TO,
     OP_RESIZE,
     OP_RETAIN,
+    OP_SET_ASIDE,
     OP_MOVE_OUT,
     OP_MOVE_IN,
     OP_MOVE_END,

@@ -173,6 +173,8 @@ static attn_status apply_fork(struct model *m, const struct op *op)
         return ATTN_EINVAL;
     if (n_copies_outstanding(m, op->slot) > 0 || model_n_paged_out(s) > 0)
         return ATTN_EOVERLOAD;
+    if (blocks_of(op->n) > model_n_shareable(m, op->owner))
+        return ATTN_ENOBLOCKS;
     *to = *s;
     to->owner = op->owner;
     to->epoch = m->ended + 1;
@@ -232,6 +234,12 @@ static attn_status apply_adopt(struct model *m, const struct op *op)
         return ATTN_OK;
     if (is_seen(m, op->owner, op->request))
         return ATTN_ESTALE;
+    if (model_has_reservations(m) && s->owner != op->owner) {
+        struct model then = *m;
+        then.seq[op->slot].owner = op->owner;
+        if (model_owes(&then) > model_n_blocks(m) && model_owes(&then) > model_owes(m))
+            return ATTN_ENOBLOCKS;
+    }
     s->epoch++;
     s->owner = op->owner;
     s->request = op->request;
@@ -275,7 +283,7 @@ static attn_status apply_reserve(struct model *m, const struct op *op)
     }
     if (n_copies_outstanding(m, op->slot) > 0 || (n_copies > 0 && !model_is_quiet(m, op->slot)))
         return ATTN_EOVERLOAD;
-    if (!model_has_room(m, n_new + n_copies))
+    if (!model_has_room(m, s->owner, n_new + n_copies))
         return ATTN_ENOBLOCKS;
 
     struct model_pending q = {.is_outstanding = true,
@@ -381,7 +389,7 @@ static attn_status apply_resize(struct model *m, const struct op *op)
         return ATTN_EINVAL;
     if (is_smaller && m->move.is_under_way)
         return ATTN_EOVERLOAD;
-    if (is_smaller && !model_has_room(m, model_n_blocks(m) - op->n))
+    if (is_smaller && !model_has_room(m, KV_NO_OWNER, model_n_blocks(m) - op->n))
         return ATTN_ENOBLOCKS;
     if (is_smaller && !model_are_all_quiet(m))
         return ATTN_EOVERLOAD;
@@ -395,6 +403,25 @@ static attn_status apply_retain(struct model *m, const struct op *op)
 {
     m->seq[op->slot].said = op->n > 0 ? SAID_PINNED : SAID_UNPINNED;
     model_retain(m, op->slot);
+    return ATTN_OK;
+}
+
+static attn_status apply_set_aside(struct model *m, const struct op *op)
+{
+    if (op->owner >= M_OWNERS)
+        return ATTN_ENOTFOUND;
+    struct model then = *m;
+    then.reserved[op->owner] = op->n;
+    uint32_t more = model_owes(&then) - model_owes(m);
+    bool is_more = op->n > m->reserved[op->owner];
+    if (is_more && more > 0 && model_owes(&then) > model_n_blocks(m)) {
+        model_drop_lost(m);
+        then = *m;
+        then.reserved[op->owner] = op->n;
+    }
+    if (is_more && model_owes(&then) > model_n_blocks(m))
+        return ATTN_ENOBLOCKS;
+    m->reserved[op->owner] = op->n;
     return ATTN_OK;
 }
 
@@ -430,6 +457,8 @@ static attn_status apply(struct model *m, const struct op *op)
         return apply_resize(m, op);
     case OP_RETAIN:
         return apply_retain(m, op);
+    case OP_SET_ASIDE:
+        return apply_set_aside(m, op);
     case OP_MOVE_OUT:
     case OP_MOVE_IN:
     case OP_MOVE_END: /* model_learn says what came of it */

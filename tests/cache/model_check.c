@@ -36,6 +36,8 @@ struct kv *model_kv_open(void)
                                 .idle_pages = M_PAGES > 0};
     kv_pool_id pool;
     assert_status(kv, ATTN_OK, kv_pool_create(kv, &spec, &pool));
+    for (uint32_t i = 0; i < M_OWNERS; i++)
+        kv_owner_begin(kv, i, i + 1, 0, "an owner");
     moving = NULL;
     return kv;
 }
@@ -148,6 +150,8 @@ static attn_status carry_out(struct kv *kv, const struct op *op, struct kv_effec
         return kv_resize(kv, pool, op->n, fx);
     case OP_RETAIN:
         return kv_seq_retain(kv, id, &(struct kv_retention){.is_pinned = op->n}, 1);
+    case OP_SET_ASIDE:
+        return kv_reserve(kv, op->owner, pool, op->n);
     case OP_MOVE_OUT:
     case OP_MOVE_IN:
         move_begin(kv, id, op->kind == OP_MOVE_IN, op->n);
@@ -323,6 +327,30 @@ static const char *content_difference(const struct kv_seq_info *info, const stru
     return "";
 }
 
+/* Each owner can have what it reserved, unless blocks are on their way. */
+static const char *reserved_difference(struct kv *kv, const struct model *m)
+{
+    uint32_t n_promised = 0, n_entries = model_charged(m, KV_NO_OWNER), n_pinned = 0;
+    for (uint32_t i = 0; i < M_OWNERS; i++) {
+        uint32_t n = kv_reserved(kv, i, (kv_pool_id){0}), charged = model_charged(m, i);
+        if (n != m->reserved[i] || kv_charged(kv, i, (kv_pool_id){0}) != charged)
+            return DIFFER("owner %u: has reserved %u, is charged %u, not %u and %u", i, n,
+                          kv_charged(kv, i, (kv_pool_id){0}), m->reserved[i], charged);
+        if (kv_pool_free_for(kv, (kv_pool_id){0}, i) != model_n_free_for(m, i))
+            return DIFFER("owner %u: can have %u, not %u", i,
+                          kv_pool_free_for(kv, (kv_pool_id){0}, i), model_n_free_for(m, i));
+        n_promised += n > charged ? n - charged : 0;
+        n_entries += charged;
+    }
+    for (uint32_t i = 0; i < M_BLOCKS; i++)
+        n_pinned += m->published[i].serial != 0 && m->published[i].is_pinned &&
+                    model_references(m, m->published[i].block) == 0;
+    bool is_held = model_owes(m) > n_entries + n_promised + n_pinned;
+    if (!is_held && n_promised > model_n_available(m))
+        return DIFFER("%u blocks are promised, %u can be had", n_promised, model_n_available(m));
+    return "";
+}
+
 const char *model_visible_difference(struct kv *kv, const struct model *m, const struct device *d)
 {
     struct kv_stats stats;
@@ -330,6 +358,10 @@ const char *model_visible_difference(struct kv *kv, const struct model *m, const
     if (stats.blocks_total != model_n_blocks(m))
         return DIFFER("the pool has %u blocks, not %u", (unsigned)stats.blocks_total,
                       model_n_blocks(m));
+    for (uint32_t i = 0; i < M_OWNERS; i++)
+        if (kv_reserved(kv, i, (kv_pool_id){0}) != m->reserved[i])
+            return DIFFER("owner %u: has reserved %u, not %u", i,
+                          kv_reserved(kv, i, (kv_pool_id){0}), m->reserved[i]);
     for (uint32_t slot = 0; slot < M_SLOTS; slot++) {
         const struct model_seq *s = &m->seq[slot];
         kv_seq_id id = seq_of(kv, slot);
@@ -382,7 +414,8 @@ const char *model_difference(struct kv *kv, const struct model *m, const struct 
         return DIFFER("stats: %u blocks used, %u sequences, not %u and %u",
                       (unsigned)stats.blocks_used, (unsigned)stats.sequences, model_n_used(m),
                       model_n_open(m));
-    return sharing_difference(kv, m);
+    diff = reserved_difference(kv, m);
+    return diff[0] != '\0' ? diff : sharing_difference(kv, m);
 }
 
 static uint32_t n_published(const struct model *m)

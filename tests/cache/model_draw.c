@@ -23,6 +23,7 @@ static enum op_kind draw_kind(uint64_t *random)
                                                [OP_FREE_TO] = M_WINDOW > 0 ? 3 : 0,
                                                [OP_RESIZE] = 4,
                                                [OP_RETAIN] = M_RETAINS,
+                                               [OP_SET_ASIDE] = M_RESERVES,
                                                [OP_MOVE_OUT] = M_PAGES > 0 ? 24 : 0,
                                                [OP_MOVE_IN] = M_PAGES > 0 ? 24 : 0,
                                                [OP_MOVE_END] = M_PAGES > 0 ? 24 : 0};
@@ -144,6 +145,9 @@ static bool draw_rest(const struct model *m, struct op *op, uint64_t *random)
         return draw_size(m, op, random);
     case OP_MOVE_END:
         return m->move.is_under_way;
+    case OP_SET_ASIDE:
+        op->n = random_below(random, 4) == 0 ? 0 : random_below(random, M_BLOCKS * 2 / 3);
+        return true;
     case OP_FORK:
         if (m->seq[op->to_slot].is_open && random_below(random, 4) > 0)
             return false; /* mostly a free name */
@@ -166,8 +170,8 @@ const char *op_text(const struct op *op)
 {
     static const char *const name[] = {"open",   "fork",    "truncate", "close",  "adopt",
                                        "tokens", "reserve", "commit",   "cancel", "recover",
-                                       "unseen", "free to", "resize",   "retain", "out",
-                                       "in",     "end"};
+                                       "unseen", "free to", "resize",   "retain", "set aside",
+                                       "out",    "in",      "end"};
     static char text[160];
     snprintf(text, sizeof text,
              "%s slot %u to %u layer %u pos %u n %u prompt %u owner %u request %u", name[op->kind],

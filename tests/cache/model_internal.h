@@ -42,9 +42,20 @@ void model_release(struct model *m, uint64_t block);
 /* Of n_full blocks that are used or published, a published one goes that is not pinned; false:
  * there are fewer. */
 bool model_make_room(struct model *m, uint32_t n_full);
-/* Can n more blocks be had? If not, published ones that are pinned and behind one that is gone go
- * first. */
-bool model_has_room(struct model *m, uint32_t n);
+/* Blocks that an allocation finds, whatever is reserved. */
+uint32_t model_n_available(const struct model *m);
+/* Entries with blocks of the owner's sequences. */
+uint32_t model_charged(const struct model *m, uint32_t owner);
+/* What the pool owes: to owners, to pending copies and moves, to pins; and what it has besides. */
+uint32_t model_owes(const struct model *m);
+/* Entries with blocks that the owner may have besides its own; of those that are there anyway. */
+uint32_t model_n_free_for(const struct model *m, uint32_t owner);
+uint32_t model_n_shareable(const struct model *m, uint32_t owner);
+bool model_has_reservations(const struct model *m);
+void model_drop_lost(struct model *m);
+/* Can the owner have n more blocks? If not, published ones that are pinned and behind one that is
+ * gone go first. */
+bool model_has_room(struct model *m, uint32_t owner, uint32_t n);
 /* What the sequence says holds for what is published of its ids. */
 void model_retain(struct model *m, uint32_t slot);
 uint64_t model_block_new(struct model *m);

@@ -105,6 +105,27 @@ static void end_owner(struct kv *kv)
     kv_owner_end(kv, 0);
 }
 
+static void reserve(struct kv *kv)
+{
+    kv_reserve(kv, 0, pool_named(kv, "a"), 3);
+}
+
+static void reserve_more(struct kv *kv)
+{
+    kv_reserve(kv, 0, pool_named(kv, "a"), 6);
+    kv_reserve(kv, 0, pool_named(kv, "a"), 9); /* refused: it has 8 */
+}
+
+static void reserve_less(struct kv *kv)
+{
+    kv_reserve(kv, 0, pool_named(kv, "a"), 0);
+}
+
+static void reserve_in_c(struct kv *kv)
+{
+    kv_reserve(kv, 0, pool_named(kv, "c"), 2);
+}
+
 static void open_in(struct kv *kv, const char *pool, uint64_t name)
 {
     struct kv_tokens tokens = {.ids = ids, .n = TOKENS};
@@ -237,7 +258,7 @@ static void promote_in_a(struct kv *kv)
 {
     struct kv_tokens tokens = {.ids = ids, .n = TOKENS};
     kv_set_tier_ops(kv, &(struct kv_tier_ops){.find = is_in_tier});
-    struct kv_promote *f = kv_promote_begin(kv, pool_named(kv, "a"), 0, &tokens, 4);
+    struct kv_promote *f = kv_promote_begin(kv, pool_named(kv, "a"), 0, 0, &tokens, 4);
     if (f != NULL)
         kv_promote_end(kv, f, 3); /* of four */
 }
@@ -251,6 +272,9 @@ static const struct step {
 } steps[] = {
     {"make a", make_a, false, ANYTHING},
     {"an owner begins", begin_owner, false, ANYTHING},
+    {"reserve in a", reserve, false, CHANGES},
+    {"reserve more in a", reserve_more, false, CHANGES},
+    {"reserve less in a", reserve_less, false, CHANGES},
     {"make b", make_b, false, ANYTHING},
     {"open in a", open_in_a, false, ANYTHING},
     {"append in a", append_in_a, true, ANYTHING},
@@ -275,13 +299,15 @@ static const struct step {
     {"close in a", close_in_a, false, ANYTHING},
     {"drop a, which has cached blocks", drop_a, false, ANYTHING},
     {"make c where a was", make_c, false, ANYTHING},
+    {"reserve in c", reserve_in_c, false, CHANGES},
     {"c grows", grow_c, false, CHANGES},
     {"c cannot grow", grow_c, false, STAYS},
     {"c shrinks", shrink_c, false, CHANGES},
     {"c grows again", grow_c, false, CHANGES},
     {"an owner ends", end_owner, false, ANYTHING},
     {"another begins", begin_another, false, ANYTHING},
-    {"drop c", drop_c, false, ANYTHING},
+    {"it reserves", reserve_in_c, false, CHANGES},
+    {"drop c, of which some is reserved", drop_c, true, ANYTHING}, /* that goes first */
     {"make a again", make_a, false, ANYTHING},
     {"blocks come back", promote_in_a, false, ANYTHING},
     {"open in a with them", open_in_a, false, ANYTHING},
@@ -322,6 +348,12 @@ static void look(struct kv *kv, char *view)
         if (kv_owner_id(kv, i) != 0)
             add(view, "owner %u %llu %s; ", i, (unsigned long long)kv_owner_id(kv, i),
                 kv_owner_label(kv, i));
+    for (uint32_t i = 0; i < config.max_owners * config.max_pools; i++) {
+        kv_pool_id pool = {i % config.max_pools};
+        if (kv_reserved(kv, i / config.max_pools, pool) > 0)
+            add(view, "owner %u has reserved %u of %u; ", i / config.max_pools,
+                kv_reserved(kv, i / config.max_pools, pool), pool.index);
+    }
     for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
         struct kv_seq_info info;
         kv_seq_info(kv, id, &info);

@@ -16,7 +16,7 @@
 #define N_OPS 10000
 
 static uint64_t only_seed;
-static uint32_t n_lost; /* of all seeds */
+static uint32_t n_lost, n_unpinned; /* of all seeds */
 
 static void run_seed(uint64_t seed)
 {
@@ -40,6 +40,7 @@ static void run_seed(uint64_t seed)
                      op_text(&op), attn_status_name(st), attn_status_name(expected),
                      kv_last_error(kv));
         if (st != ATTN_OK) {
+            before.n_short = m.n_short;
             if (m.n_lost == before.n_lost) /* else lost blocks went, and were too few */
                 assert_memory_equal(&m, &before, sizeof m);
             assert_int_equal(t.fx.n_patches + t.fx.n_copies, 0);
@@ -94,16 +95,24 @@ static void run_seed(uint64_t seed)
     n_lost += m.n_lost;
     assert_true(model_n_moved > 0 && n_refused[OP_RESIZE] > 0);
     for (uint32_t kind = 0; kind < OP_N_KINDS; kind++)
-        assert_true(n_ok[kind] > 0 ||
-                    ((kind == OP_UNSEEN || kind == OP_FREE_TO) && M_WINDOW == 0) ||
-                    (kind == OP_RETAIN && M_RETAINS == 0) || (kind >= OP_MOVE_OUT && M_PAGES == 0));
+        assert_true(
+            n_ok[kind] > 0 || ((kind == OP_UNSEEN || kind == OP_FREE_TO) && M_WINDOW == 0) ||
+            (kind == OP_RETAIN && M_RETAINS == 0) || (kind == OP_SET_ASIDE && M_RESERVES == 0) ||
+            (kind >= OP_MOVE_OUT && M_PAGES == 0));
+    if (M_RESERVES > 0 && (m.n_short < 20 || n_refused[OP_SET_ASIDE] < 20))
+        fail_msg("seed %llu: %u refused for what others reserved, %u reservations refused",
+                 (unsigned long long)seed, m.n_short, n_refused[OP_SET_ASIDE]);
+    n_unpinned += m.n_unpinned;
     if (M_PAGES > 0 && (m.n_out < 200 || m.n_in < 100))
         fail_msg("seed %llu: %u blocks went, %u came", (unsigned long long)seed, m.n_out, m.n_in);
-    if (M_WINDOW > 0 && m.n_unseen < (M_PAGES > 0 ? 5 : 15))
+    if (M_WINDOW > 0 && m.n_unseen < (M_PAGES > 0 || M_RESERVES > 0 ? 5 : 15))
         fail_msg("seed %llu: %u blocks went unseen", (unsigned long long)seed, m.n_unseen);
     /* the test is worth its name; with windows fewer sequences live longer, with idle memory fewer
      * operations are appends, with pins fewer blocks can go */
-    uint32_t enough = M_WINDOW > 0 || M_PAGES > 0 ? 10 : M_RETAINS > 0 ? 50 : 100;
+    uint32_t enough = M_RESERVES > 0 && M_PAGES > 0                   ? 4
+                      : M_WINDOW > 0 || M_PAGES > 0 || M_RESERVES > 0 ? 10
+                      : M_RETAINS > 0                                 ? 50
+                                                                      : 100;
     if (n_copies < enough || n_noblocks < enough || m.n_hits < enough || m.n_evicted < enough / 2 ||
         (m.n_taken_back < 1 && M_WINDOW == 0))
         fail_msg("seed %llu: %u copies, %u out of blocks, %u hits, %u evicted, %u taken back",
@@ -124,6 +133,7 @@ static void random_operations_agree_with_the_naive_model(void **state)
     for (uint64_t seed = 1; seed <= N_SEEDS; seed++)
         run_seed(seed);
     assert_true(n_lost > 0 || M_RETAINS == 0);
+    assert_true(n_unpinned > 0 || M_RETAINS == 0 || M_RESERVES == 0);
 }
 
 int main(int argc, char **argv)

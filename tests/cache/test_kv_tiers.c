@@ -126,7 +126,7 @@ static bool promote_begin(uint32_t i, const struct kv_tokens *t)
     uint32_t size = kv_prefix_find(kv, pool, 0, t, most).n_in_tier;
     kv_pool_info(kv, pool, &spec, &n_free);
     n_free -= kv_pool_cached(kv, pool);
-    promotions[i].f = kv_promote_begin(kv, pool, 0, t, most);
+    promotions[i].f = kv_promote_begin(kv, pool, 0, KV_NO_OWNER, t, most);
     if (size <= n_free) { /* nothing made way */
         assert_int_equal(n_found, size);
         n_as_said += size > 0;

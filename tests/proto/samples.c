@@ -137,6 +137,11 @@ FILL(pool_release)
     REQUEST(pool_release, POOL_RELEASE, Attnd__PoolRelease, attnd__pool_release__init, .pool = 1,
             .request = 0x1122334455667700);
 }
+FILL(pool_reserve)
+{
+    REQUEST(pool_reserve, POOL_RESERVE, Attnd__PoolReserve, attnd__pool_reserve__init, .pool = 1,
+            .n_blocks = 2048);
+}
 FILL(pool_resize)
 {
     REQUEST(pool_resize, POOL_RESIZE, Attnd__PoolResize, attnd__pool_resize__init, .name = "llama",
@@ -340,7 +345,7 @@ FILL(seq_reply)
 FILL(probe_reply)
 {
     REPLY(probe, PROBE, Attnd__ProbeReply, attnd__probe_reply__init, .cached_tokens = 4096,
-          .tier_tokens = 512, .n_blocks = 1000, .n_free_blocks = 300);
+          .tier_tokens = 512, .n_blocks = 1000, .n_free_blocks = 300, .n_reserved_blocks = 200);
 }
 FILL(calls_reply)
 {
@@ -406,6 +411,8 @@ const struct sample samples[] = {
      fill_pool_create_split},
     {"request_pool_describe", "a pool by name", false, 0, fill_pool_describe},
     {"request_pool_release", "the session lets go of a pool", false, 0, fill_pool_release},
+    {"request_pool_reserve", "so many blocks of a pool are the session's", false, 0,
+     fill_pool_reserve},
     {"request_pool_resize", "a pool has so many blocks", false, 0, fill_pool_resize},
     {"request_open", "a new sequence", false, 0, fill_open},
     {"request_open_with_tokens", "a new sequence of three tokens, with an adapter", false, 0,

@@ -100,6 +100,7 @@ static bool knows_gone(struct client_request *r)
     case ATTND__REQUEST__BODY_PROBE:
     case ATTND__REQUEST__BODY_POOL_DESCRIBE:
     case ATTND__REQUEST__BODY_POOL_RELEASE:
+    case ATTND__REQUEST__BODY_POOL_RESERVE:
         r->gone = ATTN_GONE_POOL;
         return false;
     default:

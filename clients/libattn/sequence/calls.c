@@ -37,7 +37,8 @@ static void probe_take(const Attnd__ProbeReply *b, struct attn_probe *out)
     *out = (struct attn_probe){.cached_tokens = b->cached_tokens,
                                .tier_tokens = b->tier_tokens,
                                .n_blocks = b->n_blocks,
-                               .n_free_blocks = b->n_free_blocks};
+                               .n_free_blocks = b->n_free_blocks,
+                               .n_reserved_blocks = b->n_reserved_blocks};
 }
 
 /* Fills in what is sent of the call, as the message's next one. */

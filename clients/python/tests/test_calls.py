@@ -61,10 +61,10 @@ def test_each_call_has_its_own_answer(client):
 def test_a_probe_finds_what_an_open_finds(client):
     tokens = np.random.default_rng(3).integers(0, 2**32, 50, dtype=np.uint32)
     with client.create_pool(SPEC._replace(name="probed")) as pool:
-        assert pool.probe(tokens) == (0, 0, 64, 64)
+        assert pool.probe(tokens) == (0, 0, 64, 64, 0)
         with pool.open(tokens=tokens) as seq:
             append(pool, seq, 0, 50)
-            assert pool.probe(tokens) == (48, 0, 64, 60)
+            assert pool.probe(tokens) == (48, 0, 64, 60, 0)
             assert pool.probe(tokens, adapter=1).cached_tokens == 0
             calls = pool.calls()
             calls.probe(tokens[:33])

@@ -45,7 +45,7 @@ struct hold {
 
 /* What any thread may read of a pool (published.h). */
 struct pool_published {
-    _Atomic uint64_t blocks, free, cached, tiered, sequences, bytes;
+    _Atomic uint64_t blocks, free, cached, reserved, tiered, sequences, bytes;
     _Atomic bool is_split; /* all its sequences belong to the primary */
 };
 

@@ -2,6 +2,7 @@
  * transports, which place new sequences by them. */
 #include "daemon/engine/core/published.h"
 
+#include "cache/kv_owner.h"
 #include "daemon/base/stats.h"
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
@@ -14,6 +15,7 @@ static struct pool_count count_here(const struct engine *e, const struct pool *p
     return (struct pool_count){.blocks = ks.n_blocks,
                                .free = n_free,
                                .cached = kv_pool_cached(e->env.kv, p->id),
+                               .reserved = kv_pool_reserved(e->env.kv, p->id),
                                .tiered = kv_idle_pool_paged_out(e->env.kv, p->id),
                                .sequences = kv_pool_sequences(e->env.kv, p->id),
                                .bytes = p->device_bytes};
@@ -38,6 +40,7 @@ static void pool_publish(struct engine *e, const struct pool *p, struct pool_pub
     store(&to->blocks, n.blocks);
     store(&to->free, n.free);
     store(&to->cached, n.cached);
+    store(&to->reserved, n.reserved);
     store(&to->tiered, n.tiered);
     store(&to->sequences, n.sequences);
     store(&to->bytes, n.bytes);
@@ -68,6 +71,7 @@ struct pool_count pool_count_all(struct engine *e, const struct pool *p)
         sum.blocks += load(&of->blocks);
         sum.free += load(&of->free);
         sum.cached += load(&of->cached);
+        sum.reserved += load(&of->reserved);
         sum.tiered += load(&of->tiered);
         sum.sequences += load(&of->sequences);
         sum.bytes += load(&of->bytes);

@@ -10,7 +10,7 @@
 void pools_publish(struct engine *e);
 
 struct pool_count {
-    uint64_t blocks, free, cached, tiered, sequences, bytes; /* free includes cached */
+    uint64_t blocks, free, cached, reserved, tiered, sequences, bytes; /* free includes cached */
 };
 /* Sums over all devices: present counts of this one, the last published ones of the others. The
  * engine's thread. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache/kv_owner.h"
 #include "daemon/base/log.h"
 #include "daemon/base/slow.h"
 #include "daemon/base/stats.h"
@@ -41,14 +42,15 @@ static json_t *list_pools(struct engine *e, const Attnd__Inspect *ask)
         const struct backend_pool_config *c = &p->config;
         struct pool_count n = pool_count_all(e, p);
         json_t *o = json_pack(
-            "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:s}", "name",
+            "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:s}", "name",
             p->spec.wire->name, "layers", (json_int_t)c->num_layers, "q_heads",
             (json_int_t)c->num_q_heads, "kv_heads", (json_int_t)c->num_kv_heads, "head_dim_k",
             (json_int_t)c->head_dim_k, "head_dim_v", (json_int_t)c->head_dim_v, "block_tokens",
             (json_int_t)c->block_tokens, "dtype", attn_dtype_name(c->q_dtype), "kv_dtype",
             attn_dtype_name(c->kv_dtype), "blocks", (json_int_t)n.blocks, "free_blocks",
-            (json_int_t)n.free, "sequences", (json_int_t)n.sequences, "bytes", (json_int_t)n.bytes,
-            "split", attn_split_name((attn_split)p->spec.wire->split));
+            (json_int_t)n.free, "reserved_blocks", (json_int_t)n.reserved, "sequences",
+            (json_int_t)n.sequences, "bytes", (json_int_t)n.bytes, "split",
+            attn_split_name((attn_split)p->spec.wire->split));
         add_tenant(e, o, p->tenant);
         json_array_append_new(list, o);
     }
@@ -78,6 +80,15 @@ static uint32_t first_row(const Attnd__Inspect *ask)
     return row < UINT32_MAX ? (uint32_t)row : UINT32_MAX;
 }
 
+/* Blocks that the session has reserved, of all pools. */
+static uint64_t n_reserved(struct engine *e, uint32_t session)
+{
+    uint64_t n = 0;
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
+        n += kv_reserved(e->env.kv, session, p->id);
+    return n;
+}
+
 static json_t *list_sessions(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array();
@@ -93,8 +104,9 @@ static json_t *list_sessions(struct engine *e, const Attnd__Inspect *ask)
         snprintf(label, sizeof label, "%08" PRIx32, session_label(s->id));
         uint64_t idle_ns = e->turn_ns > s->seen_ns ? e->turn_ns - s->seen_ns : 0;
         json_t *o =
-            json_pack("{s:s, s:s, s:f, s:I}", "session", label, "client", s->client_name,
-                      "idle_seconds", (double)idle_ns * 1e-9, "requests", (json_int_t)s->n_held);
+            json_pack("{s:s, s:s, s:f, s:I, s:I}", "session", label, "client", s->client_name,
+                      "idle_seconds", (double)idle_ns * 1e-9, "requests", (json_int_t)s->n_held,
+                      "reserved_blocks", (json_int_t)n_reserved(e, slot));
         add_tenant(e, o, tenant_id(s->tenant));
         json_array_append_new(list, o);
     }

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache/kv_owner.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/core/message.h"
 #include "daemon/engine/core/peers.h"
@@ -286,12 +287,18 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
     return ATTN_OK;
 }
 
+/* Whether no session holds the pool, or has reserved blocks of it: a successor knows only that. */
+static bool is_unused(const struct engine *e, const struct pool *p)
+{
+    return p->n_holders == 0 && kv_pool_reserved(e->env.kv, p->id) == 0;
+}
+
 /* Drops one unused pool of the tenant; false: there is none. */
 static bool drop_idle(struct engine *e, const struct tenant *who)
 {
     char why[WHY_BYTES];
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
-        if (p->tenant == tenant_id(who) && p->n_holders == 0 &&
+        if (p->tenant == tenant_id(who) && is_unused(e, p) &&
             pool_drop(e, p, why, sizeof why) == ATTN_OK)
             return true;
     return false;
@@ -355,7 +362,7 @@ static bool drop_for_size(struct engine *e, const struct tenant *who, const Attn
     struct pool *p;
     any_size.n_blocks = 0;
     return is_primary(e) && !engine_is_draining(e) && asked->n_blocks <= e->n_blocks &&
-           pool_find_same(e, who, &any_size, &p, why, sizeof why) == ATTN_OK && p->n_holders == 0 &&
+           pool_find_same(e, who, &any_size, &p, why, sizeof why) == ATTN_OK && is_unused(e, p) &&
            pool_drop(e, p, why, sizeof why) == ATTN_OK;
 }
 

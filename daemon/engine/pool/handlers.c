@@ -1,4 +1,4 @@
-/* handlers.c: requests on pools: create, describe, release, resize. */
+/* handlers.c: requests on pools: create, describe, release, reserve, resize. */
 #include "daemon/engine/pool/handlers.h"
 
 #include <inttypes.h>
@@ -13,6 +13,7 @@
 #include "daemon/engine/core/published.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/pool/create.h"
+#include "daemon/engine/pool/reserve.h"
 #include "daemon/engine/pool/resize.h"
 
 static void reply_pool(struct engine *e, const struct pool *p, struct answer *a)
@@ -83,6 +84,26 @@ attn_status pool_release_run(struct engine *e, struct request *req, uint32_t ses
                          "pool_release.request is %" PRIu64 ", not one before this, %" PRIu64,
                          r->request, req->wire.request_id);
     pool_release(e, p, session, r->request);
+    return ATTN_OK;
+}
+
+/* A repeat answers with what the session has reserved now. */
+attn_status pool_reserve_run(struct engine *e, struct request *req, uint32_t session,
+                             struct answer *a)
+{
+    const Attnd__PoolReserve *r = req->wire.header->pool_reserve;
+    struct pool *p = pool_of_handle(e, session_tenant(e, session), r->pool);
+    uint64_t id = req->wire.request_id;
+    if (p == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "pool_reserve.pool is %" PRIu32 ", no such pool",
+                         r->pool);
+    attn_status st = ATTN_OK;
+    if (!kv_owner_has_seen(e->env.kv, session, id))
+        st = pool_reserve(e, p, session, r->n_blocks, a->why, sizeof a->why);
+    if (st != ATTN_OK)
+        return st;
+    kv_owner_saw(e->env.kv, session, id);
+    answer_room(e, p, session, a);
     return ATTN_OK;
 }
 

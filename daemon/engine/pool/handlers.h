@@ -4,6 +4,8 @@
 
 #include "daemon/engine/core/answer.h"
 
+attn_status pool_reserve_run(struct engine *e, struct request *req, uint32_t session,
+                             struct answer *a);
 attn_status pool_resize_run(struct engine *e, struct request *req, uint32_t session,
                             struct answer *a);
 attn_status pool_create_run(struct engine *e, struct request *req, uint32_t session,

@@ -18,6 +18,7 @@
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/core/turns.h"
+#include "daemon/engine/pool/reserve.h"
 #include "daemon/engine/seq/export.h"
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/step/step.h"
@@ -192,12 +193,9 @@ attn_status probe_run(struct engine *e, struct request *req, uint32_t session, s
     const struct kv_tokens t = {
         .ids = ask->tokens, .n = (uint32_t)ask->n_tokens, .adapter = ask->adapter};
     struct kv_found found = kv_prefix_find(e->env.kv, p->id, tenant_id(who), &t, UINT32_MAX);
-    struct pool_count all = pool_count_all(e, p);
-    Attnd__ProbeReply *body = answer_probe(a);
+    Attnd__ProbeReply *body = answer_room(e, p, session, a);
     body->cached_tokens = found.n_published * p->config.block_tokens;
     body->tier_tokens = found.n_in_tier * p->config.block_tokens;
-    body->n_blocks = (uint32_t)all.blocks;
-    body->n_free_blocks = (uint32_t)all.free;
     return ATTN_OK;
 }
 

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "cache/kv_owner.h"
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
@@ -112,6 +113,7 @@ attn_status plan_check_items(struct engine *e, const Attnd__Plan *h, uint32_t se
     uint32_t n_free;
     mover_wait(e, p, n_blocks); /* bells can't wait */
     kv_pool_info(e->env.kv, p->id, &spec, &n_free);
+    n_free = kv_pool_free_for(e->env.kv, p->id, session);
     if (n_blocks > n_free) {
         snprintf(why, why_bytes,
                  "the plan needs %" PRIu64 " blocks, pool %s has %" PRIu32 " free" MORE_BLOCKS,

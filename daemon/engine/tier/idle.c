@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache/kv_owner.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
@@ -65,12 +66,18 @@ static bool is_right(const struct engine *e, const struct pool *p, uint32_t seq,
     return memcmp(bytes_at(e, page) + pool_block_bytes(p), &want, sizeof want) == 0;
 }
 
-static uint32_t n_free(const struct engine *e, const struct pool *p)
+/* The session of the sequence that asks for room. */
+static uint32_t owner_of(const struct engine *e, uint32_t seq)
 {
-    struct kv_pool_spec s;
-    uint32_t n = 0;
-    kv_pool_info(e->env.kv, p->id, &s, &n);
-    return n;
+    struct kv_seq_info info;
+    kv_seq_info(e->env.kv, (kv_seq_id){seq}, &info);
+    return info.layer_len == NULL ? KV_NO_OWNER : info.owner;
+}
+
+/* Blocks that its session can have. */
+static uint32_t n_free(const struct engine *e, const struct pool *p, uint32_t seq)
+{
+    return kv_pool_free_for(e->env.kv, p->id, owner_of(e, seq));
 }
 
 /* --- which sequence goes ---------------------------------------------------------------------- */
@@ -88,6 +95,14 @@ static bool may_go(const struct engine *e, uint32_t seq, const struct idle_ask *
     return pass == IN_A_TOKEN || (pass == WHOLE && kv_idle_is_even(e->env.kv, (kv_seq_id){seq}));
 }
 
+/* Whether who asks has more room once the sequence has gone: not where its blocks are reserved for
+ * another session. */
+static bool gains(const struct engine *e, uint32_t seq, const struct idle_ask *a)
+{
+    return !kv_seq_is_covered(e->env.kv, (kv_seq_id){seq}) ||
+           owner_of(e, seq) == owner_of(e, a->seq);
+}
+
 /* The least recently used sequence that may go; SEQ_NONE: none. */
 static uint32_t choose(struct engine *e, const struct pool *p, const struct idle_ask *a)
 {
@@ -101,7 +116,8 @@ static uint32_t choose(struct engine *e, const struct pool *p, const struct idle
             if (info.layer_len == NULL || info.pool.index != p->id.index ||
                 info.n_paged_out == info.n_blocks)
                 seq_unlist(e, s); /* until it is used again */
-            else if (may_go(e, seq, a, pass) && kv_idle_movable(e->env.kv, (kv_seq_id){seq}) > 0)
+            else if (may_go(e, seq, a, pass) && gains(e, seq, a) &&
+                     kv_idle_movable(e->env.kv, (kv_seq_id){seq}) > 0)
                 return seq;
         }
     return SEQ_NONE;
@@ -184,7 +200,7 @@ static bool is_in_work(const struct engine *e, const struct pool *p)
 
 bool idle_makes_room(struct engine *e, struct pool *p, const struct idle_ask *a, uint64_t n)
 {
-    uint64_t n_now = n_free(e, p);
+    uint64_t n_now = n_free(e, p, a->seq);
     if (e->idle.by_use == NULL || n <= n_now || n > p->config.n_blocks)
         return false;
     bool waits = e->idle.out_move != NULL || (e->idle.in_move != NULL && e->idle.in.pool == p) ||
@@ -198,8 +214,8 @@ void idle_make_room_now(struct engine *e, struct pool *p, const struct idle_ask 
     if (e->idle.by_use == NULL || n > p->config.n_blocks)
         return;
     uint64_t begun_ns = clock_now_ns();
-    while (n_free(e, p) < n && clock_now_ns() - begun_ns < NOW_NS &&
-           (e->idle.out_move != NULL || out_begin(e, p, a, n - n_free(e, p))))
+    while (n_free(e, p, a->seq) < n && clock_now_ns() - begun_ns < NOW_NS &&
+           (e->idle.out_move != NULL || out_begin(e, p, a, n - n_free(e, p, a->seq))))
         if (!mover_take_back(e))
             sched_yield();
 }
@@ -288,12 +304,12 @@ enum idle_is idle_brings(struct engine *e, const struct idle_ask *a, char *why, 
     n = n < info.n_paged_out ? n : info.n_paged_out;
     if (x->in_move != NULL || mover_makes_room(e, p, n) || idle_makes_room(e, p, a, n))
         return IDLE_COMES;
-    enum idle_is is = n_free(e, p) < n ? IDLE_NEVER : in_begin(e, p, a->seq, n);
+    enum idle_is is = n_free(e, p, a->seq) < n ? IDLE_NEVER : in_begin(e, p, a->seq, n);
     if (is == IDLE_NEVER)
         snprintf(why, why_bytes,
                  "%" PRIu32 " of its blocks are in idle memory, pool %s has %" PRIu32
                  " free" MORE_BLOCKS,
-                 info.n_paged_out, p->spec.wire->name, n_free(e, p));
+                 info.n_paged_out, p->spec.wire->name, n_free(e, p, a->seq));
     return is;
 }
 

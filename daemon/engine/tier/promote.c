@@ -196,7 +196,7 @@ static bool promote_from_disk(struct engine *e, struct mover_promote *f)
 
 /* NULL: nothing to promote, or no memory. */
 static struct mover_promote *promote_begin(struct engine *e, struct pool *p, uint32_t tenant,
-                                           const struct kv_tokens *t)
+                                           uint32_t session, const struct kv_tokens *t)
 {
     struct engine_tier *x = &e->tier;
     struct mover_promote *f = calloc(1, sizeof *f);
@@ -204,7 +204,7 @@ static struct mover_promote *promote_begin(struct engine *e, struct pool *p, uin
     x->has_met = false;
     if (f == NULL)
         return NULL;
-    f->kv = kv_promote_begin(e->env.kv, p->id, tenant, t,
+    f->kv = kv_promote_begin(e->env.kv, p->id, tenant, session, t,
                              mover_group_size(pool_block_bytes(p), MOVER_PROMOTE));
     if (f->kv == NULL) {
         free(f);
@@ -243,12 +243,12 @@ static bool promote_now(struct engine *e, struct mover_promote *f)
     return is_whole;
 }
 
-static void promote_all_now(struct engine *e, struct pool *p, uint32_t tenant,
+static void promote_all_now(struct engine *e, struct pool *p, uint32_t tenant, uint32_t session,
                             const struct kv_tokens *t)
 {
     struct mover_promote *f;
     do
-        f = promote_begin(e, p, tenant, t);
+        f = promote_begin(e, p, tenant, session, t);
     while (f != NULL && promote_now(e, f));
 }
 
@@ -285,11 +285,11 @@ bool mover_promotes(struct engine *e, struct pool *p, uint32_t tenant, const str
     if (e->tier.blocks == NULL || engine_health(e) != ATTN_OK || req->is_promoted)
         return false;
     if (p->ops->moves_submit == NULL) {
-        promote_all_now(e, p, tenant, t);
+        promote_all_now(e, p, tenant, session, t);
         return false;
     }
     bool waits = waits_for_room(e, p, tenant, t);
-    struct mover_promote *f = waits ? NULL : promote_begin(e, p, tenant, t);
+    struct mover_promote *f = waits ? NULL : promote_begin(e, p, tenant, session, t);
     if (f == NULL && !waits && !e->tier.has_met)
         return false;
     struct task *task = task_make(e, req, session, ops);

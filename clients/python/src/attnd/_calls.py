@@ -27,20 +27,25 @@ _OPEN, _ADOPT, _FORK, _TOKENS, _TRUNCATE, _CLOSE, _PROBE = range(1, 8)  # enum a
 class Probe(NamedTuple):
     """What an open with some tokens would find at that moment, and how much room its pool has.
 
-    cached_tokens  that a new sequence would begin with at once
-    tier_tokens    those behind them that would come from host memory or disk first
-    n_blocks       of the pool, on all cards
-    n_free_blocks  of them free, or cached and evictable
+    cached_tokens      that a new sequence would begin with at once
+    tier_tokens        those behind them that would come from host memory or disk first
+    n_blocks           of the pool, on all cards
+    n_free_blocks      of them free, or cached and evictable; where blocks are reserved, those that
+                       the session can have, of several cards on the one that answers
+    n_reserved_blocks  that the session has reserved
     """
 
     cached_tokens: int
     tier_tokens: int
     n_blocks: int
     n_free_blocks: int
+    n_reserved_blocks: int
 
 
 def probe_of(c: _lib.Probe) -> Probe:
-    return Probe(c.cached_tokens, c.tier_tokens, c.n_blocks, c.n_free_blocks)
+    return Probe(
+        c.cached_tokens, c.tier_tokens, c.n_blocks, c.n_free_blocks, c.n_reserved_blocks
+    )
 
 
 class Calls:

@@ -143,6 +143,7 @@ class Probe(Structure):
         ("tier_tokens", c_uint32),
         ("n_blocks", c_uint32),
         ("n_free_blocks", c_uint32),
+        ("n_reserved_blocks", c_uint32),
     ]
 
 
@@ -337,6 +338,7 @@ _FUNCTIONS = {
     "attn_pool_create": (c_int, [c_void_p, POINTER(PoolSpec), c_uint64, POINTER(c_void_p)]),
     "attn_pool_describe": (c_int, [c_void_p, c_char_p, c_uint64, POINTER(c_void_p)]),
     "attn_pool_release": (c_int, [c_void_p, c_uint64]),
+    "attn_pool_reserve": (c_int, [c_void_p, c_uint32, c_uint64, POINTER(c_uint32)]),
     "attn_pool_resize": (c_int, [c_void_p, c_uint32, c_uint64]),
     "attn_pool_close": (None, [c_void_p]),
     "attn_pool_spec_of": (POINTER(PoolSpec), [c_void_p]),

@@ -286,6 +286,7 @@ class Pool(_Closing):
     adopt = _awaited(_pool.Pool.adopt, _sequence_of)
     import_sequence = _awaited(_pool.Pool.import_sequence, _sequence_of)
     probe = _awaited(_pool.Pool.probe, _itself)
+    reserve = _awaited(_pool.Pool.reserve, _itself)
     resize = _awaited(_pool.Pool.resize, _itself)
     close = _awaited(_pool.Pool.close, _itself)
 

@@ -522,6 +522,24 @@ class Pool(Closing, NotPicklable):
         while any(pool is self for pool, _, _ in list(_waiting.values())):
             self.client.poll(0.02)
 
+    def reserve(self, n_blocks: int, *, timeout: float | None = None) -> int:
+        """Sets blocks of the pool aside for this client's session, instead of what it had; 0: none.
+
+        Its sequences can have that many then, on each card, whatever other sessions do; they may
+        have more, of blocks that are neither reserved nor used. A block that several sequences
+        share counts once for each. What is reserved is given back with the session, and kept by a
+        daemon that restarts with its cache. Returns the blocks that its sequences can have besides
+        those that they have. Raises OutOfBlocksError: others have reserved or use them; nothing has
+        changed then.
+        """
+        n, us, n_free = whole("n_blocks", n_blocks, U32_MAX), timeout_us(timeout), ctypes.c_uint32()
+
+        def reserve() -> int:
+            check(self._lib.attn_pool_reserve(self._handle, n, us, ctypes.byref(n_free)))
+            return n_free.value
+
+        return interruptible(reserve, guard=self._inside())
+
     def resize(self, n_blocks: int, *, timeout: float | None = None) -> None:
         """Gives the pool more blocks, or fewer, on each card, while its sequences are used.
 
