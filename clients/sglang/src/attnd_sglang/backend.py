@@ -1,0 +1,149 @@
+"""SGLang's attention backend over attnd: a layer is a step of the pool; SGLang's own pages are not
+written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.radix_attention import RadixAttention
+
+import attnd
+from attnd.serving.model import digest_of_weights, model_name, model_tensors
+from attnd.serving.requests import Requests, Step
+
+from . import refuse, settings
+from .live import Live
+
+_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+class Shared:
+    """What the attention backend and the prefix cache, which are of one process, share."""
+
+    def __init__(self) -> None:
+        self.live: Live | None = None
+        self.reqs: dict[str, Any] = {}  # that run: SGLang's, by their ids
+
+
+shared = Shared()
+
+
+def _layer_spec(layer: Any) -> attnd.LayerSpec:
+    return attnd.LayerSpec(
+        scale=float(layer.scaling),
+        window_tokens=max(layer.sliding_window_size + 1, 0),  # SGLang does not count the token itself
+        soft_cap=float(layer.logit_cap or 0.0),
+    )
+
+
+def pool_spec(runner: Any, layers: list[Any]) -> attnd.PoolSpec:
+    """The pool of a model whose attention layers, in order, are layers."""
+    weights = digest_of_weights(model_tensors(runner.model))
+    config, page = runner.model_config, runner.server_args.page_size
+    n_blocks = runner.max_total_num_tokens // page
+    first = layers[0]
+    return attnd.PoolSpec(
+        name=settings.pool_name() or f"sglang-{weights[:16]}-{page}-{n_blocks}",
+        num_layers=len(layers),
+        num_q_heads=first.tp_q_head_num,
+        num_kv_heads=first.tp_k_head_num,
+        head_dim_k=first.qk_head_dim,
+        head_dim_v=first.v_head_dim,
+        block_tokens=page,
+        n_blocks=n_blocks,
+        q_dtype=_DTYPES[runner.dtype],
+        layers=[_layer_spec(layer) for layer in layers],
+        model=model_name(
+            weights, runner.dtype, config.quantization, config.hf_text_config.to_dict()
+        ),
+    )
+
+
+def rows_of(batch: Any) -> list[tuple[str, int, int]]:
+    """(request, position, number of tokens) of each row of a ForwardBatch, all on the host."""
+    if len(batch.rids) != batch.batch_size:
+        raise RuntimeError(f"{len(batch.rids)} requests in a batch of {batch.batch_size} rows")
+    if batch.forward_mode.is_decode():
+        return [(r, n - 1, 1) for r, n in zip(batch.rids, batch.seq_lens_cpu.tolist())]
+    return list(zip(batch.rids, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu))
+
+
+class AttndBackend(AttentionBackend):
+    def __init__(self, runner: Any):
+        super().__init__()
+        refuse.check_args(runner.server_args)
+        layers = [m for m in runner.model.modules() if isinstance(m, RadixAttention)]
+        layers.sort(key=lambda layer: layer.layer_id)
+        refuse.check_model(runner, layers)
+        refuse.keep_weights(runner.weight_updater)
+        spec = pool_spec(runner, layers)
+        client = attnd.connect(
+            settings.endpoint(), timeout=settings.TIMEOUT_S, max_retries=1000, name="sglang"
+        )
+        shared.live = Live(Requests(client, lambda c: c.create_pool(spec)))
+        self._step: Step | None = None
+        self._rows: list[tuple[str, int, int]] = []
+        self._n_tokens = 0
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Once for each pass: what has ended, opened and become known since the last one."""
+        self._step = None
+        if forward_batch.rids is None or forward_batch.forward_mode.is_idle():
+            return  # SGLang warms up
+        live, rows = shared.live, rows_of(forward_batch)
+        for name, pos, _ in rows:
+            req = shared.reqs.get(name)
+            if req is not None and live.wants_tokens(name, pos):
+                live.tell(name, (req.origin_input_ids + req.output_ids)[:pos])
+        self._step = live.step(rows)
+        self._rows = rows
+        self._n_tokens = sum(n for _, _, n in rows)
+
+    def _forward(
+        self, q: Any, k: Any, v: Any, layer: Any, save_kv_cache: bool, kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        """q, k, v of all rows, in order. Returns [tokens, heads * head size]."""
+        asked = [name for name, value in kwargs.items() if value is not None]
+        if asked or k is None or v is None or not save_kv_cache:
+            what = ", ".join(asked) or "a layer that reads another layer's K and V"
+            raise NotImplementedError(f"attnd-sglang does not support {what}")
+        n, live = q.shape[0], shared.live
+        out = q.new_empty(n, layer.tp_q_head_num, layer.v_head_dim)
+        if self._step is None:
+            return out.zero_().view(n, -1)
+        if n != self._n_tokens:
+            raise RuntimeError(f"{n} tokens in a pass of {self._n_tokens}")
+
+        def compute(step: Step) -> None:
+            live.check(step, self._rows)
+            live.requests.pool.step(
+                layer.layer_id,
+                step.items,
+                q.reshape(n, layer.tp_q_head_num, layer.qk_head_dim).contiguous(),
+                k.reshape(n, layer.tp_k_head_num, layer.qk_head_dim).contiguous(),
+                v.reshape(n, layer.tp_v_head_num, layer.v_head_dim).contiguous(),
+                out=out,
+            )
+
+        self._step.layer(layer.layer_id, compute)
+        live.check(self._step, self._rows)
+        return out.view(n, -1)
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        return self._forward(q, k, v, layer, save_kv_cache, kwargs)
+
+    forward_decode = forward_extend
+
+    def support_triton(self) -> bool:
+        return False

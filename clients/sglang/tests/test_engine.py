@@ -1,0 +1,79 @@
+"""SGLang itself over attnd, beside its own attention: the same greedy text in f32, with prompts in
+chunks, hits in a second round, retraction and aborts. $SGLANG_PYTHON is the interpreter of an
+environment that has SGLang; skipped without. $SGLANG_MODEL is a small model, by default that of
+clients/python/examples.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1] / "python/tests")]
+
+if "SGLANG_PYTHON" not in os.environ:
+    pytest.skip("SGLANG_PYTHON names no interpreter", allow_module_level=True)
+
+from conftest import BUILD, PACKAGE, Daemon  # noqa: E402
+
+import attnd  # noqa: E402
+
+MODEL = os.environ.get("SGLANG_MODEL", str(PACKAGE / "examples" / "bytelm"))
+TEXT = (HERE.parents[2] / "README.md").read_bytes()
+PROMPTS = [list(TEXT[i * 57 : i * 57 + n]) for i, n in enumerate((5, 20, 70, 130, 200, 400, 64, 96))]
+PROMPTS += [list(TEXT[100:300]) + list(TEXT[i * 80 : i * 80 + 25]) for i in range(4)]
+
+
+def run(url=None, **options):
+    env = {
+        **os.environ, "PYTHONPATH": ":".join(map(str, (HERE / "stand_in", PACKAGE / "src", HERE.parent / "src"))),
+        "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive",
+        "ATTN_LIBRARY": str(BUILD / "lib" / "libattn.so.0"),
+    }
+    if url:
+        env["ATTND_SGLANG"] = url
+        options = {"attention_backend": "attnd", "radix_cache_backend": "attnd", **options}
+    else:
+        options = {"attention_backend": "torch_native", **options}
+    command = [os.environ["SGLANG_PYTHON"], HERE / "drive_sglang.py", MODEL, json.dumps(options)]
+    done = subprocess.run(command, env=env, input=json.dumps(PROMPTS), capture_output=True, text=True)
+    said = [line[5:] for line in done.stdout.splitlines() if line.startswith("SAID ")]
+    assert said, done.stderr[-3000:]
+    return json.loads(said[0])
+
+
+@pytest.fixture(scope="module")
+def own():
+    return run()
+
+
+@pytest.fixture
+def daemon():
+    with Daemon(**{"device.kv_memory": "128M", "engine.lease": "2s"}) as d:
+        yield d
+
+
+def n_sequences(d):
+    with attnd.connect(d.url) as c:
+        return c.stats()["sequences"]
+
+
+def test_text_and_hits_are_those_of_sglang_alone(own, daemon):
+    said = run(daemon.url)
+    assert said["texts"] == own["texts"]
+    assert said["cached"][1] == own["cached"][1] and sum(said["cached"][1]) > 800
+    assert said["aborted"] == ["abort", "abort"]
+    assert n_sequences(daemon) == 0
+
+
+def test_a_new_engine_begins_with_what_the_last_one_had_and_retracted_requests_go_on(own, daemon):
+    run(daemon.url, max_total_tokens=1024)
+    said = run(daemon.url, max_total_tokens=1024, schedule_conservativeness=0.01)
+    assert said["texts"] == own["texts"]
+    assert sum(said["cached"][0]) > 800  # in its first round
+    assert said["retracted"] > 0
+    assert n_sequences(daemon) == 0
