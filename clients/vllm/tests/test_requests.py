@@ -40,6 +40,7 @@ class Engine:
         self.n_blocks, self.shares = n_blocks, shares
         self.rng = np.random.default_rng(seed)
         self.ended, self.told = set(), []
+        self.found = {}  # of each request, tokens in the cache
         self.n_preempted = self.n_shared = self.n_failed = self.n_rejected = 0
 
     def add(self, name, prompt, n, salt=0):
@@ -48,8 +49,8 @@ class Engine:
     def _blocks(self, r, n=0):
         return -(-(r.n_computed + n) // BLOCK)
 
-    def _tell(self, r):
-        n = len(r.ids) // BLOCK * BLOCK
+    def _tell(self, r, n_computed=None):
+        n = (len(r.ids) if n_computed is None else n_computed) // BLOCK * BLOCK
         if self.shares and n > r.n_told:
             self.told.append(Told(r.name, list(r.ids)))
             r.n_told = n
@@ -72,6 +73,7 @@ class Engine:
                 return
             r.n_computed = r.n_told = n
             self.n_shared += n
+            self.found[r.name] = n
             opened.append(Opened(r.name, r.ids[: n + 1] if self.shares else (), n, r.salt))
             self.running.append(self.queue.pop(0))
 
@@ -84,7 +86,7 @@ class Engine:
                 self._preempt()
         self._admit(opened)
         for r in self.running:
-            self._tell(r)
+            self._tell(r, r.n_computed)
         self.requests.begin(self.ended, opened, self.told)
         self.ended, self.told = set(), []
         for r in self.running:
@@ -223,6 +225,24 @@ def test_two_engines_in_a_pool_too_small_for_both_go_on(daemon):
     assert n_sequences(daemon) == 0
     for e in engines:
         e.close()
+
+
+def test_an_engine_goes_on_with_what_its_killed_predecessor_had_computed(daemon):
+    first = Engine(daemon.url, spec_of("g", 256))
+    for i, p in enumerate(prompts(6, 10)):
+        first.add(f"r{i}", p, 1000)
+    while len(first.running) < 6 or min(len(r.text) for r in first.running) < 3 * BLOCK:
+        first.step()
+    had = {r.name: r for r in first.running}  # nothing tells the daemon that it has ended
+    second = Engine(daemon.url, spec_of("g", 256))
+    for r in had.values():
+        second.add(r.name, r.ids, 4)
+    second.run()
+    second.check(6)
+    for r in had.values():  # but what its last step had computed: no message said what it was
+        assert second.found[r.name] >= (len(r.ids) - 4) // BLOCK * BLOCK
+    first.close()
+    second.close()
 
 
 def test_a_daemon_that_began_anew_costs_computation_only(daemon):

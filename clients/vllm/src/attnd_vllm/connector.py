@@ -117,8 +117,9 @@ class AttndConnector(KVConnectorBase_V1):
         self.seen[request.request_id] = Seen(request, adapter, n)
         self.meta.opened.append(Opened(request.request_id, tokens, n, adapter or 0))
 
-    def _tell(self, s: Seen) -> None:
-        n = s.request.num_tokens // self.block_tokens * self.block_tokens
+    def _tell(self, s: Seen, n_computed: int) -> None:
+        """The ids of n_computed tokens may follow, if they have filled a block since last time."""
+        n = n_computed // self.block_tokens * self.block_tokens
         if s.adapter is not None and n > s.n_told:
             self.meta.told.append(Told(s.request.request_id, list(s.request.all_token_ids)))
             s.n_told = n
@@ -127,11 +128,11 @@ class AttndConnector(KVConnectorBase_V1):
         so = scheduler_output
         for name in so.num_scheduled_tokens:
             if name in self.seen:
-                self._tell(self.seen[name])
+                self._tell(self.seen[name], self.seen[name].request.num_computed_tokens)
         for name in so.preempted_req_ids or ():
             s = self.seen.pop(name, None)
             if s is not None:
-                self._tell(s)
+                self._tell(s, s.request.num_tokens)
         meta, self.meta = self.meta, AttndMeta()
         return meta
 
@@ -140,7 +141,7 @@ class AttndConnector(KVConnectorBase_V1):
     ) -> tuple[bool, dict[str, Any] | None]:
         s = self.seen.pop(request.request_id, None)
         if s is not None:
-            self._tell(s)
+            self._tell(s, s.request.num_tokens)
         return False, None
 
     # ---- the worker: the attention backend does it all
