@@ -81,10 +81,13 @@ def test_latent_attention_and_pools_for_sliding_layers_are_refused():
         refuse.check_model(Bag(use_mla_backend=False, is_hybrid_swa=True), layers())
 
 
-def test_requests_for_other_weights_are_answered_with_why_not():
-    updater = Bag()
-    refuse.keep_weights(updater)
-    ok, why = updater.update_weights_from_disk("/a/model", "auto", recapture_cuda_graph=False)
+def test_requests_for_other_weights_are_answered_with_why_not(monkeypatch):
+    def update(*args, **options):
+        return True, "done"
+
+    assert refuse.keep_weights(update, "/a/model", recapture_cuda_graph=False) == (True, "done")
+    monkeypatch.setattr(refuse.shared, "live", object())
+    ok, why = refuse.keep_weights(update, "/a/model", recapture_cuda_graph=False)
     assert not ok and "weights can't change" in why
 
 

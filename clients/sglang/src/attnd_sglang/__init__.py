@@ -18,6 +18,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from .refuse import keep_weights
+
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 SGLANG_VERSIONS = ("0.5.23",)  # those whose interfaces this package was tested with
 
 
@@ -51,8 +54,13 @@ def register() -> None:
     """Entry point of sglang.srt.plugins. What SGLang it is, is looked at when it is used."""
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.server_args import add_attention_backend_choices
 
     add_attention_backend_choices(["attnd"])
     register_attention_backend("attnd")(_backend)
     register_radix_cache_backend("attnd", _cache)
+    for source in "disk", "distributed", "tensor", "ipc":
+        HookRegistry.register(
+            f"{_UPDATER}.update_weights_from_{source}", keep_weights, HookType.AROUND
+        )

@@ -14,20 +14,9 @@ from attnd.serving.model import digest_of_weights, model_name, model_tensors
 from attnd.serving.requests import Requests, Step
 
 from . import refuse, settings
-from .live import Live
+from .live import Live, shared
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-
-
-class Shared:
-    """What the attention backend and the prefix cache, which are of one process, share."""
-
-    def __init__(self) -> None:
-        self.live: Live | None = None
-        self.reqs: dict[str, Any] = {}  # that run: SGLang's, by their ids
-
-
-shared = Shared()
 
 
 def _layer_spec(layer: Any) -> attnd.LayerSpec:
@@ -77,7 +66,6 @@ class AttndBackend(AttentionBackend):
         layers = [m for m in runner.model.modules() if isinstance(m, RadixAttention)]
         layers.sort(key=lambda layer: layer.layer_id)
         refuse.check_model(runner, layers)
-        refuse.keep_weights(runner.weight_updater)
         spec = pool_spec(runner, layers)
         client = attnd.connect(
             settings.endpoint(), timeout=settings.TIMEOUT_S, max_retries=1000, name="sglang"

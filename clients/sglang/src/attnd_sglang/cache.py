@@ -24,7 +24,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 
 import attnd
 
-from .backend import shared
+from .live import shared
 
 logger = logging.getLogger(__name__)
 

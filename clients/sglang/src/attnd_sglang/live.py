@@ -8,6 +8,7 @@ step may follow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from attnd.serving.requests import Opened, Requests, Row, Step, Told
 
@@ -117,3 +118,14 @@ class Live:
 
     def close(self) -> None:
         self.requests.close()
+
+
+class Shared:
+    """What the attention backend and the prefix cache, which are of one process, share."""
+
+    def __init__(self) -> None:
+        self.live: Live | None = None  # None: this engine does not use attnd
+        self.reqs: dict[str, Any] = {}  # that run: SGLang's, by their ids
+
+
+shared = Shared()

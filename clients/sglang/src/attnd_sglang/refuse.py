@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from .live import shared
 
 # of SGLang's server arguments: the value that attnd serves
 _SERVED = {
@@ -77,8 +80,8 @@ def check_model(runner: Any, layers: list[Any]) -> None:
                 )
 
 
-def keep_weights(updater: Any) -> None:
-    """Has SGLang answer requests for other weights with why not."""
-    why = "attnd-sglang: weights can't change, the cache has K and V of these"
-    for source in "disk", "distributed", "tensor", "ipc":
-        setattr(updater, f"update_weights_from_{source}", lambda *args, **options: (False, why))
+def keep_weights(update: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Around SGLang's updates of weights, which return whether they did, and what to say."""
+    if shared.live is None:
+        return update(*args, **options)
+    return False, "attnd-sglang: weights can't change, the cache has K and V of these"
