@@ -16,15 +16,15 @@
  *                 forks take committed tokens only (kv_seq_fork), and what a batch in flight uses
  *                 is not freed (control requests wait for a sequence's claims, engine_queue.h).
  * KV layout       [block][layer][K|V][kv_head][block_tokens][head_dim], one range a pool; quantised
- *                 pools carry one f32 scale a (kv_head, token) behind the codes of each K or V part
- *                 (kv_layout.h computes every stride).
+ *                 pools carry one f32 scale a (kv_head, token) behind the codes of each K or V part;
+ *                 where V is in K there is no V part (kv_layout.h computes every stride).
  */
 #ifndef ATTND_KERNELS_BACKEND_H
 #define ATTND_KERNELS_BACKEND_H
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 12
+#define BACKEND_ABI 13
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* What leaves f32 room on the way to a score, at any distance, of values of about unit size.
@@ -36,6 +36,11 @@
 #define BACKEND_MAX_SETTING 1e20f /* sizes of slopes and of sink logits */
 #define BACKEND_MIN_SOFT_CAP 1e-6f
 #define BACKEND_MAX_SOFT_CAP 1e3f
+
+/* Elements of a head. Where V is in K: a latent with the part that has positions behind it. */
+#define BACKEND_MAX_HEAD_DIM 256
+#define BACKEND_MAX_LATENT_K 576
+#define BACKEND_MAX_LATENT_V 512
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
 struct attn_layer_spec {
@@ -59,6 +64,9 @@ struct backend_pool_config {
     uint32_t num_kv_heads;
     uint32_t head_dim_k; /* of q and k, elements */
     uint32_t head_dim_v; /* of v and out, elements */
+    /* A token's V is the first head_dim_v elements of its K, as in latent attention (MLA): items
+     * have no v, and the cache stores K alone. */
+    bool is_v_in_k;
     uint32_t block_tokens; /* a power of two, 8 to 256 */
     uint32_t n_blocks;
     uint32_t n_table_rows; /* sequences that can be open at once */
@@ -96,7 +104,8 @@ struct backend_item {
     const uint32_t *block_table; /* [ceil((pos + n_tokens) / block_tokens)] pool-local block ids */
     const void *q; /* [n_tokens][num_q_heads][head_dim_k] q_dtype; ATTEND only */
     const void *k; /* [n_tokens][num_kv_heads][head_dim_k] q_dtype; APPEND only */
-    const void *v; /* [n_tokens][num_kv_heads][head_dim_v] q_dtype; APPEND only */
+    /* [n_tokens][num_kv_heads][head_dim_v] q_dtype; APPEND only; not looked at where V is in K */
+    const void *v;
     void *out; /* [n_tokens][num_q_heads][head_dim_v] q_dtype; ATTEND only */
     float *lse; /* [n_tokens][num_q_heads] natural log, may be NULL */
 };

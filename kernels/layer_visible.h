@@ -4,7 +4,7 @@
 #ifndef ATTND_KERNELS_LAYER_VISIBLE_H
 #define ATTND_KERNELS_LAYER_VISIBLE_H
 
-#include "kernels/backend.h"
+#include "kernels/kv_layout.h"
 #include "kernels/stripes.h"
 
 static inline struct stripes stripes_of(const struct backend_pool_config *c)
@@ -82,9 +82,10 @@ static inline uint64_t layer_bytes_seen(const struct attn_layer_spec *s,
                                         const struct backend_pool_config *c, uint32_t pos,
                                         uint32_t n_tokens)
 {
-    const uint64_t values = c->head_dim_k + c->head_dim_v;
-    const uint64_t scales = c->kv_dtype != c->q_dtype ? 2 * sizeof(float) : 0;
-    return layer_keys_seen(s, c, pos, n_tokens) * (values * attn_dtype_bytes(c->kv_dtype) + scales);
+    const uint64_t rows = c->is_v_in_k ? 1 : 2;
+    const uint64_t scales = c->kv_dtype != c->q_dtype ? rows * sizeof(float) : 0;
+    return layer_keys_seen(s, c, pos, n_tokens) *
+           (kv_stored_elements(c) * attn_dtype_bytes(c->kv_dtype) + scales);
 }
 
 #endif

@@ -9,7 +9,6 @@
 #include <stdio.h>
 
 #define MAX_HEADS 1024
-#define MAX_HEAD_DIM 256
 #define MAX_LAYERS 1024
 
 static bool in_range(const char *field, uint64_t value, uint64_t min, uint64_t max, char *why,
@@ -20,6 +19,28 @@ static bool in_range(const char *field, uint64_t value, uint64_t min, uint64_t m
     snprintf(why, why_bytes, "%s is %" PRIu64 ", must be %" PRIu64 " to %" PRIu64, field, value,
              min, max);
     return false;
+}
+
+static bool dims_are_valid(const struct backend_pool_config *c, char *why, size_t why_bytes)
+{
+    const uint32_t max_k = c->is_v_in_k ? BACKEND_MAX_LATENT_K : BACKEND_MAX_HEAD_DIM;
+    const uint32_t max_v = c->is_v_in_k ? BACKEND_MAX_LATENT_V : BACKEND_MAX_HEAD_DIM;
+    if (!in_range("head_dim_k", c->head_dim_k, 8, max_k, why, why_bytes) ||
+        !in_range("head_dim_v", c->head_dim_v, 8, max_v, why, why_bytes))
+        return false;
+    if (c->head_dim_k % 8 != 0 || c->head_dim_v % 8 != 0) {
+        snprintf(why, why_bytes, "%s is %" PRIu32 ", not a multiple of 8",
+                 c->head_dim_k % 8 ? "head_dim_k" : "head_dim_v",
+                 c->head_dim_k % 8 ? c->head_dim_k : c->head_dim_v);
+        return false;
+    }
+    if (c->is_v_in_k && c->head_dim_v > c->head_dim_k) {
+        snprintf(why, why_bytes,
+                 "head_dim_v is %" PRIu32 ", more than head_dim_k %" PRIu32 " with V in K",
+                 c->head_dim_v, c->head_dim_k);
+        return false;
+    }
+    return true;
 }
 
 static bool dtypes_are_valid(const struct backend_pool_config *c, char *why, size_t why_bytes)
@@ -122,8 +143,6 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
     if (!in_range("num_layers", c->num_layers, 1, MAX_LAYERS, why, why_bytes) ||
         !in_range("num_q_heads", c->num_q_heads, 1, MAX_HEADS, why, why_bytes) ||
         !in_range("num_kv_heads", c->num_kv_heads, 1, MAX_HEADS, why, why_bytes) ||
-        !in_range("head_dim_k", c->head_dim_k, 8, MAX_HEAD_DIM, why, why_bytes) ||
-        !in_range("head_dim_v", c->head_dim_v, 8, MAX_HEAD_DIM, why, why_bytes) ||
         !in_range("block_tokens", c->block_tokens, 8, 256, why, why_bytes) ||
         !in_range("n_blocks", c->n_blocks, 1, INT32_MAX, why, why_bytes) ||
         !in_range("n_table_rows", c->n_table_rows, 1, INT32_MAX, why, why_bytes) ||
@@ -144,18 +163,12 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
                  c->num_q_heads, c->num_kv_heads);
         return ATTN_EINVAL;
     }
-    if (c->head_dim_k % 8 != 0 || c->head_dim_v % 8 != 0) {
-        snprintf(why, why_bytes, "%s is %" PRIu32 ", not a multiple of 8",
-                 c->head_dim_k % 8 ? "head_dim_k" : "head_dim_v",
-                 c->head_dim_k % 8 ? c->head_dim_k : c->head_dim_v);
-        return ATTN_EINVAL;
-    }
     if ((c->block_tokens & (c->block_tokens - 1)) != 0) {
         snprintf(why, why_bytes, "block_tokens is %" PRIu32 ", not a power of two",
                  c->block_tokens);
         return ATTN_EINVAL;
     }
-    if (!dtypes_are_valid(c, why, why_bytes))
+    if (!dims_are_valid(c, why, why_bytes) || !dtypes_are_valid(c, why, why_bytes))
         return ATTN_EINVAL;
     if (c->layers == NULL) {
         snprintf(why, why_bytes, "layers is missing");

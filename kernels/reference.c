@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_DIM 256
+#define MAX_DIM BACKEND_MAX_LATENT_K
 
 static double f32_get(uint32_t bits)
 {

@@ -18,7 +18,7 @@
  * Scores   scale, then soft cap, then ALiBi; a sink logit is used as it is
  * Empty    a query that sees no key, or only scores of -inf, gives out = 0 and lse = -inf (or the
  *          sink logit's lse)
- * Errors   ATTN_EINVAL dk or dv is beyond 256; ATTN_ENOMEM
+ * Errors   ATTN_EINVAL dk or dv is beyond BACKEND_MAX_LATENT_K; ATTN_ENOMEM
  */
 attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_heads,
                              uint32_t num_kv_heads, uint32_t dk, uint32_t dv, attn_dtype dtype,
@@ -38,8 +38,8 @@ void reference_quantise(attn_dtype kv_dtype, const double *row, uint32_t n, uint
 void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, float scale, uint32_t n,
                           double *out_row);
 
-/* What a cache of kv_dtype reads back of one head's row that was appended: n (at most 256)
- * elements of q_dtype, from element `at` of an array on. */
+/* What a cache of kv_dtype reads back of one head's row that was appended: n (at most
+ * BACKEND_MAX_LATENT_K) elements of q_dtype, from element `at` of an array on. */
 void reference_cached_row(attn_dtype q_dtype, attn_dtype kv_dtype, const void *from, size_t at,
                           uint32_t n, float *out_row);
 

@@ -91,6 +91,8 @@ static const struct test_case cases[] = {
     {CASE_GROUPED, CASE_F16, CASE_ALIBI},
     {CASE_GROUPED, CASE_BF16, CASE_FULL},
     {CASE_GROUPED, CASE_BF16, CASE_BATCH_INVARIANT},
+    {CASE_LATENT, CASE_BF16, CASE_PLAIN},
+    {CASE_LATENT_OF_256, CASE_F32, CASE_PLAIN},
 };
 enum { WITH_VARIANTS_16_BIT = 0, WITH_VARIANTS_QUANTISED = 8 };
 
@@ -175,7 +177,7 @@ static bool add_tokens(struct run *r, uint32_t seq, uint32_t n)
                                 .block_table = s->table};
     it->q = take_random(r, rows * c->head_dim_k);
     it->k = take_random(r, kv_rows * c->head_dim_k);
-    it->v = take_random(r, kv_rows * c->head_dim_v);
+    it->v = c->is_v_in_k ? it->k : take_random(r, kv_rows * c->head_dim_v);
     it->out = take(r->t, out_bytes);
     it->lse = take(r->t, rows * sizeof *it->lse);
     if (!it->q || !it->k || !it->v || !it->out || !it->lse) {
@@ -186,8 +188,12 @@ static bool add_tokens(struct run *r, uint32_t seq, uint32_t n)
     memset(it->lse, 0xff, rows * sizeof *it->lse);
     size_t row0 = (size_t)s->len * c->num_kv_heads;
     for (size_t i = 0; i < kv_rows; i++) {
-        remember(r, it->k, i * c->head_dim_k, c->head_dim_k, s->k + (row0 + i) * c->head_dim_k);
-        remember(r, it->v, i * c->head_dim_v, c->head_dim_v, s->v + (row0 + i) * c->head_dim_v);
+        float *k = s->k + (row0 + i) * c->head_dim_k, *v = s->v + (row0 + i) * c->head_dim_v;
+        remember(r, it->k, i * c->head_dim_k, c->head_dim_k, k);
+        if (c->is_v_in_k)
+            memcpy(v, k, c->head_dim_v * sizeof *v);
+        else
+            remember(r, it->v, i * c->head_dim_v, c->head_dim_v, v);
     }
     uint32_t had = (s->len + c->block_tokens - 1) / c->block_tokens;
     s->len += n;

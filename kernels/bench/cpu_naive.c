@@ -52,7 +52,7 @@ static void naive_row(const struct backend_pool *p, const struct backend_item *i
     struct visible v =
         layer_visible(spec, (struct stripes){0}, item->flags, layer_branch(spec, 0, 0),
                       item->pos + t, item->pos + item->n_tokens);
-    float o[MAX_DIM] = {0}, *scale;
+    float o[MAX_V_DIM] = {0}, *scale;
     float max = spec->sink_logits ? spec->sink_logits[head] : -INFINITY, sum = 0;
     for (uint32_t j = 0; j < v.end; j++) {
         if (!visible_has(&v, j))

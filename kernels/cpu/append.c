@@ -30,7 +30,7 @@ static void widen(attn_dtype dtype, const uint8_t *from, uint32_t n, float *to)
         memcpy(to, from, n * sizeof(float));
         return;
     }
-    uint16_t h[MAX_DIM];
+    uint16_t h[MAX_K_DIM];
     memcpy(h, from, n * sizeof *h);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t bits = (uint32_t)h[i] << 16;
@@ -83,9 +83,9 @@ static void quantise(attn_dtype kv_dtype, const float *x, uint32_t n, uint8_t *c
 static void append_token(const struct backend_pool *p, const struct backend_item *item, uint32_t t)
 {
     const struct attend_geometry *g = &p->geometry;
-    float row[MAX_DIM], *scale;
+    float row[MAX_K_DIM], *scale;
     for (uint32_t h = 0; h < p->config.num_kv_heads; h++) {
-        for (int is_v = 0; is_v < 2; is_v++) {
+        for (int is_v = 0; is_v < (p->config.is_v_in_k ? 1 : 2); is_v++) {
             uint32_t n = is_v ? g->dv : g->dk;
             size_t bytes = n * attn_dtype_bytes(g->q_dtype);
             const uint8_t *from = is_v ? item->v : item->k;
@@ -158,6 +158,5 @@ void cpu_append(struct backend *b, const struct backend_batch *batch)
         run(b, do_copies, &job, batch->n_copies * batch->pool->geometry.layout.block_bytes);
     if (n_tokens > 0)
         run(b, do_appends, &job,
-            n_tokens * c->num_kv_heads * (c->head_dim_k + c->head_dim_v) *
-                attn_dtype_bytes(c->q_dtype));
+            n_tokens * c->num_kv_heads * kv_stored_elements(c) * attn_dtype_bytes(c->q_dtype));
 }

@@ -21,7 +21,7 @@ static attn_status check_item(struct backend *b, const struct backend_pool_confi
     const char *missing = NULL, *fault = is_layer ? backend_item_fault(c, item) : NULL;
     if ((item->flags & BACKEND_ATTEND) && (item->q == NULL || item->out == NULL))
         missing = "q or out";
-    if ((item->flags & BACKEND_APPEND) && (item->k == NULL || item->v == NULL))
+    if ((item->flags & BACKEND_APPEND) && (item->k == NULL || (item->v == NULL && !c->is_v_in_k)))
         missing = "k or v";
     if (item->block_table == NULL)
         missing = "block_table";

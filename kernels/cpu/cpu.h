@@ -159,7 +159,7 @@ static inline uint8_t *cpu_row(const struct backend_pool *p, const struct backen
     uint32_t at = token & (g->block_tokens - 1);
     uint64_t block = item->block_table[token >> g->block_shift];
     uint8_t *layer = p->base + block * l->block_bytes + item->layer * l->layer_bytes;
-    size_t row_bytes = (is_v ? g->dv : g->dk) * attn_dtype_bytes(g->kv_dtype);
+    size_t row_bytes = is_v ? l->v_row_bytes : g->dk * attn_dtype_bytes(g->kv_dtype);
     size_t head_row = (size_t)kv_head * g->block_tokens + at;
     *out_scale = NULL;
     if (l->is_quantised)

@@ -13,8 +13,16 @@
 
 #define TILE_TOKENS 32 /* cached tokens of a tile, the unit of the plan */
 #define MAX_ROWS 128 /* query rows of a kv head, (token, q head), in one pass over K and V */
-#define MAX_SEGMENT_ROWS 256 /* of all kv heads of a segment; their sums stay in the L2 cache */
-#define MAX_DIM 256
+/* Rows of all kv heads of a segment, whose sums stay in the L2 cache; MAX_ROWS of wider heads than
+ * BACKEND_MAX_HEAD_DIM. */
+#define MAX_SEGMENT_ROWS 256
+#define MAX_K_DIM BACKEND_MAX_LATENT_K
+#define MAX_V_DIM BACKEND_MAX_LATENT_V
+#define MAX_Q_FLOATS (MAX_ROWS * MAX_K_DIM) /* q of a segment */
+#define MAX_O_FLOATS (MAX_ROWS * MAX_V_DIM)
+_Static_assert(MAX_Q_FLOATS >= MAX_SEGMENT_ROWS * BACKEND_MAX_HEAD_DIM &&
+                   MAX_O_FLOATS >= MAX_SEGMENT_ROWS * BACKEND_MAX_HEAD_DIM,
+               "room for either kind of segment");
 
 /* What a pool's kernels need to know, made once a pool. */
 struct attend_geometry {
@@ -63,17 +71,17 @@ struct attend_partial {
 
 /* A thread's own memory; everything is written before it is read. */
 struct attend_scratch {
-    _Alignas(64) float q[MAX_SEGMENT_ROWS * MAX_DIM];
-    _Alignas(64) float o[MAX_SEGMENT_ROWS * MAX_DIM];
+    _Alignas(64) float q[MAX_Q_FLOATS];
+    _Alignas(64) float o[MAX_O_FLOATS];
     _Alignas(64) float s[MAX_ROWS * TILE_TOKENS];
-    _Alignas(64) uint8_t k[TILE_TOKENS * MAX_DIM * 4]; /* a tile whose tokens lie apart */
-    _Alignas(64) uint8_t v[TILE_TOKENS * MAX_DIM * 4];
+    _Alignas(64) uint8_t k[TILE_TOKENS * MAX_K_DIM * 4]; /* a tile whose tokens lie apart */
+    _Alignas(64) uint8_t v[TILE_TOKENS * BACKEND_MAX_HEAD_DIM * 4]; /* unless V is in K */
     _Alignas(64) float k_scales[TILE_TOKENS];
     _Alignas(64) float v_scales[TILE_TOKENS];
     _Alignas(64) float max[MAX_SEGMENT_ROWS];
     _Alignas(64) float sum[MAX_SEGMENT_ROWS];
-    _Alignas(64) uint32_t k_pairs[MAX_DIM / 2 * TILE_TOKENS]; /* pairs_bf16.h, as those below */
-    _Alignas(64) uint16_t v_pairs[TILE_TOKENS * MAX_DIM];
+    _Alignas(64) uint32_t k_pairs[MAX_K_DIM / 2 * TILE_TOKENS]; /* pairs_bf16.h, as those below */
+    _Alignas(64) uint16_t v_pairs[TILE_TOKENS * MAX_V_DIM];
     _Alignas(64) uint32_t weights[MAX_ROWS * TILE_TOKENS / 2];
 };
 

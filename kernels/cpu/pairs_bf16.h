@@ -113,12 +113,13 @@ INLINE void pair_tokens(const uint16_t *a, const uint16_t *b, uint32_t n, uint16
 
 /* Tokens j and j + 1 of the tile, at `at` of a piece; fetches as much ahead (NULL: nothing). */
 INLINE void pair_rows(struct attend_scratch *x, uint32_t j, const uint8_t *v, const uint8_t *ahead,
-                      uint32_t at, uint32_t dv)
+                      uint32_t at, uint32_t dv, size_t v_stride)
 {
-    const uint16_t *row = (const uint16_t *)(const void *)v + (size_t)at * dv;
-    pair_tokens(row, row + dv, dv, x->v_pairs + (size_t)j * dv);
-    for (uint32_t i = 0; ahead != NULL && i < 4 * dv; i += 64)
-        __builtin_prefetch(ahead + (size_t)at * dv * 2 + i, 0, 3);
+    const uint8_t *row = v + at * v_stride;
+    pair_tokens((const uint16_t *)(const void *)row,
+                (const uint16_t *)(const void *)(row + v_stride), dv, x->v_pairs + (size_t)j * dv);
+    for (uint32_t i = 0; ahead != NULL && i < 2 * v_stride; i += 64)
+        __builtin_prefetch(ahead + at * v_stride + i, 0, 3);
 }
 
 /* A row's weights of a tile, pair by pair. */

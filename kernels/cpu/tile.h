@@ -74,7 +74,7 @@ INLINE struct piece piece_of(const struct tile_state *t, uint32_t kv_head, uint3
     const uint8_t *base = t->r->layer + block * l->block_bytes;
     struct piece p = {
         .k = base + kv_head * l->k_head_bytes + (size_t)at * g->dk * bytes,
-        .v = base + l->v_offset + kv_head * l->v_head_bytes + (size_t)at * g->dv * bytes,
+        .v = base + l->v_offset + kv_head * l->v_head_bytes + (size_t)at * l->v_row_bytes,
     };
     if (l->is_quantised) {
         size_t row = (size_t)kv_head * g->block_tokens + at;
@@ -255,10 +255,10 @@ INLINE void sum_vecs(attn_dtype dtype, int n_rows, int n_vecs, int lanes, const 
 }
 
 INLINE void sum_rows(attn_dtype dtype, int n_rows, const float *p, const uint8_t *v,
-                     const uint8_t *ahead, uint32_t dv, uint32_t n_tokens, float *o,
-                     uint32_t o_stride)
+                     const uint8_t *ahead, uint32_t dv, size_t v_stride, uint32_t n_tokens,
+                     float *o, uint32_t o_stride)
 {
-    size_t bytes = dtype_bytes(dtype), v_stride = dv * bytes;
+    size_t bytes = dtype_bytes(dtype);
     uint32_t d = 0;
     for (; d + V_VECS_AT_ONCE * VEC <= dv; d += V_VECS_AT_ONCE * VEC)
         sum_vecs(dtype, n_rows, V_VECS_AT_ONCE, VEC, p, v + d * bytes,
@@ -276,21 +276,24 @@ INLINE void sum_rows(attn_dtype dtype, int n_rows, const float *p, const uint8_t
 INLINE void piece_sum(const struct tile_state *t, attn_dtype dtype, const uint8_t *v,
                       const uint8_t *ahead, uint32_t a, uint32_t b, uint32_t row0, uint32_t row1)
 {
+    const uint32_t dv = t->g->dv;
+    const size_t v_stride = t->g->layout.v_row_bytes;
     for (uint32_t row = row0; row < row1; row += ROWS_AT_ONCE) {
         const float *p = t->x->s + row * TILE_TOKENS + a;
+        const uint8_t *next = row == 0 ? ahead : NULL;
         float *o = t->o + (size_t)row * t->o_stride;
         switch (row1 - row) {
         case 1:
-            sum_rows(dtype, 1, p, v, row == 0 ? ahead : NULL, t->g->dv, b - a, o, t->o_stride);
+            sum_rows(dtype, 1, p, v, next, dv, v_stride, b - a, o, t->o_stride);
             break;
         case 2:
-            sum_rows(dtype, 2, p, v, row == 0 ? ahead : NULL, t->g->dv, b - a, o, t->o_stride);
+            sum_rows(dtype, 2, p, v, next, dv, v_stride, b - a, o, t->o_stride);
             break;
         case 3:
-            sum_rows(dtype, 3, p, v, row == 0 ? ahead : NULL, t->g->dv, b - a, o, t->o_stride);
+            sum_rows(dtype, 3, p, v, next, dv, v_stride, b - a, o, t->o_stride);
             break;
         default:
-            sum_rows(dtype, 4, p, v, row == 0 ? ahead : NULL, t->g->dv, b - a, o, t->o_stride);
+            sum_rows(dtype, 4, p, v, next, dv, v_stride, b - a, o, t->o_stride);
         }
     }
 }
@@ -457,12 +460,14 @@ static struct piece gather(const struct tile_state *t, const struct step *step)
 {
     const struct attend_geometry *g = t->g;
     struct attend_scratch *x = t->x;
+    const bool is_v_in_k = g->layout.v_offset == 0;
     size_t bytes = dtype_bytes(g->kv_dtype), k_row = g->dk * bytes, v_row = g->dv * bytes;
     for (uint32_t i = 0; i < step->n_keys; i++) {
         struct piece from =
             piece_of(t, t->kv_head, stripes_token(t->g->stripes, step->branch, step->key + i));
         memcpy(x->k + i * k_row, from.k, k_row);
-        memcpy(x->v + i * v_row, from.v, v_row);
+        if (!is_v_in_k)
+            memcpy(x->v + i * v_row, from.v, v_row);
         if (g->layout.is_quantised) {
             x->k_scales[i] = *from.k_scales;
             x->v_scales[i] = *from.v_scales;
@@ -471,7 +476,7 @@ static struct piece gather(const struct tile_state *t, const struct step *step)
     memset(x->k + step->n_keys * k_row, 0, (TILE_TOKENS - step->n_keys) * k_row);
     for (uint32_t i = step->n_keys; i < TILE_TOKENS; i++)
         x->k_scales[i] = x->v_scales[i] = 0;
-    return (struct piece){x->k, x->v, x->k_scales, x->v_scales};
+    return (struct piece){x->k, is_v_in_k ? x->k : x->v, x->k_scales, x->v_scales};
 }
 
 /* Do the tokens of a tile lie behind one another? */
@@ -508,7 +513,7 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
         if (i * size < steps[1].n_keys && !is_gathered && is_in_place(&steps[1]))
             ahead = piece_of(t, steps[1].kv_head, steps[1].key + i * size);
         k_ahead[i] = ahead.k;
-        v_ahead[i] = ahead.v;
+        v_ahead[i] = t->g->layout.v_offset == 0 ? NULL : ahead.v; /* comes with K */
         if ((dtype == ATTN_INT8 || dtype == ATTN_FP8_E4M3) && !is_gathered && pieces[i].k) {
             memcpy(t->x->k_scales + i * size, pieces[i].k_scales, size * sizeof(float));
             memcpy(t->x->v_scales + i * size, pieces[i].v_scales, size * sizeof(float));
@@ -546,13 +551,14 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
     if (dtype == ATTN_BF16 && t->is_paired && is_same && is_whole(c) &&
         t->g->dv % PAIRS_DIMS == 0) {
         for (uint32_t j = 0; j < TILE_TOKENS; j += 2)
-            pair_rows(t->x, j, pieces[j / size].v, v_ahead[j / size], j % size, t->g->dv);
+            pair_rows(t->x, j, pieces[j / size].v, v_ahead[j / size], j % size, t->g->dv,
+                      t->g->layout.v_row_bytes);
         sum_whole_tile(t->x, n_rows, t->g->dv, t->o, t->o_stride);
         return;
     }
 #endif
     for (uint32_t i = 0; i < n_pieces; i++) {
-        size_t v_stride = t->g->dv * dtype_bytes(dtype);
+        size_t v_stride = t->g->layout.v_row_bytes;
         uint32_t begin = i * size, end = begin + size;
         for (uint32_t row = 0, next; row < n_rows; row = next) {
             next = is_same ? n_rows : row + group - (t->r->row0 + row) % group;

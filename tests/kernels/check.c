@@ -258,18 +258,24 @@ static void prepare_append(struct check *c, struct check_item *it)
     size_t e = attn_dtype_bytes(g->q_dtype);
     size_t rows = (size_t)it->n_tokens * g->num_kv_heads, row0 = (size_t)it->pos * g->num_kv_heads;
     it->k = take(c, rows * g->head_dim_k * e);
-    it->v = take(c, rows * g->head_dim_v * e);
+    it->v = g->is_v_in_k ? NULL : take(c, rows * g->head_dim_v * e);
     fill_random(c, it->k, rows * g->head_dim_k);
-    fill_random(c, it->v, rows * g->head_dim_v);
+    if (it->v != NULL)
+        fill_random(c, it->v, rows * g->head_dim_v);
     if (check_poison.is_set) {
+        bool is_own_v = check_poison.is_v && it->v != NULL;
         size_t row = (size_t)check_poison.token * g->num_kv_heads + check_poison.kv_head;
-        size_t dim = check_poison.is_v ? g->head_dim_v : g->head_dim_k;
-        reference_put(g->q_dtype, check_poison.is_v ? it->v : it->k,
-                      row * dim + check_poison.element, check_poison.value);
+        size_t dim = is_own_v ? g->head_dim_v : g->head_dim_k;
+        reference_put(g->q_dtype, is_own_v ? it->v : it->k, row * dim + check_poison.element,
+                      check_poison.value);
     }
     for (size_t r = 0; r < rows; r++) {
-        remember(c, it->k, r * g->head_dim_k, g->head_dim_k, s->k + (row0 + r) * g->head_dim_k);
-        remember(c, it->v, r * g->head_dim_v, g->head_dim_v, s->v + (row0 + r) * g->head_dim_v);
+        float *k = s->k + (row0 + r) * g->head_dim_k, *v = s->v + (row0 + r) * g->head_dim_v;
+        remember(c, it->k, r * g->head_dim_k, g->head_dim_k, k);
+        if (g->is_v_in_k)
+            memcpy(v, k, g->head_dim_v * sizeof *v);
+        else
+            remember(c, it->v, r * g->head_dim_v, g->head_dim_v, v);
     }
     uint32_t end = it->pos + it->n_tokens;
     for (; s->n_blocks * g->block_tokens < end; s->n_blocks++)

@@ -359,7 +359,7 @@ static void a_layer_around_attention_agrees_with_the_reference(void **state)
 {
     (void)state;
     enum { N = 70, HEADS = 2, DIM = 64 * HEADS };
-    const struct case_geometry g = {"two heads", HEADS, HEADS, 64, 64, 16};
+    const struct case_geometry g = {"two heads", HEADS, HEADS, 64, 64, 16, false};
     for (uint32_t i = 0; i < 3; i++) {
         const struct case_dtype d = case_dtypes[i];
         const size_t e = attn_dtype_bytes(d.q);

@@ -196,9 +196,9 @@ static bool run_far(const struct case_geometry *g, struct case_dtype d, uint32_t
 }
 
 static const struct case_geometry geometries[] = {
-    {"a group of 4", 8, 2, 64, 64, BLOCK},
-    {"a group of 32", 32, 1, 128, 128, BLOCK},
-    {"a dim without tuned kernels", 4, 2, 40, 40, BLOCK},
+    {"a group of 4", 8, 2, 64, 64, BLOCK, false},
+    {"a group of 32", 32, 1, 128, 128, BLOCK, false},
+    {"a dim without tuned kernels", 4, 2, 40, 40, BLOCK, false},
 };
 
 static bool is_asked(uint32_t at, uint32_t *n_asked)
