@@ -3,7 +3,9 @@ rejected drafts, prefixes; a pool that two engines share and that is too small; 
 anew. Texts must be those that a float64 model writes alone.
 """
 
+import os
 import pathlib
+import subprocess
 import sys
 import threading
 
@@ -34,13 +36,16 @@ class Request:
 class Engine:
     """vLLM's scheduler in small: what it has computed is what it believes, not what attnd has."""
 
-    def __init__(self, url, spec, n_blocks=1 << 20, seed=0, shares=True):
-        self.requests = Requests(attnd.connect(url, timeout=60), lambda c: c.create_pool(spec))
+    def __init__(self, url, spec, n_blocks=1 << 20, seed=0, shares=True, n_reserved=0):
+        self.requests = Requests(
+            attnd.connect(url, timeout=60), lambda c: c.create_pool(spec), n_reserved
+        )
         self.queue, self.running, self.done = [], [], []
         self.n_blocks, self.shares = n_blocks, shares
         self.rng = np.random.default_rng(seed)
         self.ended, self.told = set(), []
         self.found = {}  # of each request, tokens in the cache
+        self.between = lambda: None
         self.n_preempted = self.n_shared = self.n_failed = self.n_rejected = 0
 
     def add(self, name, prompt, n, salt=0):
@@ -55,43 +60,53 @@ class Engine:
             self.told.append(Told(r.name, list(r.ids)))
             r.n_told = n
 
-    def _preempt(self):
+    def _used(self, sizes):
+        return sum(self._blocks(x, sizes.get(x.name, 0)) for x in self.running)
+
+    def _preempt(self, sizes):
         r = self.running.pop()
+        sizes.pop(r.name, None)
         self._tell(r)
         self.ended.add(r.name)
         r.n_computed = r.n_told = 0
         self.queue.insert(0, r)
         self.n_preempted += 1
 
-    def _admit(self, opened):
+    def _draw(self, r, chunk):
+        left = len(r.ids) - r.n_computed
+        return min(left, int(self.rng.integers(1, chunk + 1))) if left > 1 else 1
+
+    def _admit(self, opened, sizes, chunk):
         while self.queue and len(self.running) < 6:
             r, n = self.queue[0], 0
             if self.shares:
                 n = self.requests.pool.probe(r.ids, adapter=r.salt).cached_tokens
-            need = sum(map(self._blocks, self.running)) + -(-(n + 1) // BLOCK)
-            if need > self.n_blocks:
+            free = (self.n_blocks - self._used(sizes)) * BLOCK - n
+            if free < 1:
                 return
             r.n_computed = r.n_told = n
+            sizes[r.name] = min(self._draw(r, chunk), free)
             self.n_shared += n
             self.found[r.name] = n
             opened.append(Opened(r.name, r.ids[: n + 1] if self.shares else (), n, r.salt))
             self.running.append(self.queue.pop(0))
 
     def step(self, chunk=20):
-        opened, rows, drafts, start = [], [], {}, 0
+        opened, rows, drafts, start, sizes = [], [], {}, 0, {}
         for r in list(self.running):
-            left = len(r.ids) - r.n_computed
-            n = min(left, int(self.rng.integers(1, chunk + 1)) if left > 1 else 1)
-            while r in self.running and sum(self._blocks(x, n if x is r else 0) for x in self.running) > self.n_blocks:
-                self._preempt()
-        self._admit(opened)
+            if r not in self.running:
+                continue
+            sizes[r.name] = self._draw(r, chunk)
+            while r in self.running and self._used(sizes) > self.n_blocks:
+                self._preempt(sizes)
+        if not self.ended:  # as vLLM, which admits none in a step that preempts
+            self._admit(opened, sizes, chunk)
         for r in self.running:
             self._tell(r, r.n_computed)
         self.requests.begin(self.ended, opened, self.told)
         self.ended, self.told = set(), []
         for r in self.running:
-            left = len(r.ids) - r.n_computed
-            n = min(left, int(self.rng.integers(1, chunk + 1))) if left > 1 else 1
+            left, n = len(r.ids) - r.n_computed, sizes[r.name]
             drafts[r.name] = []
             if left == 1 and self.n_blocks > 1 << 19 and self.rng.random() < 0.3:  # speculate
                 drafts[r.name] = [int(t) for t in self.rng.integers(0, VOCABULARY, 2)]
@@ -119,6 +134,8 @@ class Engine:
                 start += row.n
 
         for at in range(LAYERS):
+            if at > 0 and all(r.may_fail for r in rows):
+                self.between()
             if not step.layer(at, lambda s: compute(at, s)):
                 break
         failed = self.requests.take_failed()
@@ -243,6 +260,65 @@ def test_an_engine_goes_on_with_what_its_killed_predecessor_had_computed(daemon)
         assert second.found[r.name] >= (len(r.ids) - 4) // BLOCK * BLOCK
     first.close()
     second.close()
+
+
+def test_two_engines_that_have_reserved_their_blocks_never_meet_out_of_blocks(daemon):
+    spec = spec_of("g", n_blocks=40)
+    engines = [Engine(daemon.url, spec, n_blocks=20, seed=i, n_reserved=20) for i in range(2)]
+    for k, e in enumerate(engines):
+        for i, p in enumerate(prompts(8, 6 + k, shared=24)):
+            e.add(f"e{k}.{i}", p, 16)
+    threads = [threading.Thread(target=e.run) for e in engines]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for e in engines:
+        e.check(8)
+        assert e.n_preempted > 2 and e.n_failed == 0
+    assert n_sequences(daemon) == 0
+    for e in engines:
+        e.close()
+
+
+def test_what_an_engine_that_died_had_reserved_comes_back_with_its_lease(daemon):
+    spec = spec_of("h", n_blocks=40)
+    program = "import attnd, os, sys; from test_requests import spec_of; " \
+        "attnd.connect(sys.argv[1]).create_pool(spec_of('h', 40)).reserve(40); os._exit(0)"
+    path = os.pathsep.join([str(HERE), *sys.path])
+    command = [sys.executable, "-c", program, daemon.url]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path})
+    with attnd.connect(daemon.url) as other, pytest.raises(attnd.OutOfBlocksError):
+        other.create_pool(spec).reserve(1)
+    e = Engine(daemon.url, spec, n_blocks=40, n_reserved=40)
+    e.add("r", range(20), 5)
+    e.run()
+    e.check(1)
+    e.close()
+
+
+def test_a_sequence_that_is_lost_fails_alone(daemon):
+    """An operator ends sequences between two layers and between two steps: others don't notice."""
+    e = Engine(daemon.url, spec_of("i"))
+    for i, p in enumerate(prompts(6, 9)):
+        e.add(f"r{i}", p, 24)
+    n, n_lost = [0], [0]
+    with attnd.connect(daemon.url) as thief:
+        pool = thief.pool("i")
+
+        def take_one():
+            n[0] += 1
+            held = [h for h in e.requests.held.values() if h.n_tokens > 0]
+            if n[0] % 4 == 0 and held and n_lost[0] < 12:
+                pool.adopt(held[n[0] % len(held)].seq.id).close()
+                n_lost[0] += 1
+
+        e.between = take_one
+        e.run(each=take_one)
+    e.check(6)
+    assert n_lost[0] > 5 and e.n_failed >= n_lost[0] / 2 and e.requests.n_restarts == 0
+    assert n_sequences(daemon) == 0
+    e.close()
 
 
 def test_a_daemon_that_began_anew_costs_computation_only(daemon):

@@ -73,7 +73,12 @@ def _layer_spec(impl: AttndImpl) -> attnd.LayerSpec:
 
 def pool_spec(impls: list[AttndImpl], config: Any, block_tokens: int, n_blocks: int) -> attnd.PoolSpec:
     """The pool of a model whose attention layers, in order, are impls."""
-    first = impls[0]
+    first, n_pool = impls[0], settings.pool_blocks() or n_blocks
+    if n_pool < n_blocks:
+        raise ValueError(
+            f"attnd-vllm: ATTND_VLLM_POOL_BLOCKS is {n_pool}, less than the engine's {n_blocks}"
+            " (--num-gpu-blocks-override)"
+        )
     for i, impl in enumerate(impls):
         for field in "num_heads", "num_kv_heads", "head_size":
             if getattr(impl, field) != getattr(first, field):
@@ -82,13 +87,13 @@ def pool_spec(impls: list[AttndImpl], config: Any, block_tokens: int, n_blocks: 
                     f" {getattr(first, field)}: all layers must be alike"
                 )
     return attnd.PoolSpec(
-        name=settings.pool_name() or f"vllm-{shared.weights[:16]}-{block_tokens}-{n_blocks}",
+        name=settings.pool_name() or f"vllm-{shared.weights[:16]}-{block_tokens}-{n_pool}",
         num_layers=len(impls),
         num_q_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
         head_dim_k=first.head_size,
         block_tokens=block_tokens,
-        n_blocks=n_blocks,
+        n_blocks=n_pool,
         q_dtype=_DTYPES[config.model_config.dtype],
         layers=[_layer_spec(impl) for impl in impls],
         model=model_name(config, shared.weights),
@@ -129,7 +134,11 @@ class AttndBuilder(AttentionMetadataBuilder):
         )
         shared.layers = {name: i for i, name in enumerate(ordered)}
         shared.block_tokens = spec.block_tokens
-        shared.requests = Requests(connect("vllm"), lambda client: client.create_pool(spec))
+        shared.requests = Requests(
+            connect("vllm"),
+            lambda client: client.create_pool(spec),
+            cache.num_gpu_blocks_override if settings.pool_blocks() > 0 else 0,
+        )
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False

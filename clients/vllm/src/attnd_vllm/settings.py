@@ -1,9 +1,13 @@
-"""What a user sets: two environment variables.
+"""What a user sets: environment variables.
 
 ATTND_VLLM       the daemon's endpoint: shm://PATH, ipc://PATH, tcp://HOST:PORT, tls+tcp://HOST:PORT;
                  credentials are found as attnd.connect() finds them
 ATTND_VLLM_POOL  the pool's name; by default it names the model's weights, so that engines of one
                  model share a pool and those of different ones do not
+ATTND_VLLM_POOL_BLOCKS
+                 blocks of the pool, for engines that share one: each has reserved as many of them as
+                 it counts (--num-gpu-blocks-override). By default the pool is as large as that, and
+                 nothing is reserved
 """
 
 from __future__ import annotations
@@ -19,6 +23,14 @@ def is_on() -> bool:
 
 def endpoint() -> str:
     return os.environ["ATTND_VLLM"]
+
+
+def pool_blocks() -> int:
+    """0: as many as the engine counts."""
+    text = os.environ.get("ATTND_VLLM_POOL_BLOCKS") or "0"
+    if not text.isdecimal():
+        raise ValueError(f"ATTND_VLLM_POOL_BLOCKS is {text!r}, not a number of blocks")
+    return int(text)
 
 
 def pool_name() -> str | None:

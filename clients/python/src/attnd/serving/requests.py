@@ -15,6 +15,7 @@ import attnd
 
 FULL_WAIT_S = 600.0  # for blocks that other engines have
 _RETRY_S = 0.01
+_LOST = (attnd.NotFoundError.status, attnd.StaleEpochError.status)
 
 
 class Opened(NamedTuple):
@@ -69,16 +70,38 @@ class Held:
 class Requests:
     """The requests of one worker.
 
-    make_pool  finds or makes the pool on a client whose session is new
-    failed     request -> tokens that attnd still has of it, for the engine to be told
+    make_pool   finds or makes the pool on a client whose session is new
+    n_reserved  blocks of the pool that are set aside for this worker; 0: none, it takes what is free
+    failed      request -> tokens that attnd still has of it, for the engine to be told
+
+    Raises OutOfBlocksError: others have reserved or use them, also after a lease, by which what a
+    worker has reserved that died is given back.
     """
 
-    def __init__(self, client: attnd.Client, make_pool: Callable[[attnd.Client], attnd.Pool]):
-        self.client, self._make_pool = client, make_pool
-        self.pool = make_pool(client)
+    def __init__(
+        self,
+        client: attnd.Client,
+        make_pool: Callable[[attnd.Client], attnd.Pool],
+        n_reserved: int = 0,
+    ):
+        self.client, self._make_pool, self._n_reserved = client, make_pool, n_reserved
+        self.pool = self._ready_pool()
         self.held: dict[str, Held] = {}
         self.failed: dict[str, int] = {}
         self.n_restarts = 0
+
+    def _ready_pool(self) -> attnd.Pool:
+        pool = self._make_pool(self.client)
+        until = time.monotonic() + 2 * self.client.info.lease
+        while self._n_reserved > 0:
+            try:
+                pool.reserve(self._n_reserved)
+                break
+            except attnd.OutOfBlocksError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_RETRY_S)
+        return pool
 
     # ---- between steps
 
@@ -215,6 +238,19 @@ class Requests:
             time.sleep(_RETRY_S)
         return [r for r in left if r.request not in self.failed]
 
+    def _without_lost(self, rows: list[Row], e: attnd.AttndError) -> list[Row]:
+        """The rows to try again, after attnd turned out not to have the sequences of some any more
+        (an operator has ended one, a damaged block was dropped, a card was lost).
+
+        They fail; one that begins with its request is computed in a new sequence. Raises
+        RuntimeError for one that can't be computed and can't fail.
+        """
+        status = e.result.item_status if e.result is not None else [e.status] * len(rows)
+        lost = [r for r, st in zip(rows, status) if st in _LOST]
+        for r in lost:
+            self.held.pop(r.request, None)
+        return self._ready(rows)
+
     def _give_up_one(self, rows: list[Row]) -> bool:
         """Frees the blocks of a request of the step, which will be computed from its start."""
         failed = [name for name in self.failed if name in self.held]
@@ -236,7 +272,7 @@ class Requests:
         """The session is gone, and all sequences with it: a new one, and the pool in it."""
         self.held.clear()
         self.client.reopen()
-        self.pool = self._make_pool(self.client)
+        self.pool = self._ready_pool()
         self.n_restarts += 1
 
     def take_failed(self) -> dict[str, int]:
@@ -276,10 +312,7 @@ class Step:
         if self.items is None:
             self._first(compute)
         elif self.rows:
-            try:
-                compute(self)
-            except attnd.NotFoundError as e:
-                self._lost(e)
+            self._next(compute)
         if self.rows and at == self._requests.pool.spec.num_layers - 1:
             for r in self.rows:
                 self._requests.held[r.request].n_tokens = r.pos + r.n
@@ -297,22 +330,44 @@ class Step:
                 return
             try:
                 return compute(self)
-            except attnd.NotFoundError:
+            except (attnd.SessionGoneError, attnd.PoolGoneError):
                 requests.restart()
                 self.rows = requests._ready(self.rows)
+            except (attnd.NotFoundError, attnd.StaleEpochError) as e:
+                self.rows = requests._without_lost(self.rows, e)
+                if time.monotonic() > until:
+                    raise
             except attnd.OutOfBlocksError as e:
                 self.rows = requests._without_blocks(self.rows, e)
                 if time.monotonic() > until:
                     raise
 
-    def _lost(self, e: Exception) -> None:
-        """The daemon began anew between two layers: what it had has to be computed again."""
-        self._requests.restart()
-        for r in self.rows:
+    def _next(self, compute: Callable[[Step], None]) -> None:
+        """A layer behind the first: what is lost between two has to be computed again."""
+        requests = self._requests
+        while self.rows:
+            try:
+                return compute(self)
+            except (attnd.SessionGoneError, attnd.PoolGoneError) as e:
+                requests.restart()
+                self._lose(self.rows, e)
+            except (attnd.NotFoundError, attnd.StaleEpochError) as e:
+                status = e.result.item_status if e.result is not None else [e.status] * len(self.rows)
+                lost = [r for r, st in zip(self.rows, status) if st in _LOST]
+                for r in lost:
+                    requests.held.pop(r.request, None)
+                self._lose(lost, e)
+
+    def _lose(self, lost: list[Row], e: Exception) -> None:
+        for r in lost:
             if not r.may_fail and r.is_sampled:
                 raise RuntimeError(
-                    f"attnd began anew while the whole prompt of request {r.request} was computed,"
-                    " and the engine can't be told to do that again"
+                    f"attnd lost the sequence of request {r.request} while its whole prompt was"
+                    " computed, and the engine can't be told to do that again"
                 ) from e
             self._requests.fail(r)
-        self.rows = []
+        held = self._requests.held
+        self.rows = [r for r in self.rows if r not in lost]
+        self.items = self._requests.pool.items(
+            [(held[r.request].seq, r.pos, r.n) for r in self.rows]
+        )
