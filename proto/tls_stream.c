@@ -13,8 +13,8 @@
 
 enum {
     MIN_OUT_BYTES = 4096,
-    KEPT_OUT_BYTES = 32 << 10, /* an empty buffer that is larger is freed */
     MAX_OUT_BYTES = 4 << 20, /* callers write far less before they send */
+    MAX_RECORD_HEAD_BYTES = 128, /* what a record has beside its text, and more */
 };
 
 struct tls_stream {
@@ -251,6 +251,19 @@ bool tls_stream_peer_name(struct tls_stream *s, char out[TLS_STREAM_NAME_BYTES])
 
 /* ---- writing ---- */
 
+/* Makes room for the records of the first bytes of the pieces at once, instead of growing with each
+ * of them. */
+static void reserve(struct tls_stream *s, const struct iovec *pieces, size_t n_pieces, size_t max)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < n_pieces; i++)
+        n += pieces[i].iov_len;
+    n = n < max ? n : max;
+    n += s->n_out + (n / TLS_STREAM_RECORD_BYTES + 1) * MAX_RECORD_HEAD_BYTES;
+    if (n > s->out_capacity)
+        (void)out_grow(s, n); /* else writing fails where it has to grow */
+}
+
 static bool put(struct tls_stream *s, const void *bytes, size_t n)
 {
     size_t written;
@@ -266,6 +279,7 @@ ssize_t tls_stream_write(struct tls_stream *s, const struct iovec *pieces, size_
 {
     uint8_t record[TLS_STREAM_RECORD_BYTES]; /* pieces smaller than a record are gathered here */
     size_t n = 0, done = 0;
+    reserve(s, pieces, n_pieces, max);
     for (size_t i = 0; i < n_pieces && done < max; i++) {
         const uint8_t *p = pieces[i].iov_base;
         size_t left = pieces[i].iov_len < max - done ? pieces[i].iov_len : max - done;
@@ -313,7 +327,7 @@ void tls_stream_sent(struct tls_stream *s, size_t n)
     s->n_out -= n;
     if (s->n_out > 0) {
         memmove(s->out, s->out + n, s->n_out);
-    } else if (s->out_capacity > KEPT_OUT_BYTES) {
+    } else { /* most connections are idle most of the time */
         free(s->out);
         s->out = NULL;
         s->out_capacity = 0;

@@ -28,6 +28,7 @@ struct config {
     char *listen[CONFIG_MAX_LISTEN]; /* urls, owned */
     uint32_t n_listen;
     uint32_t loops; /* listen.threads; 0: by the number of cores */
+    uint64_t loop_spin_us; /* listen.spin */
     char *admin; /* path of the admin socket, "auto" or "" off */
     char *http; /* host:port of the stats endpoint, "" off */
     uint32_t max_peers;

@@ -92,6 +92,9 @@ const struct config_option config_options[] = {
     COUNT("listen", "threads", loops, RESTART, "0", 0, 64,
         "Threads that share the connections over sockets: each reads, decrypts, decodes and answers\n"
         "for its own. 0: one for every two cores, 8 at most."),
+    TIME("listen", "spin", loop_spin_us, AT_ONCE, "0", 0, 10 * MS,
+        "How long each of them watches its sockets without pause after it had something to do, before\n"
+        "it sleeps: steps are answered sooner, and it takes a core meanwhile. 0: not at all."),
     COUNT("listen", "max_peers", max_peers, AT_ONCE, "4096", 4, 1000000,
         "Connections open at once; more are closed at once and counted."),
     COUNT("listen", "peer_share", peer_share, AT_ONCE, "75", 1, 100,

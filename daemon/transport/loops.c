@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <uv.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/stack.h"
 
 enum { CORES_A_LOOP = 2, MOST_BY_CORES = 8 };
@@ -34,6 +35,7 @@ struct loop_thread {
 struct loops {
     uint32_t n, next;
     struct loop at[LOOPS_MAX];
+    uv_idle_t spinners[LOOPS_MAX]; /* while one is started, libuv asks the kernel without waiting */
 };
 
 static void on_async(uv_async_t *async)
@@ -46,6 +48,22 @@ static void on_async(uv_async_t *async)
     }
 }
 
+static void on_idle(uv_idle_t *spinner)
+{
+    const struct loop *l = spinner->data;
+    if (clock_now_ns() - l->worked_ns >= l->spin_ns)
+        uv_idle_stop(spinner);
+}
+
+void loop_worked(struct loop *l, uint64_t spin_us)
+{
+    if (spin_us == 0)
+        return;
+    l->worked_ns = clock_now_ns();
+    l->spin_ns = spin_us * 1000;
+    uv_idle_start(l->spinner, on_idle);
+}
+
 static void *loop_main(void *arg)
 {
     struct loop_thread *t = arg;
@@ -56,7 +74,17 @@ static void *loop_main(void *arg)
     return NULL;
 }
 
-static struct loop_thread *thread_open(uint32_t number)
+/* What every loop has, made before it runs, or on its thread. */
+static void spinner_open(struct loops *loops, uint32_t i, uv_loop_t *uv)
+{
+    struct loop *l = &loops->at[i];
+    l->uv = uv;
+    l->spinner = &loops->spinners[i];
+    uv_idle_init(uv, l->spinner);
+    l->spinner->data = l;
+}
+
+static struct loop_thread *thread_open(struct loops *loops, uint32_t number)
 {
     struct loop_thread *t = calloc(1, sizeof *t);
     if (t == NULL)
@@ -67,11 +95,13 @@ static struct loop_thread *thread_open(uint32_t number)
     }
     t->number = number;
     t->async.data = t;
+    spinner_open(loops, number, &t->uv);
     bool has_async = uv_async_init(&t->uv, &t->async, on_async) == 0;
     if (has_async && pthread_create(&t->thread, NULL, loop_main, t) == 0)
         return t;
     if (has_async)
         uv_close((uv_handle_t *)&t->async, NULL);
+    uv_close((uv_handle_t *)loops->at[number].spinner, NULL);
     uv_run(&t->uv, UV_RUN_DEFAULT);
     uv_loop_close(&t->uv);
     free(t);
@@ -92,15 +122,14 @@ attn_status loops_open(uv_loop_t *first, uint32_t n, struct loops **out_loops)
     struct loops *loops = calloc(1, sizeof *loops);
     if (loops == NULL)
         return ATTN_ENOMEM;
-    loops->at[0].uv = first;
+    spinner_open(loops, 0, first);
     for (loops->n = 1; loops->n < n; loops->n++) {
         struct loop *l = &loops->at[loops->n];
-        l->thread = thread_open(loops->n);
+        l->thread = thread_open(loops, loops->n);
         if (l->thread == NULL) {
             loops_close(loops);
             return ATTN_ENOMEM;
         }
-        l->uv = &l->thread->uv;
     }
     *out_loops = loops;
     return ATTN_OK;
@@ -108,8 +137,9 @@ attn_status loops_open(uv_loop_t *first, uint32_t n, struct loops **out_loops)
 
 static void end(void *arg)
 {
-    struct loop_thread *t = arg;
-    uv_close((uv_handle_t *)&t->async, NULL);
+    struct loop *l = arg;
+    uv_close((uv_handle_t *)l->spinner, NULL);
+    uv_close((uv_handle_t *)&l->thread->async, NULL);
 }
 
 void loops_close(struct loops *loops)
@@ -118,11 +148,14 @@ void loops_close(struct loops *loops)
         return;
     for (uint32_t i = 1; i < loops->n; i++) {
         struct loop_thread *t = loops->at[i].thread;
-        loop_call(&loops->at[i], end, t);
+        loop_call(&loops->at[i], end, &loops->at[i]);
         pthread_join(t->thread, NULL);
         uv_loop_close(&t->uv);
         free(t);
     }
+    if (!uv_is_closing((uv_handle_t *)loops->at[0].spinner))
+        uv_close((uv_handle_t *)loops->at[0].spinner, NULL);
+    uv_run(loops->at[0].uv, UV_RUN_NOWAIT);
     free(loops);
 }
 

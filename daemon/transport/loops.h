@@ -25,6 +25,9 @@ struct loop {
     struct uv_loop_s *uv;
     _Atomic uint32_t n_peers; /* connections that it has, or that are on their way to it */
     struct loop_thread *thread; /* NULL: the first, which has none here */
+    struct uv_idle_s *spinner; /* runs while the loop does not sleep */
+    uint64_t worked_ns,
+        spin_ns; /* when it had something to do last, and how long it watches then */
 };
 
 /* How many to begin where nothing else is said: by the cores that this process may use. */
@@ -43,6 +46,8 @@ uint32_t loops_choose(struct loops *loops);
 /* Calls fn(arg) on the loop's thread, between two callbacks, and waits until it has returned. fn
  * must not wait for the first loop. */
 void loop_call(struct loop *l, void (*fn)(void *arg), void *arg);
+/* The loop had something to do: it does not sleep for the next spin_us. On its thread. */
+void loop_worked(struct loop *l, uint64_t spin_us);
 /* Whether every other loop has turned since the last time this was asked, which it never waits
  * for. */
 bool loops_have_turned(struct loops *loops);

@@ -142,6 +142,7 @@ static void on_async(uv_async_t *async)
     struct sp_loop *on = async->data;
     SLIST_HEAD(, sp_peer) dirty = SLIST_HEAD_INITIALIZER(dirty);
     begin_accepted(on);
+    loop_worked(on->loop, config_now(on->t->env->cfg, loop_spin_us));
     stack_for_each(struct request, req, stack_take_all(&on->replies)) {
         struct sp_peer *p = req->peer;
         if (!p->is_closing && !p->is_dirty) {

@@ -18,7 +18,9 @@
 #include "daemon/transport/sp_internal.h"
 
 enum {
+    BEGIN_BYTES = 16 << 10, /* most that is read before a message's size is known */
     DIRECT_MIN_BYTES = 32 << 10, /* a body with this much missing is read in place */
+    DIRECT_MAX_BYTES = 128 << 10, /* libuv reads 32 times at most before other peers' turn */
     FIRST_ROOM_BYTES = 64 << 10, /* first buffer of a large message */
     RETRY_AFTER_US = 10000, /* for want of buffers */
     SATING_BYTES = 64 << 10, /* whose header, if it is all of it, takes some 0.1 ms to decode */
@@ -403,15 +405,14 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
 {
     (void)suggested;
     struct sp_peer *p = handle->data;
-    size_t room = SP_READ_AHEAD_BYTES;
+    size_t room = p->tls == NULL && p->req == NULL ? BEGIN_BYTES : SP_READ_AHEAD_BYTES;
     if (p->is_sated) { /* no buffer: libuv goes on with other peers and comes back */
         p->is_sated = false;
         *buf = uv_buf_init(NULL, 0);
         return;
     }
     uint8_t *in_place = p->tls == NULL ? sp_peer_room(p, &room) : NULL;
-    /* libuv reads 32 times at most before other peers' turn */
-    room = room < SP_READ_AHEAD_BYTES ? room : SP_READ_AHEAD_BYTES;
+    room = room < DIRECT_MAX_BYTES ? room : DIRECT_MAX_BYTES;
     *buf = uv_buf_init((char *)(in_place != NULL ? in_place : p->on->read_ahead), (unsigned)room);
 }
 
@@ -466,6 +467,7 @@ static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
         return;
     }
     stats_add(received_bytes, (uint64_t)n_read);
+    loop_worked(p->on->loop, config_now(p->t->env->cfg, loop_spin_us));
     const uint8_t *bytes = (const uint8_t *)buf->base;
     if (p->tls != NULL && !p->is_doomed)
         sp_tls_take(p, bytes, (size_t)n_read);

@@ -329,6 +329,23 @@ int uv_async_send(uv_async_t *a)
     return 0;
 }
 
+int uv_idle_init(uv_loop_t *l, uv_idle_t *i)
+{
+    return handle_init(l, (uv_handle_t *)i, UV_IDLE);
+}
+
+int uv_idle_start(uv_idle_t *i, uv_idle_cb cb)
+{
+    (void)i, (void)cb;
+    sim_fail("the virtual loop does not spin");
+}
+
+int uv_idle_stop(uv_idle_t *i)
+{
+    (void)i;
+    return 0;
+}
+
 int uv_signal_init(uv_loop_t *l, uv_signal_t *s)
 {
     return handle_init(l, (uv_handle_t *)s, UV_SIGNAL);
