@@ -15,9 +15,9 @@
  *                 shared blocks are replaced by copies before they are written (kv_append_reserve),
  *                 forks take committed tokens only (kv_seq_fork), and what a batch in flight uses
  *                 is not freed (control requests wait for a sequence's claims, engine_queue.h).
- * KV layout       [block][layer][K|V][kv_head][block_tokens][head_dim], one range a pool; quantised
- *                 pools carry one f32 scale a (kv_head, token) behind the codes of each K or V part;
- *                 where V is in K there is no V part (kv_layout.h computes every stride).
+ * KV layout       [block][layer][K|V][kv_head][block_tokens][head_dim], one range a pool, without
+ *                 the V part where V is in K; quantised pools carry one f32 scale a (kv_head,
+ *                 token) behind the codes of each K or V part (kv_layout.h computes every stride).
  */
 #ifndef ATTND_KERNELS_BACKEND_H
 #define ATTND_KERNELS_BACKEND_H

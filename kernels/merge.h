@@ -5,7 +5,7 @@
 
 #include "kernels/backend.h"
 
-/* c: of the pool; num_q_heads, head_dim_v (BACKEND_MAX_LATENT_V at most) and q_dtype are looked at. */
+/* c: of the pool; num_q_heads, head_dim_v and q_dtype are looked at. */
 void merges_compute(const struct backend_pool_config *c, const struct backend_merges *m);
 
 #endif

@@ -130,7 +130,7 @@ void wire_reply_head_encode(const Attnd__Reply *h, uint64_t request_id, size_t p
  * geometry. */
 struct wire_step_layout {
     uint64_t n_tokens; /* of all items */
-    uint64_t q_offset, k_offset, v_offset; /* valid where the flag is set */
+    uint64_t q_offset, k_offset, v_offset; /* valid where the flag is set; v: unless it is in k */
     uint64_t request_bytes; /* the exact payload of the request */
     uint64_t out_offset, lse_offset;
     uint64_t reply_bytes;
@@ -141,7 +141,8 @@ struct wire_step_layout {
  *          an item of 0 tokens, positions or sizes that overflow 32 bits. *out is then
  * untouched. */
 attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint32_t num_kv_heads,
-                                uint32_t head_dim_k, uint32_t head_dim_v, attn_dtype dtype,
-                                struct wire_step_layout *out, char *why, size_t why_bytes);
+                                uint32_t head_dim_k, uint32_t head_dim_v, bool is_v_in_k,
+                                attn_dtype dtype, struct wire_step_layout *out, char *why,
+                                size_t why_bytes);
 
 #endif

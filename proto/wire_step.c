@@ -44,8 +44,9 @@ static attn_status step_tokens(const Attnd__Step *s, uint64_t *out_tokens, char 
 }
 
 attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint32_t num_kv_heads,
-                                uint32_t head_dim_k, uint32_t head_dim_v, attn_dtype dtype,
-                                struct wire_step_layout *out, char *why, size_t why_bytes)
+                                uint32_t head_dim_k, uint32_t head_dim_v, bool is_v_in_k,
+                                attn_dtype dtype, struct wire_step_layout *out, char *why,
+                                size_t why_bytes)
 {
     const uint32_t known = WIRE_STEP_APPEND | WIRE_STEP_ATTEND | WIRE_STEP_LSE;
     bool is_append = s->flags & WIRE_STEP_APPEND, is_attend = s->flags & WIRE_STEP_ATTEND;
@@ -80,8 +81,9 @@ attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint
         fits = place(l.n_tokens, num_q_heads, 1, sizeof(float), &l.reply_bytes, &l.lse_offset);
     if (fits && is_append)
         fits = place(l.n_tokens, num_kv_heads, head_dim_k, element_bytes, &l.request_bytes,
-                     &l.k_offset) &&
-               place(l.n_tokens, num_kv_heads, head_dim_v, element_bytes, &l.request_bytes,
+                     &l.k_offset);
+    if (fits && is_append && !is_v_in_k)
+        fits = place(l.n_tokens, num_kv_heads, head_dim_v, element_bytes, &l.request_bytes,
                      &l.v_offset);
     if (!fits) {
         snprintf(why, why_bytes, "step of %llu tokens makes a payload past 32 bits",

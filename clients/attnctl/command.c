@@ -119,14 +119,14 @@ static json_t *pool_object(attn_pool *p)
 {
     const struct attn_pool_spec *s = attn_pool_spec_of(p);
     json_t *o = json_pack(
-        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:b, s:s, s:s, s:s}", "name",
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:I, s:I, s:s, s:s, s:b, s:s, s:s, s:s}", "name",
         s->name, "layers", (json_int_t)s->num_layers, "q_heads", (json_int_t)s->num_q_heads,
         "kv_heads", (json_int_t)s->num_kv_heads, "head_dim_k", (json_int_t)s->head_dim_k,
-        "head_dim_v", (json_int_t)s->head_dim_v, "block_tokens", (json_int_t)s->block_tokens,
-        "blocks", (json_int_t)s->n_blocks, "free_blocks", (json_int_t)attn_pool_free_blocks(p),
-        "dtype", attn_dtype_name(s->q_dtype), "kv_dtype", attn_dtype_name(s->kv_dtype),
-        "batch_invariant", (int)s->is_batch_invariant, "split", attn_split_name(s->split), "model",
-        s->model, "rope", s->rope);
+        "head_dim_v", (json_int_t)s->head_dim_v, "v_in_k", (int)s->is_v_in_k, "block_tokens",
+        (json_int_t)s->block_tokens, "blocks", (json_int_t)s->n_blocks, "free_blocks",
+        (json_int_t)attn_pool_free_blocks(p), "dtype", attn_dtype_name(s->q_dtype), "kv_dtype",
+        attn_dtype_name(s->kv_dtype), "batch_invariant", (int)s->is_batch_invariant, "split",
+        attn_split_name(s->split), "model", s->model, "rope", s->rope);
     attn_pool_close(p);
     return o;
 }

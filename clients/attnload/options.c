@@ -162,6 +162,8 @@ static enum options_action print_help(void)
         const struct preset *p = &presets[i];
         printf("  %-12s %3u layers, %u q heads, %u kv heads, head_dim %u", p->name, p->num_layers,
                p->num_q_heads, p->num_kv_heads, p->head_dim);
+        if (p->kv_lora_rank > 0)
+            printf(", V its first %u", p->kv_lora_rank);
         if (p->window_tokens > 0)
             printf(", window %u in %u of %u layers", p->window_tokens, p->full_every - 1,
                    p->full_every);

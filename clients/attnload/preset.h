@@ -14,6 +14,9 @@ struct preset {
     float soft_cap; /* 0: none */
     uint32_t window_tokens; /* of the layers that slide, 0: none does */
     uint32_t full_every; /* with a window: every n-th layer sees all */
+    /* 0: V is head_dim, too. Else latent attention: K is a latent of so many elements with the part
+     * that has positions behind it, V the latent in it */
+    uint32_t kv_lora_rank;
 };
 
 extern const struct preset presets[];
@@ -21,6 +24,8 @@ extern const uint32_t n_presets;
 
 /* NULL: no such preset. */
 const struct preset *preset_find(const char *name);
+/* Elements of a head of v and out. */
+uint32_t preset_dim_v(const struct preset *p);
 /* How layer `index` of the model attends. */
 struct attn_layer preset_layer(const struct preset *p, uint32_t index);
 /* Cached tokens that a query at position pos reads there. */

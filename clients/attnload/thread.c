@@ -25,6 +25,8 @@ static attn_status pool_create(attn_client *c, const struct load *load, attn_poo
                                   .num_q_heads = o->preset->num_q_heads,
                                   .num_kv_heads = o->preset->num_kv_heads,
                                   .head_dim_k = o->preset->head_dim,
+                                  .head_dim_v = preset_dim_v(o->preset),
+                                  .is_v_in_k = o->preset->kv_lora_rank > 0,
                                   .block_tokens = o->block_tokens,
                                   .n_blocks = load->n_blocks,
                                   .q_dtype = o->dtype,

@@ -19,7 +19,7 @@ attn_status verify_init(struct verify *v, const struct options *o, uint32_t capa
     const struct preset *p = o->preset;
     *v = (struct verify){.o = o, .capacity = capacity, .random = seed};
     v->group = p->num_q_heads / p->num_kv_heads;
-    v->out_bytes = (size_t)v->group * p->head_dim * attn_dtype_bytes(o->dtype);
+    v->out_bytes = (size_t)v->group * preset_dim_v(p) * attn_dtype_bytes(o->dtype);
     if (capacity == 0)
         return ATTN_OK;
     v->samples = calloc(capacity, sizeof *v->samples);
@@ -95,7 +95,7 @@ static void judge(const struct verify *v, uint32_t index, const struct scratch *
     const struct verify_sample *s = &v->samples[index];
     struct reference_bound b = reference_bound_of(v->o->dtype, v->o->kv_dtype);
     const void *out = v->outs + index * v->out_bytes, *lse = v->lses + index * v->group;
-    uint32_t n = v->group * v->o->preset->head_dim;
+    uint32_t n = v->group * preset_dim_v(v->o->preset);
     double l2, lse_l2;
     uint32_t bad = compare(v->o->dtype, out, m->out, n, b.atol, b.rtol, &r->max_error, &l2);
     uint32_t bad_lse = compare(ATTN_F32, lse, m->lse, v->group, b.lse_atol, b.lse_rtol,
@@ -120,7 +120,7 @@ static attn_status recompute(const struct verify *v, const struct verify_sample 
                              struct scratch *m)
 {
     const struct preset *p = v->o->preset;
-    uint32_t group = v->group, dim = p->head_dim, n_kv = s->pos + 1;
+    uint32_t group = v->group, dim = p->head_dim, dim_v = preset_dim_v(p), n_kv = s->pos + 1;
     struct attn_layer l = preset_layer(p, s->layer);
     struct attn_layer_spec spec = {.scale = l.scale > 0 ? l.scale : 1 / sqrtf((float)dim),
                                    .window_tokens = l.window_tokens,
@@ -128,8 +128,12 @@ static attn_status recompute(const struct verify *v, const struct verify_sample 
     data_fill(&s->data, s->layer, DATA_Q, s->pos, 1, s->kv_head * group, group, dim, v->o->dtype,
               m->q, NULL);
     data_fill(&s->data, s->layer, DATA_K, 0, n_kv, s->kv_head, 1, dim, v->o->dtype, m->k, NULL);
-    data_fill(&s->data, s->layer, DATA_V, 0, n_kv, s->kv_head, 1, dim, v->o->dtype, m->v, NULL);
-    return reference_attend(&spec, group, 1, dim, dim, v->o->dtype, m->q, 1, s->pos, m->k, m->v,
+    const size_t e = attn_dtype_bytes(v->o->dtype);
+    for (uint32_t i = 0; p->kv_lora_rank > 0 && i < n_kv; i++)
+        memcpy((uint8_t *)m->v + i * dim_v * e, (const uint8_t *)m->k + i * dim * e, dim_v * e);
+    if (p->kv_lora_rank == 0)
+        data_fill(&s->data, s->layer, DATA_V, 0, n_kv, s->kv_head, 1, dim, v->o->dtype, m->v, NULL);
+    return reference_attend(&spec, group, 1, dim, dim_v, v->o->dtype, m->q, 1, s->pos, m->k, m->v,
                             n_kv, m->out, m->lse);
 }
 
@@ -139,7 +143,7 @@ attn_status verify_run(struct verify *v, struct verify_result *r)
     for (uint32_t i = 0; i < v->n; i++)
         max_kv = v->samples[i].pos + 1 > max_kv ? v->samples[i].pos + 1 : max_kv;
     size_t row = v->o->preset->head_dim * attn_dtype_bytes(v->o->dtype);
-    struct scratch m = {.q = malloc(v->out_bytes),
+    struct scratch m = {.q = malloc(row * v->group),
                         .k = malloc(row * max_kv),
                         .v = malloc(row * max_kv),
                         .out = calloc(v->out_bytes, sizeof *m.out),

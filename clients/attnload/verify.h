@@ -16,7 +16,7 @@ struct verify_sample {
 struct verify {
     const struct options *o;
     struct verify_sample *samples; /* [capacity] */
-    uint8_t *outs; /* [capacity][group][head_dim] dtype */
+    uint8_t *outs; /* [capacity][group][dim of v] dtype */
     float *lses; /* [capacity][group] */
     size_t out_bytes; /* of one sample */
     uint32_t group; /* q heads of a kv head */
@@ -35,7 +35,7 @@ struct verify_result {
 attn_status verify_init(struct verify *v, const struct options *o, uint32_t capacity,
                         uint64_t seed);
 void verify_fini(struct verify *v);
-/* out, lse: the rows [num_q_heads][head_dim] and [num_q_heads] of the token at pos; NULL only at
+/* out, lse: the rows [num_q_heads][dim of v] and [num_q_heads] of the token at pos; NULL only at
  * capacity 0. Each offer is kept equally likely. */
 void verify_offer(struct verify *v, const struct data_stream *data, uint32_t layer, uint32_t pos,
                   const void *out, const float *lse);

@@ -48,7 +48,7 @@ static void work_take(void *user, const void *out, const float *lse, uint32_t n_
     const struct work *x = user;
     const struct options *o = x->w->load->o;
     const uint32_t n_heads = o->preset->num_q_heads;
-    const size_t row_bytes = (size_t)n_heads * o->preset->head_dim * attn_dtype_bytes(o->dtype);
+    const size_t row_bytes = (size_t)n_heads * preset_dim_v(o->preset) * attn_dtype_bytes(o->dtype);
     for (uint32_t i = 0; i < x->n && n_failed == 0; i++) {
         const struct stream *s = &x->streams[i];
         uint32_t t = (uint32_t)(data_mix(s->data.stream ^ s->pos) % x->n_tokens);
@@ -107,8 +107,9 @@ struct attn_step work_step(struct work *x, struct attn_item *items, bool is_atte
 
 uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos)
 {
-    return 2ull * preset_visible(o->preset, layer, pos) * o->preset->num_kv_heads *
-           o->preset->head_dim * attn_dtype_bytes(o->kv_dtype);
+    const struct preset *p = o->preset;
+    const uint64_t row = p->kv_lora_rank > 0 ? p->head_dim : 2ull * p->head_dim;
+    return row * preset_visible(p, layer, pos) * p->num_kv_heads * attn_dtype_bytes(o->kv_dtype);
 }
 
 void tally_fini(struct tally *t)

@@ -287,6 +287,9 @@ struct attn_pool_spec {
     attn_split split; /* over the daemon's cards; AUTO: whole, if n_blocks fit a card */
     const struct attn_layer *layers;
     const char *model, *rope; /* what the cached bytes mean; NULL: "" */
+    /* may be left out of struct_size */
+    uint32_t is_v_in_k; /* 1: V is the first head_dim_v elements of K, as in latent attention (MLA):
+                           steps have no v, the cache stores K alone */
 };
 
 /* attn_pool_create: makes a pool, or finds the one of this name if its spec is the same. A pool
@@ -547,10 +550,10 @@ struct attn_item {
  * nothing is copied on this host, over sockets one copy less each way. Shapes as in attn_step;
  * pointers are aligned for their dtype.
  *
- * fill     writes q, k and v (NULL: not part of the step). Called inside the call that starts the
- *          step or, where that finds no room in shared memory and when it must be sent again, on
- *          any thread that waits or polls. Plain stores leave lines dirty in the core's cache,
- *          which a device reads more slowly; attn_client_copy leaves none.
+ * fill     writes q, k and v (NULL: not part of the step, or in k). Called inside the call that
+ *          starts the step or, where that finds no room in shared memory and when it must be sent
+ *          again, on any thread that waits or polls. Plain stores leave lines dirty in the core's
+ *          cache, which a device reads more slowly; attn_client_copy leaves none.
  * take     reads out and lse, which are gone when it returns; rows of n_failed items are NaN.
  *          Called for every answer that has them (a partly failed step may be tried again), before
  *          the step counts as complete, on a thread that waits or polls.
@@ -578,7 +581,7 @@ struct attn_step {
     const struct attn_item *items; /* [n_items] */
     const void *q; /* [T][num_q_heads][head_dim_k]; NULL: append only */
     const void *k; /* [T][num_kv_heads][head_dim_k]; NULL with v: attend only */
-    const void *v; /* [T][num_kv_heads][head_dim_v] */
+    const void *v; /* [T][num_kv_heads][head_dim_v]; NULL in a pool of is_v_in_k */
     void *out; /* [T][num_q_heads][head_dim_v]; with q */
     float *lse; /* [T][num_q_heads] natural log; NULL: not wanted */
     int32_t *item_status; /* [n_items] statuses, written however the step ends; may be NULL */

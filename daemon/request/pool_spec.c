@@ -11,8 +11,8 @@
 
 /* Features that a client may require of a pool. */
 static const char *const known_features[] = {
-    "alibi",       "batch_invariant", "dilated",  "full",  "quantised_kv",
-    "sink_logits", "sink_tokens",     "soft_cap", "split", "window"};
+    "alibi",       "batch_invariant", "dilated", "full",   "quantised_kv", "sink_logits",
+    "sink_tokens", "soft_cap",        "split",   "v_in_k", "window"};
 
 #define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
 
@@ -288,6 +288,7 @@ attn_status pool_spec_compare(const struct pool_spec *have, const struct pool_sp
     NUMBER(num_kv_heads)
     NUMBER(head_dim_k)
     NUMBER(head_dim_v)
+    NUMBER(is_v_in_k)
     NUMBER(block_tokens)
     if (b->n_blocks != 0)
         NUMBER(n_blocks)
@@ -364,6 +365,7 @@ void pool_spec_config(const struct pool_spec *s, uint32_t n_table_rows, uint32_t
         .num_kv_heads = w->num_kv_heads,
         .head_dim_k = w->head_dim_k,
         .head_dim_v = w->head_dim_v,
+        .is_v_in_k = w->is_v_in_k,
         .block_tokens = w->block_tokens,
         .n_blocks = w->n_blocks,
         .n_table_rows = n_table_rows,

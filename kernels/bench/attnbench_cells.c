@@ -112,6 +112,13 @@ static const struct bench_cell prompt_cells[] = {
     {ON(32_8_128), 4, 33280, .new_tokens = 512, .best_public_us = 1699.1f},
 };
 
+/* latent attention (MLA): 128 query heads, then 16 */
+static const struct bench_cell latent_cells[] = {
+    {ON(128_1_576), 128, 8192, .first_context = 0},  {ON(128_1_576), 32, 32768, .first_context = 0},
+    {ON(128_1_576), 128, 32768, .first_context = 0}, {ON(16_1_576), 128, 8192, .first_context = 0},
+    {ON(16_1_576), 8, 8192, .first_context = 0},     {ON(16_1_576), 1, 8192, .first_context = 0},
+};
+
 static const struct bench_cell cpu_cells[] = {
     {ON(32_8_128), 1, 4096, .first_context = 0},
     {ON(32_8_128), 1, 16384, .first_context = 0},
@@ -138,6 +145,10 @@ const struct bench_cell *bench_cells(const char *grid, uint32_t *out_n)
     if (strcmp(grid, "cpu") == 0) {
         *out_n = COUNT(cpu_cells);
         return cpu_cells;
+    }
+    if (strcmp(grid, "latent") == 0) {
+        *out_n = COUNT(latent_cells);
+        return latent_cells;
     }
     if (strcmp(grid, "variants") == 0) {
         *out_n = COUNT(variant_cells);
@@ -174,7 +185,7 @@ double bench_flops(const struct bench_cell *c)
         const double n = bench_item_tokens(c, i);
         pairs += n * (bench_context(c, i) - n / 2);
     }
-    return 4.0 * pairs * c->g->num_q_heads * c->g->head_dim_k;
+    return 2.0 * pairs * c->g->num_q_heads * (c->g->head_dim_k + c->g->head_dim_v);
 }
 
 uint64_t bench_kv_bytes(const struct bench_cell *c)
@@ -184,7 +195,8 @@ uint64_t bench_kv_bytes(const struct bench_cell *c)
         tokens += bench_context(c, i);
     const attn_dtype kv = bench_kv_dtype(c);
     const uint64_t scale_bytes = kv == ATTN_BF16 ? 0 : sizeof(float);
-    return tokens * c->g->num_kv_heads * 2 *
+    const uint64_t n_rows = c->g->is_v_in_k ? 1 : 2;
+    return tokens * c->g->num_kv_heads * n_rows *
            (c->g->head_dim_k * attn_dtype_bytes(kv) + scale_bytes);
 }
 
@@ -195,8 +207,11 @@ attn_dtype bench_kv_dtype(const struct bench_cell *c)
 
 void bench_cell_name(const struct bench_cell *c, char *out, size_t bytes)
 {
-    snprintf(out, bytes, "%u,%u,%u,b%u,c%u", c->g->num_q_heads, c->g->num_kv_heads,
-             c->g->head_dim_k, c->batch, c->context);
+    char dims[24];
+    snprintf(dims, sizeof dims, c->g->is_v_in_k ? "%u/%u" : "%u", c->g->head_dim_k,
+             c->g->head_dim_v);
+    snprintf(out, bytes, "%u,%u,%s,b%u,c%u", c->g->num_q_heads, c->g->num_kv_heads, dims, c->batch,
+             c->context);
     if (c->max_context > 0)
         snprintf(out + strlen(out), bytes - strlen(out), "..%u", c->max_context);
     if (c->first_context > 0)

@@ -16,6 +16,8 @@ static const char help[] =
     "                    variants  every step of the kernel's ladder on three cells\n"
     "                    prompt    42 causal prompts of 512 to 16,384 tokens, and 512 and 2,048\n"
     "                              tokens over 8,192 and 32,768 cached ones\n"
+    "                    latent    latent attention (MLA, 576 elements a token, V in K) of 128\n"
+    "                              query heads, then 16, to 4 GiB of KV\n"
     "                    dilated   LongNet's attention, fp32 and bf16, as whole sequences, over "
     "the\n"
     "                              heads of a token, and in shards: rows of its own\n"
@@ -27,7 +29,8 @@ static const char help[] =
     "  --cell Q,KV,DIM,BATCH,CONTEXT\n"
     "                    this cell, no grid: q heads, kv heads, head_dim, sequences, tokens of\n"
     "                    each (512), of all but the first (512+1x131072), or spread evenly over a\n"
-    "                    range and mixed (512..8192); may be repeated\n"
+    "                    range and mixed (512..8192); may be repeated. DIM 576/512: V is the\n"
+    "                    first 512 elements of K\n"
     "  --new N           with --cell: query tokens of each sequence, its last ones (default 1)\n"
     "  --prompts N       with --new: of the first N sequences only, the others decode one token\n"
     "  --kv TYPE         with --cell: K and V as bf16 (default), fp8_e4m3 or int8\n"
@@ -102,11 +105,15 @@ static bool parse_cell(const char *text, struct case_geometry *g, struct bench_c
     int end = 0, more = 0;
     *g = (struct case_geometry){.name = "given", .block_tokens = BENCH_BLOCK_TOKENS};
     *out = (struct bench_cell){.g = g};
-    bool ok = sscanf(text, "%5u,%5u,%5u,%5u,%7u%n", &g->num_q_heads, &g->num_kv_heads,
-                     &g->head_dim_k, &out->batch, &out->context, &end) == 5 &&
-              strchr(text, '-') == NULL && g->num_kv_heads > 0 && out->batch > 0 &&
-              out->batch <= BENCH_MAX_BATCH && out->context > 0;
-    g->head_dim_v = g->head_dim_k;
+    g->is_v_in_k = sscanf(text, "%5u,%5u,%5u/%5u,%5u,%7u%n", &g->num_q_heads, &g->num_kv_heads,
+                          &g->head_dim_k, &g->head_dim_v, &out->batch, &out->context, &end) == 6;
+    bool ok =
+        (g->is_v_in_k || sscanf(text, "%5u,%5u,%5u,%5u,%7u%n", &g->num_q_heads, &g->num_kv_heads,
+                                &g->head_dim_k, &out->batch, &out->context, &end) == 5) &&
+        strchr(text, '-') == NULL && g->num_kv_heads > 0 && out->batch > 0 &&
+        out->batch <= BENCH_MAX_BATCH && out->context > 0;
+    if (!g->is_v_in_k)
+        g->head_dim_v = g->head_dim_k;
     if (ok && sscanf(text + end, "..%7u%n", &out->max_context, &more) == 1)
         ok = out->max_context > out->context;
     else if (ok && sscanf(text + end, "+1x%7u%n", &out->first_context, &more) == 1)
@@ -115,7 +122,8 @@ static bool parse_cell(const char *text, struct case_geometry *g, struct bench_c
     if (!ok)
         fprintf(stderr,
                 "attnbench: --cell is '%s', must be five numbers from 1: q heads, kv heads, "
-                "head_dim, sequences (up to %d) and tokens, as 512, 512+1x131072 or 512..8192\n",
+                "head_dim (576/512: V is the first 512 elements of K), sequences (up to %d) and "
+                "tokens, as 512, 512+1x131072 or 512..8192\n",
                 text, BENCH_MAX_BATCH);
     return ok;
 }

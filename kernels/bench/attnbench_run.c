@@ -145,21 +145,24 @@ static void read_rows(const struct bench_setup *s, const uint8_t *layer, uint32_
 {
     const struct kv_layout *l = &s->layout;
     const attn_dtype kv = bench_kv_dtype(s->cell);
-    const uint32_t d = s->cell->g->head_dim_k;
-    const uint8_t *codes = layer + (is_v ? l->v_offset : 0) + head * l->k_head_bytes;
+    const uint32_t d = is_v ? s->cell->g->head_dim_v : s->cell->g->head_dim_k;
+    const uint64_t row_bytes =
+        is_v ? l->v_row_bytes : (uint64_t)s->cell->g->head_dim_k * attn_dtype_bytes(kv);
+    const uint8_t *codes =
+        layer + (is_v ? l->v_offset : 0) + head * (is_v ? l->v_head_bytes : l->k_head_bytes);
     for (uint32_t r = 0; r < n_rows; r++) {
-        double row[256];
+        double row[BACKEND_MAX_LATENT_K];
         float scale;
         memcpy(&scale,
                layer + (is_v ? l->v_scales : l->k_scales) +
                    ((size_t)head * BENCH_BLOCK_TOKENS + r) * sizeof scale,
                sizeof scale);
         if (l->is_quantised)
-            reference_dequantise(kv, codes + (size_t)r * d, scale, d, row);
+            reference_dequantise(kv, codes + r * row_bytes, scale, d, row);
         for (uint32_t i = 0; i < d; i++)
             out[(size_t)r * d + i] = l->is_quantised
                                          ? (float)row[i]
-                                         : (float)reference_get(kv, codes, (size_t)r * d + i);
+                                         : (float)reference_get(kv, codes + r * row_bytes, i);
     }
 }
 
@@ -185,7 +188,8 @@ static attn_status open_pool(struct bench *x, struct bench_setup *s)
                                     .num_q_heads = c->g->num_q_heads,
                                     .num_kv_heads = c->g->num_kv_heads,
                                     .head_dim_k = c->g->head_dim_k,
-                                    .head_dim_v = c->g->head_dim_k,
+                                    .head_dim_v = c->g->head_dim_v,
+                                    .is_v_in_k = c->g->is_v_in_k,
                                     .block_tokens = BENCH_BLOCK_TOKENS,
                                     .n_blocks = s->n_blocks,
                                     .n_table_rows = c->batch,
@@ -378,12 +382,13 @@ static bool check_group(struct bench *x, const struct bench_setup *s, uint32_t l
                         double *norm)
 {
     const struct bench_cell *c = s->cell;
-    uint32_t group = c->g->num_q_heads / c->g->num_kv_heads, d = c->g->head_dim_k;
+    uint32_t group = c->g->num_q_heads / c->g->num_kv_heads;
+    const uint32_t d = c->g->head_dim_k, dv = c->g->head_dim_v;
     uint32_t n = bench_context(c, item) - bench_item_tokens(c, item) + token + 1;
-    float *k = malloc((size_t)n * d * 4), *v = malloc((size_t)n * d * 4);
+    float *k = malloc((size_t)n * d * 4), *v = malloc((size_t)n * dv * 4);
     float *q = malloc((size_t)group * d * 4);
     uint8_t *block = malloc(s->layout.block_bytes);
-    double *want = malloc((size_t)group * d * sizeof *want);
+    double *want = malloc((size_t)group * dv * sizeof *want);
     const struct backend_item *it = &s->batches[layer].items[item];
     struct attn_layer_spec spec = {.scale = 1.0f / sqrtf((float)d)};
     bool ok = k != NULL && v != NULL && want != NULL && q != NULL && block != NULL;
@@ -392,15 +397,15 @@ static bool check_group(struct bench *x, const struct bench_setup *s, uint32_t l
         const uint8_t *from = block + layer * s->layout.layer_bytes;
         make_block(x, s, s->tables[s->first_block[item] + t / BENCH_BLOCK_TOKENS], block);
         read_rows(s, from, kv_head, false, rows, k + (size_t)t * d);
-        read_rows(s, from, kv_head, true, rows, v + (size_t)t * d);
+        read_rows(s, from, kv_head, true, rows, v + (size_t)t * dv);
     }
-    size_t first = ((size_t)token * c->g->num_q_heads + kv_head * group) * d;
+    const size_t head = (size_t)token * c->g->num_q_heads + kv_head * group;
     for (size_t i = 0; ok && i < (size_t)group * d; i++)
-        q[i] = (float)reference_get(ATTN_BF16, it->q, first + i);
-    ok = ok && reference_attend(&spec, group, 1, d, d, ATTN_F32, q, 1, n - 1, k, v, n, want,
+        q[i] = (float)reference_get(ATTN_BF16, it->q, head * d + i);
+    ok = ok && reference_attend(&spec, group, 1, d, dv, ATTN_F32, q, 1, n - 1, k, v, n, want,
                                 NULL) == ATTN_OK;
-    for (size_t i = 0; ok && i < (size_t)group * d; i++) {
-        double got = reference_get(ATTN_BF16, it->out, first + i), error = fabs(got - want[i]);
+    for (size_t i = 0; ok && i < (size_t)group * dv; i++) {
+        double got = reference_get(ATTN_BF16, it->out, head * dv + i), error = fabs(got - want[i]);
         e->max_abs = error > e->max_abs ? error : e->max_abs;
         e->is_allclose = e->is_allclose && error <= 0.01 + 0.01 * fabs(want[i]);
         *diff += error * error;
@@ -438,7 +443,8 @@ bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
         return fail(x, "computing a batch to check");
     for (uint32_t i = 0; i < 2 * c->batch; i++) {
         const uint16_t *o = ends[i / c->batch]->items[i % c->batch].out;
-        const size_t n = row / 2 / n_tokens * bench_item_tokens(c, i % c->batch);
+        const size_t n =
+            (size_t)c->g->num_q_heads * c->g->head_dim_v * bench_item_tokens(c, i % c->batch);
         for (size_t j = 0; j < n; j++)
             out->is_allclose = out->is_allclose && (o[j] & 0x7f80) != 0x7f80;
     }

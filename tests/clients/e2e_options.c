@@ -138,6 +138,7 @@ static attn_status make_pool(const struct option_case *c, attn_split split, attn
                                   .num_kv_heads = c->g->num_kv_heads,
                                   .head_dim_k = c->g->head_dim_k,
                                   .head_dim_v = c->g->head_dim_v,
+                                  .is_v_in_k = c->g->is_v_in_k,
                                   .block_tokens = c->g->block_tokens,
                                   .n_blocks = CASE_MAX_ITEMS * 128,
                                   .q_dtype = c->dtype.q,
@@ -175,7 +176,7 @@ static attn_status answer(const struct option_case *c, attn_split split, uint8_t
                              .n_items = n_before,
                              .items = items[0],
                              .k = c->k[0],
-                             .v = c->v[0],
+                             .v = c->g->is_v_in_k ? NULL : c->v[0],
                              .timeout_us = TIMEOUT_US};
     if (n_before > 0)
         MUST_OK(attn_step(p, &step, NULL));
@@ -183,7 +184,7 @@ static attn_status answer(const struct option_case *c, attn_split split, uint8_t
     step.items = items[1];
     step.q = c->q;
     step.k = c->k[1];
-    step.v = c->v[1];
+    step.v = c->g->is_v_in_k ? NULL : c->v[1];
     step.out = out;
     step.lse = lse;
     MUST_OK(attn_step(p, &step, NULL));
@@ -233,7 +234,11 @@ static void check_item(const struct option_case *c, uint32_t item, size_t at_his
         const size_t row = is_step ? (size_t)it->n_before * g->num_kv_heads : 0;
         const uint32_t n_rows = is_step ? it->n_tokens : it->n_before;
         cached(c, c->k[is_step], at, n_rows, g->head_dim_k, k + row * g->head_dim_k);
-        cached(c, c->v[is_step], at, n_rows, g->head_dim_v, v + row * g->head_dim_v);
+        for (size_t r = 0; g->is_v_in_k && r < (size_t)n_rows * g->num_kv_heads; r++)
+            memcpy(v + (row + r) * g->head_dim_v, k + (row + r) * g->head_dim_k,
+                   g->head_dim_v * sizeof *v);
+        if (!g->is_v_in_k)
+            cached(c, c->v[is_step], at, n_rows, g->head_dim_v, v + row * g->head_dim_v);
     }
     assert_int_equal(reference_attend(&spec, g->num_q_heads, g->num_kv_heads, g->head_dim_k,
                                       g->head_dim_v, ATTN_F32, q, it->n_tokens, it->n_before, k, v,

@@ -120,7 +120,7 @@ static void send_tokens(struct flooder *f, uint32_t pos, uint32_t n_tokens, uint
     x.epoch = &f->epoch;
     x.pos = &pos;
     x.n_tokens = &n_tokens;
-    if (wire_step_layout_of(&x, BIG_HEADS, BIG_HEADS, BIG_DIM, BIG_DIM, ATTN_F16, &l, why,
+    if (wire_step_layout_of(&x, BIG_HEADS, BIG_HEADS, BIG_DIM, BIG_DIM, false, ATTN_F16, &l, why,
                             sizeof why) != ATTN_OK)
         fail_msg("%s", why);
     h.session = f->c.session;

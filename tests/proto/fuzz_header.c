@@ -11,17 +11,19 @@
 static void layout_check(const Attnd__Step *s, const uint8_t *data, size_t n)
 {
     uint32_t geometry[4] = {32, 8, 128, 128};
+    const bool is_v_in_k = data[1] & 2;
     struct wire_step_layout l;
     char why[128];
     if (n > sizeof geometry && data[1] & 1)
         memcpy(geometry, data + n - sizeof geometry, sizeof geometry);
-    if (wire_step_layout_of(s, geometry[0], geometry[1], geometry[2], geometry[3],
+    if (wire_step_layout_of(s, geometry[0], geometry[1], geometry[2], geometry[3], is_v_in_k,
                             (attn_dtype)s->dtype, &l, why, sizeof why) != ATTN_OK)
         return;
     if (l.request_bytes > UINT32_MAX || l.reply_bytes > UINT32_MAX || l.n_tokens < s->n_seq ||
         (l.q_offset | l.k_offset | l.v_offset | l.out_offset | l.lse_offset) % WIRE_ALIGN ||
-        l.q_offset > l.request_bytes || l.k_offset > l.v_offset || l.v_offset > l.request_bytes ||
-        l.out_offset > l.reply_bytes || l.lse_offset > l.reply_bytes)
+        l.q_offset > l.request_bytes || (l.k_offset > l.v_offset && !is_v_in_k) ||
+        l.v_offset > l.request_bytes || l.out_offset > l.reply_bytes ||
+        l.lse_offset > l.reply_bytes)
         abort();
 }
 

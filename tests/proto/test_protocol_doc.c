@@ -178,7 +178,8 @@ static void the_worked_example_is_a_real_exchange(void **state)
     assert_int_equal(s->seq[0], 5);
     assert_int_equal(s->epoch[0], 1);
     assert_int_equal(s->pos[0], 3);
-    assert_int_equal(wire_step_layout_of(s, 1, 1, 4, 4, ATTN_F32, &l, why, sizeof why), ATTN_OK);
+    assert_int_equal(wire_step_layout_of(s, 1, 1, 4, 4, false, ATTN_F32, &l, why, sizeof why),
+                     ATTN_OK);
     assert_int_equal(l.request_bytes, q.payload_bytes);
     assert_memory_equal(q.payload + l.q_offset, q_values, sizeof q_values);
     assert_int_equal(r.header->status, ATTN_OK);

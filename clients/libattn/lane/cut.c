@@ -44,7 +44,8 @@ static uint64_t most_tokens(const struct attn_lane *l, const struct attn_pool_sp
         out += spec->num_q_heads * (spec->head_dim_v * e + (a->has_lse ? sizeof(float) : 0));
     }
     if (a->is_append)
-        in += (uint64_t)spec->num_kv_heads * (spec->head_dim_k + spec->head_dim_v) * e;
+        in += (uint64_t)spec->num_kv_heads *
+              (spec->head_dim_k + (spec->is_v_in_k ? 0 : spec->head_dim_v)) * e;
     uint64_t in_room = l->in_bytes - 3 * WIRE_ALIGN;
     uint64_t out_room = l->out_bytes - LANE_OUT_OFFSET - 2 * WIRE_ALIGN;
     most = in > 0 && in_room / in < most ? in_room / in : most;
@@ -186,7 +187,7 @@ static struct attn_lane_step rows_of(const struct attn_lane_step *s,
     }
     if (k != NULL) {
         part.k = k + row * spec->num_kv_heads * spec->head_dim_k * e;
-        part.v = v + row * spec->num_kv_heads * spec->head_dim_v * e;
+        part.v = v != NULL ? v + row * spec->num_kv_heads * spec->head_dim_v * e : NULL;
     }
     if (s->lse != NULL)
         part.lse = s->lse + row * spec->num_q_heads;

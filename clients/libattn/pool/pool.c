@@ -146,7 +146,9 @@ attn_status attn_pool_create(attn_client *c, const struct attn_pool_spec *spec, 
         return st;
     if (spec == NULL || out_pool == NULL || spec->name == NULL)
         return error_set(ATTN_EINVAL, "spec, spec->name or out_pool is NULL");
-    if (spec->struct_size != sizeof *spec || spec->layer_struct_size != sizeof(struct attn_layer))
+    const size_t least = offsetof(struct attn_pool_spec, is_v_in_k);
+    if ((spec->struct_size != sizeof *spec && spec->struct_size != least) ||
+        spec->layer_struct_size != sizeof(struct attn_layer))
         return error_set(
             ATTN_EINVAL, "attn_pool_spec sizes %u and %u: this library knows %zu and %zu",
             spec->struct_size, spec->layer_struct_size, sizeof *spec, sizeof(struct attn_layer));
@@ -155,8 +157,10 @@ attn_status attn_pool_create(attn_client *c, const struct attn_pool_spec *spec, 
         return error_set(ATTN_EINVAL, "%u layers, %u q heads: expected at most %u and %u",
                          spec->n_layers, spec->num_q_heads, WIRE_MAX_LAYERS, WIRE_MAX_HEADS);
 
+    struct attn_pool_spec all = {.struct_size = sizeof all};
     struct wire_spec w;
-    st = wire_spec_init(&w, spec);
+    memcpy(&all, spec, spec->struct_size);
+    st = wire_spec_init(&w, &all);
     if (st == ATTN_OK) {
         Attnd__Request req = ATTND__REQUEST__INIT;
         Attnd__PoolCreate create = ATTND__POOL_CREATE__INIT;

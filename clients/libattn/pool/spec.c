@@ -33,7 +33,9 @@ static attn_status put_branches(const struct attn_layer *a, uint32_t layer,
 /* Casts away const: protobuf-c takes char * and float *, and does not write to them. */
 attn_status wire_spec_init(struct wire_spec *w, const struct attn_pool_spec *s)
 {
-    *w = (struct wire_spec){.spec = ATTND__POOL_SPEC__INIT, .identity = ATTND__IDENTITY__INIT};
+    *w = (struct wire_spec){.spec = ATTND__POOL_SPEC__INIT,
+                            .identity = ATTND__IDENTITY__INIT,
+                            .features = {(char *)"v_in_k"}};
     Attnd__PoolSpec *p = &w->spec;
     p->name = (char *)s->name;
     p->num_layers = s->num_layers;
@@ -47,6 +49,11 @@ attn_status wire_spec_init(struct wire_spec *w, const struct attn_pool_spec *s)
     p->kv_dtype = (Attnd__Dtype)s->kv_dtype;
     p->is_batch_invariant = s->is_batch_invariant != 0;
     p->split = (Attnd__Split)s->split;
+    p->is_v_in_k = s->is_v_in_k != 0;
+    if (p->is_v_in_k) { /* a daemon that ignored it would take other tensors */
+        p->required_features = w->features;
+        p->n_required_features = 1;
+    }
     w->identity.model = (char *)(s->model != NULL ? s->model : "");
     w->identity.rope = (char *)(s->rope != NULL ? s->rope : "");
     p->identity = &w->identity;
@@ -166,6 +173,7 @@ attn_status wire_spec_read(const Attnd__PoolSpec *w, struct attn_pool_spec *out,
             (attn_dtype)(w->kv_dtype != ATTND__DTYPE__DTYPE_NONE ? w->kv_dtype : w->q_dtype),
         .is_batch_invariant = w->is_batch_invariant,
         .split = (attn_split)w->split,
+        .is_v_in_k = w->is_v_in_k,
         .n_layers = (uint32_t)w->n_layers,
         .layers = w->n_layers > 0 ? layers : NULL,
         .model = put_text(&text, model),

@@ -163,7 +163,7 @@ static struct attn_step next_piece(struct split *s)
     }
     if (all->k != NULL) {
         p.k = (const uint8_t *)all->k + s->row * s->kv_row_k;
-        p.v = (const uint8_t *)all->v + s->row * s->kv_row_v;
+        p.v = all->v != NULL ? (const uint8_t *)all->v + s->row * s->kv_row_v : NULL;
     }
     if (all->lse != NULL)
         p.lse = all->lse + s->row * s->n_heads;
@@ -260,7 +260,7 @@ attn_status split_start(struct client_request *parent, uint32_t max_tokens, bool
     s->q_row = (size_t)spec->num_q_heads * spec->head_dim_k * e;
     s->out_row = (size_t)spec->num_q_heads * spec->head_dim_v * e;
     s->kv_row_k = (size_t)spec->num_kv_heads * spec->head_dim_k * e;
-    s->kv_row_v = (size_t)spec->num_kv_heads * spec->head_dim_v * e;
+    s->kv_row_v = spec->is_v_in_k ? 0 : (size_t)spec->num_kv_heads * spec->head_dim_v * e;
     s->piece_items = calloc(step->n_items, sizeof *s->piece_items);
     s->piece_status = calloc(step->n_items, sizeof *s->piece_status);
     s->item_status = calloc(step->n_items, sizeof *s->item_status);

@@ -91,7 +91,7 @@ static void put_tensors(const struct client_request *r, uint8_t *payload)
         {WIRE_STEP_APPEND, l->v_offset, l->n_tokens * kv_row * spec->head_dim_v, s->v, NULL},
     };
     for (int i = 0; i < 3; i++) {
-        if (!(flags & parts[i].flag))
+        if (!(flags & parts[i].flag) || (i == 2 && spec->is_v_in_k))
             continue;
         uint64_t end = parts[i].at + parts[i].bytes, padded = pad(end);
         parts[i].dst = payload + parts[i].at;
@@ -290,7 +290,9 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
                          attn_dtype_name(s->array_dtype), attn_dtype_name(p->spec.q_dtype));
     if (ip != NULL && is_converted(p, s))
         return error_set(ATTN_EINVAL, "array_dtype f32 beside in_place");
-    if ((s->k == NULL) != (s->v == NULL))
+    if (p->spec.is_v_in_k && s->v != NULL)
+        return error_set(ATTN_EINVAL, "v is given, the pool has it in k (is_v_in_k)");
+    if ((s->k == NULL) != (s->v == NULL) && !p->spec.is_v_in_k)
         return error_set(ATTN_EINVAL, "k and v must be given both or neither");
     if ((s->q == NULL) != (s->out == NULL))
         return error_set(ATTN_EINVAL, "q and out must be given both or neither");
@@ -315,7 +317,8 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
     h.n_tokens = &sum;
     h.pos = &pos;
     st = wire_step_layout_of(&h, p->spec.num_q_heads, p->spec.num_kv_heads, p->spec.head_dim_k,
-                             p->spec.head_dim_v, p->spec.q_dtype, out_layout, why, sizeof why);
+                             p->spec.head_dim_v, p->spec.is_v_in_k != 0, p->spec.q_dtype,
+                             out_layout, why, sizeof why);
     if (st != ATTN_OK)
         return error_set(st, "%s", why);
     return step_cut(p, s, info, out_size);

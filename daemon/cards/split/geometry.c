@@ -151,11 +151,13 @@ static void move_block(const struct pool_split *s, const struct backend_pool_con
     for (uint32_t l = 0; l < whole->num_layers; l++) {
         uint8_t *b = block + l * to.layer_bytes, *p = shard + l * of.layer_bytes;
         move_rows(s, whole, k_row, b, p, is_in);
-        move_rows(s, whole, v_row, b + to.v_offset, p + of.v_offset, is_in);
-        if (!to.is_quantised)
+        if (to.is_quantised)
+            move_rows(s, whole, sizeof(float), b + to.k_scales, p + of.k_scales, is_in);
+        if (whole->is_v_in_k)
             continue;
-        move_rows(s, whole, sizeof(float), b + to.k_scales, p + of.k_scales, is_in);
-        move_rows(s, whole, sizeof(float), b + to.v_scales, p + of.v_scales, is_in);
+        move_rows(s, whole, v_row, b + to.v_offset, p + of.v_offset, is_in);
+        if (to.is_quantised)
+            move_rows(s, whole, sizeof(float), b + to.v_scales, p + of.v_scales, is_in);
     }
 }
 

@@ -6,7 +6,7 @@ enum { ALIGN = 64 };
 
 /* Bytes of a token's row of each tensor. */
 struct rows {
-    uint64_t q, k, v, out, lse; /* the card's heads */
+    uint64_t q, k, v, out, lse; /* the card's heads; v 0: it is in k */
     uint64_t all_q, all_k, all_v, all_out, all_lse; /* all heads, as in the message */
     uint64_t q_at, k_at, v_at, out_at, lse_at; /* where the card's heads begin in that */
 };
@@ -19,7 +19,7 @@ static struct rows rows_of(const struct shard_tensors *t)
     return (struct rows){
         .q = c->num_q_heads * dk,
         .k = c->num_kv_heads * dk,
-        .v = c->num_kv_heads * dv,
+        .v = c->is_v_in_k ? 0 : c->num_kv_heads * dv,
         .out = c->num_q_heads * dv,
         .lse = c->num_q_heads * sizeof(float),
         .all_q = all->num_q_heads * dk,
@@ -97,7 +97,7 @@ static void cut_in_place(struct backend_item *d, const struct rows *r)
 {
     if (d->flags & BACKEND_APPEND) {
         d->k = at(d->k, r->k_at);
-        d->v = at(d->v, r->v_at);
+        d->v = r->v > 0 ? at(d->v, r->v_at) : NULL;
     }
     if (d->flags & BACKEND_ATTEND) {
         d->q = at(d->q, r->q_at);
@@ -113,7 +113,7 @@ static void cut_copied(struct shard_tensors *t, struct backend_item *d, const st
     uint32_t n = d->n_tokens;
     if (d->flags & BACKEND_APPEND) {
         d->k = gather(t, staging, d->k, n, r->all_k, r->k_at, r->k);
-        d->v = gather(t, staging, d->v, n, r->all_v, r->v_at, r->v);
+        d->v = r->v > 0 ? gather(t, staging, d->v, n, r->all_v, r->v_at, r->v) : NULL;
     }
     if (d->flags & BACKEND_ATTEND) {
         d->q = gather(t, staging, d->q, n, r->all_q, r->q_at, r->q);

@@ -35,7 +35,7 @@ static bool is_of_card(const struct pool_split *s, uint32_t pos)
 
 /* Bytes of a token's row of each tensor. */
 struct rows {
-    uint64_t q, k, v, out, lse;
+    uint64_t q, k, v, out, lse; /* v 0: it is in k */
 };
 
 static struct rows rows_of(const struct shard_tensors *t)
@@ -45,7 +45,7 @@ static struct rows rows_of(const struct shard_tensors *t)
     return (struct rows){
         .q = c->num_q_heads * c->head_dim_k * el,
         .k = c->num_kv_heads * c->head_dim_k * el,
-        .v = c->num_kv_heads * c->head_dim_v * el,
+        .v = c->is_v_in_k ? 0 : c->num_kv_heads * c->head_dim_v * el,
         .out = c->num_q_heads * c->head_dim_v * el,
         .lse = c->num_q_heads * sizeof(float),
     };
@@ -137,7 +137,7 @@ static void cut_append(struct shard_tensors *t, const struct backend_item *d, co
     if (n == d->n_tokens)
         return; /* all tokens are the card's, used in place */
     to->k = gather(t, d, d->k, r->k, staging);
-    to->v = gather(t, d, d->v, r->v, staging);
+    to->v = r->v > 0 ? gather(t, d, d->v, r->v, staging) : NULL;
 }
 
 /* --- queries ---------------------------------------------------------------------------------- */

@@ -42,15 +42,15 @@ static json_t *list_pools(struct engine *e, const Attnd__Inspect *ask)
         const struct backend_pool_config *c = &p->config;
         struct pool_count n = pool_count_all(e, p);
         json_t *o = json_pack(
-            "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:s}", "name",
-            p->spec.wire->name, "layers", (json_int_t)c->num_layers, "q_heads",
+            "{s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:s}",
+            "name", p->spec.wire->name, "layers", (json_int_t)c->num_layers, "q_heads",
             (json_int_t)c->num_q_heads, "kv_heads", (json_int_t)c->num_kv_heads, "head_dim_k",
-            (json_int_t)c->head_dim_k, "head_dim_v", (json_int_t)c->head_dim_v, "block_tokens",
-            (json_int_t)c->block_tokens, "dtype", attn_dtype_name(c->q_dtype), "kv_dtype",
-            attn_dtype_name(c->kv_dtype), "blocks", (json_int_t)n.blocks, "free_blocks",
-            (json_int_t)n.free, "reserved_blocks", (json_int_t)n.reserved, "sequences",
-            (json_int_t)n.sequences, "bytes", (json_int_t)n.bytes, "split",
-            attn_split_name((attn_split)p->spec.wire->split));
+            (json_int_t)c->head_dim_k, "head_dim_v", (json_int_t)c->head_dim_v, "v_in_k",
+            (int)c->is_v_in_k, "block_tokens", (json_int_t)c->block_tokens, "dtype",
+            attn_dtype_name(c->q_dtype), "kv_dtype", attn_dtype_name(c->kv_dtype), "blocks",
+            (json_int_t)n.blocks, "free_blocks", (json_int_t)n.free, "reserved_blocks",
+            (json_int_t)n.reserved, "sequences", (json_int_t)n.sequences, "bytes",
+            (json_int_t)n.bytes, "split", attn_split_name((attn_split)p->spec.wire->split));
         add_tenant(e, o, p->tenant);
         json_array_append_new(list, o);
     }

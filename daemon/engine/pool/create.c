@@ -168,12 +168,12 @@ static void pool_count(struct engine *e, struct pool *p)
     tenant_count(who, TENANT_POOLS, is_primary(e));
     log_limited("pools made", LOG_LEVEL_INFO, log_write,
                 "pool \"%s\": %" PRIu32 " layers, (%" PRIu32 ", %" PRIu32 ", %" PRIu32 "/%" PRIu32
-                ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB%s%s",
+                ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB%s%s%s",
                 p->spec.wire->name, p->config.num_layers, p->config.num_q_heads,
                 p->config.num_kv_heads, p->config.head_dim_k, p->config.head_dim_v,
                 attn_dtype_name(p->config.q_dtype), attn_dtype_name(p->config.kv_dtype),
                 p->config.n_blocks, p->config.block_tokens, p->device_bytes >> 20,
-                pool_spans(e, p) ? ", split " : "",
+                p->config.is_v_in_k ? ", v in k" : "", pool_spans(e, p) ? ", split " : "",
                 pool_spans(e, p) ? attn_split_name((attn_split)p->spec.wire->split) : "");
 }
 

@@ -164,7 +164,7 @@ static void reply_export(struct engine *e, const struct pool *p, const Attnd__Ex
     known = known < x->n_tokens ? known : x->n_tokens;
     body->epoch = info->epoch;
     body->pool = pool_handle(e, p);
-    body->layout = KV_LAYOUT_VERSION;
+    body->layout = kv_layout_number(&p->config);
     body->block_bytes = pool_block_bytes(p);
     body->n_layer_len = p->config.num_layers;
     body->layer_len = (uint32_t *)(uintptr_t)info->layer_len; /* packing only reads these */
@@ -291,7 +291,8 @@ static attn_status content_check(const struct pool *p, const Attnd__Import *m, u
         snprintf(why, WHY_BYTES, "import.content is missing: what the blocks mean");
         return ATTN_EINVAL;
     }
-    struct seq_geometry pools = pool_spec_geometry(&p->spec, KV_LAYOUT_VERSION, block_bytes);
+    struct seq_geometry pools =
+        pool_spec_geometry(&p->spec, kv_layout_number(&p->config), block_bytes);
     struct seq_geometry stated = {
         .layout = m->layout,
         .num_layers = (uint32_t)m->n_layer_len,

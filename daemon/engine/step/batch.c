@@ -169,7 +169,8 @@ static struct backend_item device_item(struct engine *e, const struct item *it)
     if (t->flags & WIRE_STEP_APPEND) {
         d.flags |= BACKEND_APPEND;
         d.k = in + l->k_offset + row * c->num_kv_heads * c->head_dim_k * el;
-        d.v = in + l->v_offset + row * c->num_kv_heads * c->head_dim_v * el;
+        if (!c->is_v_in_k)
+            d.v = in + l->v_offset + row * c->num_kv_heads * c->head_dim_v * el;
     }
     if (t->flags & WIRE_STEP_ATTEND) {
         d.flags |= BACKEND_ATTEND;

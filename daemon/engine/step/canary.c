@@ -113,19 +113,19 @@ bool canary_sees_block(const struct canary *c, uint32_t i)
     return first < seen.sinks || first + c->block_tokens > seen.first;
 }
 
-/* Widens one token's row of the head to floats. */
+/* Widens one token's row of the head, of `stride` elements, to floats: the first dim of them. */
 static void take_row(const struct canary *c, const uint8_t *codes, const uint8_t *scales,
-                     uint32_t row, uint32_t dim, float *out)
+                     uint32_t row, size_t stride, uint32_t dim, float *out)
 {
     double wide[CANARY_MAX_DIM];
     float scale;
     if (!c->layout.is_quantised) {
         for (uint32_t d = 0; d < dim; d++)
-            out[d] = (float)reference_get(c->kv_dtype, codes, (size_t)row * dim + d);
+            out[d] = (float)reference_get(c->kv_dtype, codes, row * stride + d);
         return;
     }
     memcpy(&scale, scales + row * sizeof scale, sizeof scale);
-    reference_dequantise(c->kv_dtype, codes + (size_t)row * dim, scale, dim, wide);
+    reference_dequantise(c->kv_dtype, codes + row * stride, scale, dim, wide);
     for (uint32_t d = 0; d < dim; d++)
         out[d] = (float)wide[d];
 }
@@ -139,8 +139,11 @@ void canary_take_block(struct canary *c, uint32_t i, const uint8_t *block)
     size_t scales = (size_t)c->kv_head * c->block_tokens * sizeof(float);
     uint32_t first = i * c->block_tokens, n = c->n_keys - first;
     for (uint32_t t = 0; t < (n < c->block_tokens ? n : c->block_tokens); t++) {
-        take_row(c, k, layer + l->k_scales + scales, t, c->dk, c->k + (size_t)(first + t) * c->dk);
-        take_row(c, v, layer + l->v_scales + scales, t, c->dv, c->v + (size_t)(first + t) * c->dv);
+        take_row(c, k, layer + l->k_scales + scales, t, c->dk, c->dk,
+                 c->k + (size_t)(first + t) * c->dk);
+        take_row(c, v, layer + l->v_scales + scales, t,
+                 l->v_row_bytes / attn_dtype_bytes(c->kv_dtype), c->dv,
+                 c->v + (size_t)(first + t) * c->dv);
     }
 }
 

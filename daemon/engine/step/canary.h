@@ -9,7 +9,7 @@
 
 enum {
     CANARY_MAX_KEYS = 16384, /* longer items are not checked */
-    CANARY_MAX_DIM = 256,
+    CANARY_MAX_DIM = BACKEND_MAX_LATENT_K,
     CANARY_MAX_QUERIES = 64, /* of an item, that are kept to compute it again */
 };
 

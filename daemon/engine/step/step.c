@@ -164,8 +164,9 @@ attn_status step_check_shape(const struct engine *e, const Attnd__Step *s, const
                              struct wire_step_layout *out, char *why, size_t why_bytes)
 {
     const struct backend_pool_config *c = &p->config;
-    attn_status st = wire_step_layout_of(s, c->num_q_heads, c->num_kv_heads, c->head_dim_k,
-                                         c->head_dim_v, c->q_dtype, out, why, why_bytes);
+    attn_status st =
+        wire_step_layout_of(s, c->num_q_heads, c->num_kv_heads, c->head_dim_k, c->head_dim_v,
+                            c->is_v_in_k, c->q_dtype, out, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     if (s->layer >= c->num_layers) {
@@ -207,8 +208,10 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
         return st;
     if (req->wire.payload_bytes != out->request_bytes) {
         snprintf(why, why_bytes,
-                 "payload has %zu bytes, %" PRIu64 " tokens with flags %" PRIu32 " need %" PRIu64,
-                 req->wire.payload_bytes, out->n_tokens, s->flags, out->request_bytes);
+                 "payload has %zu bytes, %" PRIu64 " tokens with flags %" PRIu32 " need %" PRIu64
+                 "%s",
+                 req->wire.payload_bytes, out->n_tokens, s->flags, out->request_bytes,
+                 p->config.is_v_in_k ? ": without v, which is in k (is_v_in_k)" : "");
         return ATTN_EINVAL;
     }
     uint64_t most = req->room != NULL ? req->room->capacity_bytes

@@ -212,7 +212,7 @@ void e2e_build_step(struct e2e_step *s, const struct e2e_client *c, uint32_t lay
     s->wire.epoch = s->epoch;
     s->wire.pos = s->pos;
     s->wire.n_tokens = s->n_tokens;
-    if (wire_step_layout_of(&s->wire, E2E_Q_HEADS, E2E_KV_HEADS, E2E_DIM, E2E_DIM, dtype,
+    if (wire_step_layout_of(&s->wire, E2E_Q_HEADS, E2E_KV_HEADS, E2E_DIM, E2E_DIM, false, dtype,
                             &s->layout, why, sizeof why) != ATTN_OK)
         fail_msg("the test's step is wrong: %s", why);
 }

@@ -61,8 +61,9 @@ static void put_row(struct world *w, uint32_t layer, bool is_v, uint32_t head, u
         read[d] = (float)back[d];
 }
 
-static void world_make(struct world *w, struct attn_layer_spec spec, attn_dtype q, attn_dtype kv,
-                       double size)
+/* V in K: then V is K. */
+static void world_make_of(struct world *w, struct attn_layer_spec spec, attn_dtype q, attn_dtype kv,
+                          double size, bool is_v_in_k)
 {
     static float k[N_KV * KV_HEADS * DIM], v[N_KV * KV_HEADS * DIM], qf[N_Q * Q_HEADS * DIM];
     static double out[N_Q * Q_HEADS * DIM], lse[N_Q * Q_HEADS];
@@ -73,6 +74,7 @@ static void world_make(struct world *w, struct attn_layer_spec spec, attn_dtype 
                                              .num_kv_heads = KV_HEADS,
                                              .head_dim_k = DIM,
                                              .head_dim_v = DIM,
+                                             .is_v_in_k = is_v_in_k,
                                              .block_tokens = TOKENS,
                                              .n_blocks = 8,
                                              .q_dtype = q,
@@ -85,6 +87,11 @@ static void world_make(struct world *w, struct attn_layer_spec spec, attn_dtype 
         for (uint32_t h = 0; h < KV_HEADS; h++)
             for (int is_v = 0; is_v < 2; is_v++) {
                 double row[DIM];
+                if (is_v && is_v_in_k) {
+                    memcpy(v + (t * KV_HEADS + h) * DIM, k + (t * KV_HEADS + h) * DIM,
+                           DIM * sizeof *v);
+                    continue;
+                }
                 for (uint32_t d = 0; d < DIM; d++)
                     row[d] = size * random_value();
                 put_row(w, 1, is_v, h, t, row, (is_v ? v : k) + (t * KV_HEADS + h) * DIM);
@@ -100,6 +107,12 @@ static void world_make(struct world *w, struct attn_layer_spec spec, attn_dtype 
         reference_put(q, w->out, i, out[i]);
     for (uint32_t i = 0; i < N_Q * Q_HEADS; i++)
         w->lse[i] = (float)lse[i];
+}
+
+static void world_make(struct world *w, struct attn_layer_spec spec, attn_dtype q, attn_dtype kv,
+                       double size)
+{
+    world_make_of(w, spec, q, kv, size, false);
 }
 
 static struct canary_verdict look(struct world *w, uint64_t chance)
@@ -143,7 +156,7 @@ static void right_outputs_of_every_kind_of_layer_pass(void **state)
     for (size_t k = 0; k < N_KINDS; k++)
         for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
             for (double size = 0.01; size < 1000; size *= 100) {
-                world_make(&w, kinds[k], types[t][0], types[t][1], size);
+                world_make_of(&w, kinds[k], types[t][0], types[t][1], size, (k + t) % 2);
                 for (int i = 0; i < LOOKS; i++) {
                     struct canary_verdict v = look(&w, random_mixed(&random_state));
                     if (!(v.ratio <= 1))

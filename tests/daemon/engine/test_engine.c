@@ -86,6 +86,22 @@ static void more_heads(Attnd__PoolSpec *s)
 {
     s->num_q_heads = 8;
 }
+static void v_in_k(Attnd__PoolSpec *s)
+{
+    s->is_v_in_k = true;
+}
+static void latent(Attnd__PoolSpec *s)
+{
+    static char *feature = "v_in_k";
+    s->name = "latent";
+    s->num_q_heads = 3;
+    s->num_kv_heads = 1;
+    s->head_dim_k = 24;
+    s->head_dim_v = 16;
+    s->is_v_in_k = true;
+    s->n_required_features = 1;
+    s->required_features = &feature;
+}
 static void other_model(Attnd__PoolSpec *s)
 {
     s->identity->model = "sha256:abc";
@@ -178,6 +194,7 @@ static void another_pool_of_the_same_name_is_refused_by_field(void **state)
     (void)state;
     rig_open(&r, NULL);
     rig_assert_says(make_pool(more_heads), ATTN_EEXIST, "num_q_heads 4, asked for 8");
+    rig_assert_says(make_pool(v_in_k), ATTN_EEXIST, "is_v_in_k 0, asked for 1");
     rig_assert_says(make_pool(other_model), ATTN_EEXIST,
                     "identity.model \"\", asked for \"sha256:abc\"");
     rig_assert_says(make_pool(a_window), ATTN_EEXIST, "layers[0].window_tokens 0, asked for 512");
@@ -279,6 +296,57 @@ static void a_wrong_item_fails_alone_with_nan_rows(void **state)
     assert_int_equal(rig_len(&r, 2, 0), 0);
     assert_int_equal(rig_len(&r, 3, 0), 0);
     assert_int_equal(rig_len(&r, 4, 0), 2);
+    rig_close(&r);
+}
+
+static uint64_t send_latent(uint32_t pool, uint64_t seq, size_t payload_bytes)
+{
+    static uint8_t payload[1 << 10];
+    uint32_t one = 1, pos = 0, two = 2;
+    Attnd__Step b = ATTND__STEP__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.pool = pool;
+    b.flags = BOTH;
+    b.dtype = ATTND__DTYPE__F32;
+    b.n_seq = b.n_epoch = b.n_pos = b.n_n_tokens = 1;
+    b.seq = &seq;
+    b.epoch = &one;
+    b.pos = &pos;
+    b.n_tokens = &two;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_STEP;
+    h.step = &b;
+    uint64_t id = rig_send(&r, &h, payload, payload_bytes);
+    rig_run(&r);
+    return id;
+}
+
+/* Two tokens: q of 3 heads of 24 elements and one k; out of 3 heads of 16. */
+static void a_step_where_v_is_in_k_has_q_and_k_alone(void **state)
+{
+    (void)state;
+    const size_t q = 2 * 3 * 24 * 4, k = 2 * 24 * 4, v = 2 * 16 * 4;
+    rig_open(&r, NULL);
+    const Attnd__Reply *a = make_pool(latent);
+    assert_int_equal(a->status, ATTN_OK);
+    const uint32_t pool = a->pool->pool;
+    assert_true(a->pool->spec->is_v_in_k);
+    assert_int_equal(a->pool->spec->head_dim_v, 16);
+    Attnd__Open open = ATTND__OPEN__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    open.seq = 5;
+    open.pool = pool;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_OPEN;
+    h.open = &open;
+    assert_int_equal(rig_call(&r, &h)->status, ATTN_OK);
+    rig_assert_says(rig_answer(&r, send_latent(pool, 5, q + k + v)), ATTN_EINVAL,
+                    "payload has 896 bytes, 2 tokens with flags 3 need 768: without v, which is "
+                    "in k (is_v_in_k)");
+    assert_int_equal(r.backend.n_batches, 0);
+    uint64_t id = send_latent(pool, 5, q + k);
+    assert_int_equal(rig_answer(&r, id)->status, ATTN_OK);
+    assert_int_equal(rig_wire_reply(&r, id)->payload_bytes, 2 * 3 * 16 * 4);
     rig_close(&r);
 }
 
@@ -416,6 +484,7 @@ int main(void)
         cmocka_unit_test(outputs_come_back_in_item_order),
         cmocka_unit_test(a_wrong_item_fails_alone_with_nan_rows),
         cmocka_unit_test(a_wrong_step_is_refused_and_changes_nothing),
+        cmocka_unit_test(a_step_where_v_is_in_k_has_q_and_k_alone),
         cmocka_unit_test(too_many_items_are_refused),
         cmocka_unit_test(attending_what_is_not_there_fails),
         cmocka_unit_test(repeated_steps_leave_the_length_alone),
