@@ -121,6 +121,7 @@ class PoolSpec(Structure):
         ("layers", POINTER(Layer)),
         ("model", c_char_p),
         ("rope", c_char_p),
+        ("is_v_in_k", c_uint32),
     ]
 
 

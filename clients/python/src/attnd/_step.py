@@ -114,6 +114,8 @@ class Prepared:
         if k is not None:
             c.k = point(k, "k", dtype, (n, kv_heads, dim_k), False)
         if v is not None:
+            if spec.is_v_in_k:
+                raise ValueError("v is given, the pool has it in k (is_v_in_k)")
             c.v = point(v, "v", dtype, (n, kv_heads, dim_v), False)
         if out is not None:
             c.out = point(out, "out", dtype, (n, q_heads, dim_v), True)

@@ -427,7 +427,7 @@ class Pool(Closing, NotPicklable):
         Shapes  T is the sum of n_tokens; rows are in the order of items, then of tokens
                 q    [T, num_q_heads, head_dim_k]    None: append only
                 k    [T, num_kv_heads, head_dim_k]   None with v: attend only
-                v    [T, num_kv_heads, head_dim_v]
+                v    [T, num_kv_heads, head_dim_v]   None in a pool whose V is in K
                 out  [T, num_q_heads, head_dim_v]    None: a new array of q's library
                 lse  True, or [T, num_q_heads] float32 to write to; natural logarithm
         Dtype   create_pool()'s array_dtype, else the pool's q_dtype; bf16 as torch.bfloat16,

@@ -51,6 +51,8 @@ class PoolSpec(NamedTuple):
                         "auto": whole, if n_blocks fit a card
     layers              () all plain, one LayerSpec for all, or num_layers of them
     model, rope         what the cached bytes mean; two clients must agree to share a pool
+    is_v_in_k           V is the first head_dim_v elements of K, as in latent attention (MLA): steps
+                        have no v, the cache stores K alone
     """
 
     name: str
@@ -68,6 +70,7 @@ class PoolSpec(NamedTuple):
     layers: Sequence[LayerSpec] = ()
     model: str = ""
     rope: str = ""
+    is_v_in_k: bool = False
 
 
 SPLITS = ("auto", "whole", "heads", "tokens")
@@ -145,6 +148,7 @@ def to_c(spec: PoolSpec) -> tuple[_lib.PoolSpec, list[Any]]:
         layers=ctypes.cast(layers, ctypes.POINTER(_lib.Layer)) if spec.layers else None,
         model=text("model", spec.model),
         rope=text("rope", spec.rope),
+        is_v_in_k=spec.is_v_in_k,
     )
     return c_spec, keep
 
@@ -184,4 +188,5 @@ def from_c(c: _lib.PoolSpec) -> PoolSpec:
         ),
         model=c.model.decode(),
         rope=c.rope.decode(),
+        is_v_in_k=bool(c.is_v_in_k),
     )

@@ -20,7 +20,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import weakref
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
@@ -38,7 +38,7 @@ _MAX_PLACES = 64  # numbers of tokens whose places in the region are kept
 
 _library = torch.library.Library("attnd", "DEF")
 _library.define(
-    "attend(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer, int number) -> ()",
+    "attend(Tensor q, Tensor k, Tensor? v, Tensor(a!) out, int layer, int number) -> ()",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -46,7 +46,7 @@ _library.define(
 def _attend(
     q: torch.Tensor,
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: Optional[torch.Tensor],
     out: torch.Tensor,
     layer: int,
     number: int,
@@ -65,14 +65,14 @@ _library.impl("attend", _attend, "CUDA")
 def _(
     q: torch.Tensor,
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: Optional[torch.Tensor],
     out: torch.Tensor,
     layer: int,
     number: int,
 ) -> None:
     torch._check(out.dim() == 3, lambda: f"out has {out.dim()} dimensions, expected 3")
     torch._check(
-        out.shape[0] == q.shape[0] and out.shape[1] == q.shape[1] and out.shape[2] == v.shape[2],
+        out.shape[:2] == q.shape[:2] and (v is None or out.shape[2] == v.shape[2]),
         lambda: f"out is {tuple(out.shape)}: not q's tokens and heads, and v's dimension",
     )
 
@@ -133,13 +133,14 @@ class Attention:
         self,
         q: torch.Tensor,
         k: torch.Tensor,
-        v: torch.Tensor,
+        v: torch.Tensor | None = None,
         *,
         out: torch.Tensor | None = None,
         layer: int | None = None,
     ) -> torch.Tensor:
         """q [T, num_q_heads, head_dim_k], k and v [T, num_kv_heads, head_dim] of the next layer.
 
+        v      None in a pool whose V is in K
         out    [T, num_q_heads, head_dim_v], contiguous: written, and returned; None: a new one
         layer  which layer of the pool this is; None: whatever is next
 
@@ -147,7 +148,7 @@ class Attention:
         one of the plan; what Lane.enqueue() does.
         """
         if out is None:
-            out = q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
+            out = q.new_empty((q.shape[0], q.shape[1], self.pool.spec.head_dim_v))
         torch.ops.attnd.attend(q, k, v, out, _NEXT if layer is None else layer, self._number)
         return out
 
@@ -155,19 +156,23 @@ class Attention:
         self,
         q: torch.Tensor,
         k: torch.Tensor,
-        v: torch.Tensor,
+        v: torch.Tensor | None,
         out: torch.Tensor,
         layer: int | None = None,
     ) -> None:
         """What the operator does, for callers that are inside of one of their own."""
         spec, n = self.pool.spec, q.shape[0]
         kv_heads = spec.num_kv_heads
+        if (v is None) != spec.is_v_in_k:
+            raise ValueError(f"v is {'missing' if v is None else 'given, the pool has it in k'}")
         for name, x, shape in (
             ("q", q, (n, spec.num_q_heads, spec.head_dim_k)),
             ("k", k, (n, kv_heads, spec.head_dim_k)),
             ("v", v, (n, kv_heads, spec.head_dim_v)),
             ("out", out, (n, spec.num_q_heads, spec.head_dim_v)),
         ):
+            if x is None:
+                continue
             if x.shape != shape or x.dtype != self._dtype or x.is_cuda == self.lane.is_host:
                 place = "the host" if self.lane.is_host else "the lane's GPU"
                 raise ValueError(
@@ -179,10 +184,19 @@ class Attention:
         is_captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
         if not is_captured:  # a graph's layers are those of plans to come
             self._expect(layer)
-        q, k, v = self._whole(q, k, v)
+        if v is None:
+            q, k = self._whole(q, k)
+        else:
+            q, k, v = self._whole(q, k, v)
         stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
         self.lane.enqueue(
-            self.pool, n, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), stream=stream
+            self.pool,
+            n,
+            q.data_ptr(),
+            k.data_ptr(),
+            0 if v is None else v.data_ptr(),
+            out.data_ptr(),
+            stream=stream,
         )
         self._n_enqueued += not is_captured
 
