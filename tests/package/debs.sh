@@ -16,6 +16,10 @@ version=$(sed -nE 's/^project\(attnd VERSION ([0-9.]+) .*/\1/p' CMakeLists.txt)
 for name in attnd attnd-tools libattn0 libattn-dev python3-attnd; do
   compgen -G "dist/${name}_${version}_*.deb" >/dev/null || { echo "no package $name of $version" && exit 1; }
 done
+# systemd refuses to restart a socket whose service runs
+if dpkg-deb --ctrl-tarfile dist/attnd_*.deb | tar -xO ./postinst | grep attnd-http.socket; then
+  echo "an upgrade restarts attnd-http.socket by itself" && exit 1
+fi
 lintian --fail-on error --allow-root dist/*.deb
 for release in bookworm trixie; do
   tests/package/bare.sh $release "$src" dist "$@"
