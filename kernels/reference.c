@@ -18,6 +18,23 @@ static double f32_get(uint32_t bits)
     return x;
 }
 
+/* frexp and ldexp without their calls, which took most of the tests' time. */
+static double power_of_two(int e) /* a normal number: -1022 <= e <= 1023 */
+{
+    uint64_t bits = (uint64_t)(e + 1023) << 52;
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* e with |x| in [2^e, 2^(e+1)); -1023 for 0 and what is subnormal as a double. */
+static int exponent_of(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (int)(bits >> 52 & 0x7ff) - 1023;
+}
+
 /* A float format of 16 bits or fewer, by its mantissa width and exponent bias. */
 static double small_float_get(uint32_t bits, uint32_t mantissa_bits, uint32_t exponent_bits)
 {
@@ -26,18 +43,16 @@ static double small_float_get(uint32_t bits, uint32_t mantissa_bits, uint32_t ex
     uint32_t exponent = (bits >> mantissa_bits) & ((1u << exponent_bits) - 1);
     double sign = (bits >> (mantissa_bits + exponent_bits)) & 1 ? -1.0 : 1.0;
     if (exponent == 0)
-        return sign * ldexp((double)mantissa, 1 - bias - (int)mantissa_bits);
-    return sign * ldexp((double)(mantissa | (1u << mantissa_bits)),
-                        (int)exponent - bias - (int)mantissa_bits);
+        return sign * mantissa * power_of_two(1 - bias - (int)mantissa_bits);
+    return sign * (mantissa | (1u << mantissa_bits)) *
+           power_of_two((int)exponent - bias - (int)mantissa_bits);
 }
 
 /* x rounded to nearest even at a precision of mantissa_bits and a smallest normal exponent. */
 static double round_to(double x, int mantissa_bits, int min_exponent)
 {
-    int e;
-    frexp(x, &e); /* |x| in [2^(e-1), 2^e) */
-    int step = (e - 1 < min_exponent ? min_exponent : e - 1) - mantissa_bits;
-    return ldexp(nearbyint(ldexp(x, -step)), step);
+    int e = exponent_of(x), step = (e < min_exponent ? min_exponent : e) - mantissa_bits;
+    return nearbyint(x * power_of_two(-step)) * power_of_two(step);
 }
 
 static uint16_t half_put(double x, uint32_t mantissa_bits, uint32_t exponent_bits)
@@ -50,14 +65,13 @@ static uint16_t half_put(double x, uint32_t mantissa_bits, uint32_t exponent_bit
     double r = fabs(isinf(x) ? x : round_to(x, (int)mantissa_bits, 1 - bias));
     if (r == 0)
         return sign;
-    int e;
-    frexp(r, &e);
-    e--;
-    if (isinf(r) || e > bias)
+    int e = exponent_of(r);
+    if (e > bias) /* of infinity, too */
         return sign | inf;
     if (e < 1 - bias) /* subnormal */
-        return (uint16_t)(sign | (uint16_t)ldexp(r, bias - 1 + (int)mantissa_bits));
-    uint32_t mantissa = (uint32_t)ldexp(r, (int)mantissa_bits - e) - (1u << mantissa_bits);
+        return (uint16_t)(sign | (uint16_t)(r * power_of_two(bias - 1 + (int)mantissa_bits)));
+    uint32_t mantissa =
+        (uint32_t)(r * power_of_two((int)mantissa_bits - e)) - (1u << mantissa_bits);
     return (uint16_t)(sign | ((uint32_t)(e + bias) << mantissa_bits) | mantissa);
 }
 
@@ -92,12 +106,10 @@ static uint8_t e4m3_put(float x)
         r = 448;
     if (r == 0)
         return sign;
-    int e;
-    frexp(r, &e);
-    e--;
+    int e = exponent_of(r);
     if (e < -6)
-        return (uint8_t)(sign | (uint8_t)ldexp(r, 9));
-    return (uint8_t)(sign | (uint32_t)(e + 7) << 3 | ((uint32_t)ldexp(r, 3 - e) - 8));
+        return (uint8_t)(sign | (uint8_t)(r * 512));
+    return (uint8_t)(sign | (uint32_t)(e + 7) << 3 | ((uint32_t)(r * power_of_two(3 - e)) - 8));
 }
 
 void reference_quantise(attn_dtype kv_dtype, const double *row, uint32_t n, uint8_t *out_codes,
