@@ -1,9 +1,13 @@
 /* connect.c: the connection that a command asks over: to the daemon's admin socket where the
  * command is for operators or there is no other, and how long to wait for a daemon to come up.
  */
+#define _GNU_SOURCE /* SOCK_NONBLOCK */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "clients/attnctl/attnctl.h"
@@ -13,6 +17,23 @@ static const char scheme[] = "ipc://";
 static bool is_there(const char *endpoint)
 {
     return access(endpoint + strlen(scheme), F_OK) == 0;
+}
+
+/* Does anybody listen there? A daemon that was killed, or has other addresses since, has left the
+ * file of its socket. */
+static bool is_served(const char *endpoint)
+{
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    const char *path = endpoint + strlen(scheme);
+    if (strlen(path) >= sizeof to.sun_path)
+        return true; /* the library says what is wrong with it */
+    memcpy(to.sun_path, path, strlen(path));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool is_gone = fd >= 0 && connect(fd, (const struct sockaddr *)&to, sizeof to) != 0 &&
+                   (errno == ENOENT || errno == ECONNREFUSED);
+    if (fd >= 0)
+        close(fd);
+    return !is_gone;
 }
 
 /* The admin socket beside an ipc endpoint; false: the endpoint has none. */
@@ -25,7 +46,7 @@ static bool admin_endpoint(const char *endpoint, char *out, size_t out_bytes)
         return false;
     /* a daemon of this user's that has no ipc address, and so none to be found at by default */
     if (strcmp(endpoint, attn_default_url()) == 0 && getenv("ATTND_ENDPOINT") == NULL &&
-        !is_there(endpoint) && !is_there(out) && geteuid() != 0 && runtime != NULL)
+        !is_served(endpoint) && !is_there(out) && geteuid() != 0 && runtime != NULL)
         return snprintf(out, out_bytes, "%s%s/attnd.sock.admin", scheme, runtime) < (int)out_bytes;
     return true;
 }
@@ -40,7 +61,7 @@ attn_status connect_to(const struct arguments *a, attn_client **out_client)
     char admin[256];
     uint64_t open_us = a->wait_us > a->timeout_us ? a->wait_us : a->timeout_us;
     if (admin_endpoint(a->endpoint, admin, sizeof admin) &&
-        (a->is_admin || (!is_there(a->endpoint) && is_there(admin))) &&
+        (a->is_admin || (is_there(admin) && !is_served(a->endpoint))) &&
         attn_client_open(admin, &o, a->timeout_us, out_client) == ATTN_OK)
         return ATTN_OK;
     o.fail_fast = a->wait_us == 0;

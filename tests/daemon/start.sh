@@ -134,6 +134,8 @@ order=$(grep -nE 'listening on|backend cpu on|stats on' "$dir/log" | sed 's/.*ms
 "$bin/attnctl" keys "$dir/net" --tenant research | sed -n '/^\[listen\]/,/^tenants/p' |
   sed 's/^address = .*/address = tls+tcp:\/\/127.0.0.1:0/' >"$dir/conf"
 grep -q ^address "$dir/conf" || die "no address of: $(cat "$dir/conf")"
+# of an earlier daemon there is only the file
+python3 -c 'import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])' "$dir/attnd.sock"
 operator() { "$bin/attnctl" --endpoint "ipc://$dir/attnd.sock" "$@"; } # where RUNTIME_DIRECTORY is the default's
 RUNTIME_DIRECTORY=$dir start --config "$dir/conf"
 for command in ping status 'pool list' reload; do expect 0 operator $command; done
