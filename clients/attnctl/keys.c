@@ -284,9 +284,45 @@ bool keys_make(const struct keys_wanted *w, char *why, size_t why_bytes)
     return ok;
 }
 
+/* As a URL has it. false: it is neither a DNS name nor an address. */
+static bool host_of(const GENERAL_NAME *name, char *out, size_t out_bytes)
+{
+    int type;
+    char text[INET6_ADDRSTRLEN];
+    const ASN1_STRING *value = GENERAL_NAME_get0_value(name, &type);
+    const unsigned char *bytes = ASN1_STRING_get0_data(value);
+    int n = ASN1_STRING_length(value);
+    if (type == GEN_DNS)
+        return snprintf(out, out_bytes, "%.*s", n, (const char *)bytes) < (int)out_bytes;
+    if (type != GEN_IPADD || (n != 4 && n != 16) ||
+        inet_ntop(n == 4 ? AF_INET : AF_INET6, bytes, text, sizeof text) == NULL)
+        return false;
+    return snprintf(out, out_bytes, n == 4 ? "%s" : "[%s]", text) < (int)out_bytes;
+}
+
+/* The name that workers have to use: the first of the daemon's certificate, which may be of an
+ * earlier call. */
+static void host_of_daemon(const struct keys_wanted *w, char *out, size_t out_bytes)
+{
+    char path[PATH_MAX];
+    path_of(&(struct maker){.wanted = w}, "server", ".crt", path);
+    FILE *f = fopen(path, "re");
+    X509 *cert = f != NULL ? PEM_read_X509(f, NULL, NULL, NULL) : NULL;
+    GENERAL_NAMES *names =
+        cert != NULL ? X509_get_ext_d2i(cert, NID_subject_alt_name, NULL, NULL) : NULL;
+    if (names == NULL || sk_GENERAL_NAME_num(names) == 0 ||
+        !host_of(sk_GENERAL_NAME_value(names, 0), out, out_bytes))
+        snprintf(out, out_bytes, "%s", w->hosts[0]);
+    GENERAL_NAMES_free(names);
+    X509_free(cert);
+    if (f != NULL)
+        fclose(f);
+}
+
 void keys_explain(const struct keys_wanted *w, FILE *f)
 {
-    char real[PATH_MAX];
+    char real[PATH_MAX], host[256];
+    host_of_daemon(w, host, sizeof host);
     const char *dir = realpath(w->dir, real) != NULL ? real : w->dir;
     fprintf(f,
             "# attnd.conf (the files must be readable by attnd's user: chown, or LoadCredential=)\n"
@@ -306,6 +342,6 @@ void keys_explain(const struct keys_wanted *w, FILE *f)
                 "export ATTND_CA_FILE=%s/ca.crt\n"
                 "export ATTND_KEY_FILE=%s/%s.token\n"
                 "# export ATTND_TLS_CERT_FILE=%s/%s.crt ATTND_TLS_CERT_KEY_FILE=%s/%s.key\n",
-                w->tenants[i], w->tenants[i], w->hosts[0], dir, dir, w->tenants[i], dir,
-                w->tenants[i], dir, w->tenants[i]);
+                w->tenants[i], w->tenants[i], host, dir, dir, w->tenants[i], dir, w->tenants[i],
+                dir, w->tenants[i]);
 }

@@ -27,6 +27,7 @@ for name in alpha beta; do # 32 random bytes in hexadecimal; the daemon's file h
 done
 sha256sum "$keys"/* >"$dir/sums"
 expect 0 "$ctl" keys "$keys" --tenant alpha --tenant gamma
+says '^export ATTND_ENDPOINT=tls.tcp://localhost:7471$' # the name that the certificate has
 sha256sum --quiet -c "$dir/sums" 2>/dev/null | grep -v tenants.conf && die "keys were made anew"
 grep -q '^\[gamma\]$' "$keys/tenants.conf" || die "no tenant was added"
 [[ $(grep -c '^\[alpha\]$' "$keys/tenants.conf") == 1 ]] || die "a tenant was added twice"
