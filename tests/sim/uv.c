@@ -15,6 +15,7 @@ struct handle {
     struct handle *next; /* of all, newest first */
     uv_handle_t *h;
     bool is_active, is_closing, is_closed;
+    bool is_unref; /* the loop does not wait for its end */
     uint64_t serial; /* of what was started last: older events are of no use */
     struct sim_loop *loop;
     uint64_t repeat_ns;
@@ -218,6 +219,13 @@ int uv_is_active(const uv_handle_t *h)
     return of(h)->is_active;
 }
 
+void uv_unref(uv_handle_t *h)
+{
+    struct handle *x = of(h);
+    x->loop->n_open -= !x->is_unref;
+    x->is_unref = true;
+}
+
 static void on_close(void *arg, uint64_t word)
 {
     struct handle *x = arg;
@@ -225,7 +233,7 @@ static void on_close(void *arg, uint64_t word)
     if (is_for_thread(x, on_close, word))
         return;
     x->is_closed = true;
-    x->loop->n_open--;
+    x->loop->n_open -= !x->is_unref;
     if (x->write != NULL)
         x->write->cb(x->write, UV_ECANCELED);
     if (x->shutdown != NULL)
