@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,8 +87,10 @@ def pool_spec(impls: list[AttndImpl], config: Any, block_tokens: int, n_blocks: 
                     f"attnd-vllm: layer {i} has {field} {getattr(impl, field)}, layer 0 has"
                     f" {getattr(first, field)}: all layers must be alike"
                 )
+    model = model_name(config, shared.weights)
+    digest = hashlib.sha256(model.encode()).hexdigest()[:16]  # those of other models have other pools
     return attnd.PoolSpec(
-        name=settings.pool_name() or f"vllm-{shared.weights[:16]}-{block_tokens}-{n_pool}",
+        name=settings.pool_name() or f"vllm-{digest}-{block_tokens}-{n_pool}",
         num_layers=len(impls),
         num_q_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
@@ -96,7 +99,7 @@ def pool_spec(impls: list[AttndImpl], config: Any, block_tokens: int, n_blocks: 
         n_blocks=n_pool,
         q_dtype=_DTYPES[config.model_config.dtype],
         layers=[_layer_spec(impl) for impl in impls],
-        model=model_name(config, shared.weights),
+        model=model,
     )
 
 

@@ -117,10 +117,11 @@ class AttndConnector(KVConnectorBase_V1):
         self.seen[request.request_id] = Seen(request, adapter, n)
         self.meta.opened.append(Opened(request.request_id, tokens, n, adapter or 0))
 
-    def _tell(self, s: Seen, n_computed: int) -> None:
-        """The ids of n_computed tokens may follow, if they have filled a block since last time."""
+    def _tell(self, s: Seen, n_computed: int, is_end: bool = False) -> None:
+        """The ids of n_computed tokens may follow, if they have filled a block since last time; at
+        the request's end in any case."""
         n = n_computed // self.block_tokens * self.block_tokens
-        if s.adapter is not None and n > s.n_told:
+        if s.adapter is not None and n > 0 and (is_end or n > s.n_told):
             self.meta.told.append(Told(s.request.request_id, list(s.request.all_token_ids)))
             s.n_told = n
 
@@ -132,7 +133,7 @@ class AttndConnector(KVConnectorBase_V1):
         for name in so.preempted_req_ids or ():
             s = self.seen.pop(name, None)
             if s is not None:
-                self._tell(s, s.request.num_tokens)
+                self._tell(s, s.request.num_tokens, is_end=True)
         meta, self.meta = self.meta, AttndMeta()
         return meta
 
@@ -141,7 +142,7 @@ class AttndConnector(KVConnectorBase_V1):
     ) -> tuple[bool, dict[str, Any] | None]:
         s = self.seen.pop(request.request_id, None)
         if s is not None:
-            self._tell(s, s.request.num_tokens)
+            self._tell(s, s.request.num_tokens, is_end=True)
         return False, None
 
     # ---- the worker: the attention backend does it all

@@ -1,0 +1,102 @@
+"""Runs vLLM once, with its own attention or with attnd's, and writes what came of it.
+
+    run.py JSON     {"out": file, "model": path, "is_own": bool, "options": of vllm.LLM,
+                     "rounds": [{"prompts": [ids], "n": [tokens], "logprobs": n, "kills": n,
+                                 "abort": n, "replace": bool}]}
+
+A round gives its texts; kills: the daemon, as often, while texts are made ($ENGINES_KEEPER is the
+keeper's pid); replace: it is ended once and another one begins empty ($ENGINES_REPLACE is a file
+that asks for it); abort: the first n requests are aborted in the middle. At the end the engine must hold no
+sequence.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+
+
+def of_keeper():
+    keeper = os.environ["ENGINES_KEEPER"]
+    return int(pathlib.Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
+
+
+class Disturbed:
+    """Has something done to the daemon after some steps of the engine."""
+
+    def __init__(self, round):
+        self.n_steps, self.n_kills = 0, round.get("kills", 0)
+        self.does_replace = round.get("replace", False)
+
+    def step(self):
+        self.n_steps += 1
+        if self.n_kills > 0 and self.n_steps % 15 == 0:
+            self.n_kills -= 1
+            os.kill(of_keeper(), signal.SIGKILL)
+        if self.does_replace and self.n_steps == 15:
+            self.does_replace = False
+            ask = pathlib.Path(os.environ["ENGINES_REPLACE"])
+            ask.write_text("")
+            while ask.exists():
+                time.sleep(0.01)
+
+
+def run_round(llm, number, round, params):
+    engine, done, disturbed = llm.llm_engine, {}, Disturbed(round)
+    names = [f"r{number}.{i}" for i in range(len(round["prompts"]))]
+    for name, ids, n in zip(names, round["prompts"], round["n"]):
+        engine.add_request(name, {"prompt_token_ids": ids}, params(n, round.get("logprobs")))
+    n_abort = round.get("abort", 0)
+    while engine.has_unfinished_requests():
+        for o in engine.step():
+            if o.finished:
+                done[o.request_id.split("-")[0] if o.request_id not in names else o.request_id] = o
+        disturbed.step()
+        if n_abort > 0 and disturbed.n_steps == 12:
+            engine.abort_request(names[:n_abort])
+    engine.step()  # in one process, vLLM says only with the next step what has ended
+    found = []
+    for i, name in enumerate(names):
+        o = done.get(name)
+        if i < n_abort and (o is None or o.outputs[0].finish_reason == "abort"):
+            found.append(None)
+            continue
+        c = o.outputs[0]
+        logprobs = None
+        if c.logprobs:
+            logprobs = [{str(t): p.logprob for t, p in at.items()} for at in c.logprobs]
+        found.append({"ids": list(c.token_ids), "cached": o.num_cached_tokens, "logprobs": logprobs})
+    return found
+
+
+def main():
+    asked = json.loads(sys.argv[1])
+    if asked["is_own"]:
+        os.environ.pop("ATTND_VLLM", None)
+    from vllm import LLM, SamplingParams
+
+    def params(n, logprobs):
+        return SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, logprobs=logprobs)
+
+    llm = LLM(model=asked["model"], skip_tokenizer_init=True, seed=0, disable_log_stats=True, **asked["options"])
+    if "ENGINES_READY" in os.environ:  # two engines begin together
+        pathlib.Path(os.environ["ENGINES_READY"]).write_text("")
+        while not pathlib.Path(os.environ["ENGINES_GO"]).exists():
+            time.sleep(0.05)
+    rounds = [run_round(llm, i, r, params) for i, r in enumerate(asked["rounds"])]
+    result = {"rounds": rounds}
+    if not asked["is_own"] and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
+        from attnd_vllm.worker import shared
+
+        result["held"] = len(shared.requests.held)
+        result["restarts"] = shared.requests.n_restarts
+        result["reserved"] = shared.requests.pool.probe().n_reserved_blocks
+    pathlib.Path(asked["out"]).write_text(json.dumps(result))
+    print("DONE", flush=True)
+
+
+if __name__ == "__main__":
+    main()

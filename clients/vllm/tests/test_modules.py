@@ -1,0 +1,349 @@
+"""attnd-vllm's modules against a daemon, over a fake of vLLM (fake/): platform, connector, worker and
+backend, with a scheduler that chunks, preempts, aborts, speculates and recomputes. Texts must be those
+that a float64 model writes alone. test_requests.py has the bookkeeping below by itself, and
+engines/test_engines.py the real vLLM.
+"""
+
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1] / "python/tests"), str(HERE.parent / "src"), str(HERE)]
+
+import fake  # noqa: E402
+
+fake.install()
+
+from conftest import Daemon  # noqa: E402, I001
+
+import attnd  # noqa: E402
+import attnd_vllm  # noqa: E402
+import torch  # noqa: E402
+from fake.engine import Engine, config  # noqa: E402
+from test_requests import (  # noqa: E402
+    DIM,
+    KV_HEADS,
+    LAYERS,
+    Q_HEADS,
+    VOCABULARY,
+    n_sequences,
+    prompts,
+    qkv,
+    text_of,
+    token_of,
+)
+
+BLOCK = 8
+entry_point = attnd_vllm.platform  # as vLLM finds it: later, the module has the name
+
+
+class Model:
+    layers, q_heads, kv_heads, dim, vocabulary = LAYERS, Q_HEADS, KV_HEADS, DIM, VOCABULARY
+
+    def __init__(self, weight=1.0):
+        self._weight = torch.from_numpy(np.full(1000, weight, np.float32))
+
+    def named_parameters(self):
+        yield "w", self._weight
+
+    def named_buffers(self):
+        return ()
+
+    qkv = staticmethod(lambda ids, at, salt: tuple(qkv(ids, at, salt)))
+    token_of = staticmethod(token_of)
+
+
+class Kept(Daemon):
+    def start(self, timeout=60.0):
+        if "--supervise" not in self._command:
+            self._command[1:1] = ["--supervise"]
+        super().start(timeout)
+
+
+@pytest.fixture
+def daemon(monkeypatch):
+    with Daemon(**{"device.kv_memory": "64M", "engine.lease": "4s"}) as d:
+        monkeypatch.setenv("ATTND_VLLM", d.url)
+        yield d
+
+
+@pytest.fixture
+def engine(daemon):
+    made = []
+
+    def make(n_blocks=128, weight=1.0, **more):
+        made.append(Engine(Model(weight), n_blocks, BLOCK, **more))
+        return made[-1]
+
+    yield make
+    for e in made:
+        if e.shared.requests is not None:
+            e.close()
+
+
+def check(e, n):
+    assert len(e.done) == n
+    for r in e.done:
+        assert r.text == text_of(r.prompt, r.n, r.model_salt), r.request_id
+
+
+def test_the_platform_turns_on_what_is_needed(engine):
+    e = engine()
+    c = e.config
+    assert c.are_defaults_applied and not c.cache_config.enable_prefix_caching
+    assert not c.scheduler_config.async_scheduling
+    assert c.kv_transfer_config.kv_connector == "AttndConnector"
+    assert c.kv_transfer_config.kv_load_failure_policy == "recompute"
+    attnd_vllm.register()
+    assert fake.registered == {fake.AttentionBackendEnum.CUSTOM: "attnd_vllm.backend.AttndBackend"}
+    assert fake.KVConnectorFactory._registry["AttndConnector"] == ("attnd_vllm.connector", "AttndConnector")
+
+
+def test_chunks_drafts_and_prefixes(engine, daemon):
+    e = engine()
+    e.speculates = True
+    for round in range(2):
+        for i, p in enumerate(prompts(8, 3, shared=24)):
+            e.add(f"r{round}.{i}", p, 10)
+        e.run()
+    check(e, 16)
+    assert e.n_rejected > 5 and e.n_recomputed == 0
+    assert sum(r.n_cached for r in e.done[8:]) > 8 * 24
+    assert n_sequences(daemon) == 0 and not e.shared.requests.held
+
+
+def test_preemption_and_aborts(engine, daemon):
+    e = engine(24)
+    for i, p in enumerate(prompts(12, 5)):
+        e.add(f"r{i}", p, 20)
+    n = [0]
+
+    def each():
+        n[0] += 1
+        if n[0] in (4, 9):
+            e.abort(f"r{n[0] - 3}")
+
+    e.run(each)
+    check(e, 10)
+    assert e.n_preempted > 2
+    assert n_sequences(daemon) == 0
+
+
+def test_a_daemon_that_begins_empty_is_computation(engine, daemon):
+    e = engine()
+    for i, p in enumerate(prompts(8, 8)):
+        e.add(f"r{i}", p, 16)
+    n = [0]
+
+    def each():
+        n[0] += 1
+        if n[0] in (6, 15):
+            daemon.restart()
+
+    e.run(each)
+    check(e, 8)
+    assert e.n_recomputed > 2 and e.shared.requests.n_restarts == 2
+    assert n_sequences(daemon) == 0
+
+
+def test_a_daemon_with_a_keeper_is_a_pause(monkeypatch):
+    with Kept(**{"device.kv_memory": "64M"}) as d:
+        monkeypatch.setenv("ATTND_VLLM", d.url)
+        e = Engine(Model(), 128, BLOCK)
+        for i, p in enumerate(prompts(8, 8)):
+            e.add(f"r{i}", p, 16)
+        n = [0]
+
+        def between(at):
+            n[0] += 1
+            if n[0] in (10, 31):
+                children = f"/proc/{d.process.pid}/task/{d.process.pid}/children"
+                os.kill(int(pathlib.Path(children).read_text().split()[0]), 9)
+
+        e.between = between
+        e.run()
+        check(e, 8)
+        assert e.n_recomputed == 0 and e.shared.requests.n_restarts == 0
+        e.close()
+
+
+def test_blocks_that_others_take_are_waited_for(engine, daemon):
+    """Out of blocks never ends the engine: another session has most of the pool for a while."""
+    e = engine(24)
+    for i, p in enumerate(prompts(8, 6)):
+        e.add(f"r{i}", p, 16)
+    with attnd.connect(daemon.url) as other:
+        pool = other.pool(e.shared.requests.pool.spec.name)
+        seq, k = pool.open(), np.ones((BLOCK, KV_HEADS, DIM), np.float32)
+        timer = threading.Timer(1.0, seq.close)
+
+        def each():  # takes what is free, until steps have waited for it for a second
+            if timer.ident is None:
+                timer.start()
+            try:
+                for pos in range(0, 14 * BLOCK, BLOCK):
+                    pool.step(0, [(seq, pos, BLOCK)], k=k, v=k)
+            except (attnd.OutOfBlocksError, attnd.NotFoundError, attnd.InvalidArgumentError):
+                pass
+
+        e.run(each)
+        timer.join()
+    check(e, 8)
+    assert n_sequences(daemon) == 0
+
+
+def run_other(url, seed):
+    """A second engine, in a process of its own."""
+    os.environ["ATTND_VLLM"] = url
+    e = Engine(Model(), 20, BLOCK, seed=seed)
+    for i, p in enumerate(prompts(8, 6 + seed, shared=24)):
+        e.add(f"e{seed}.{i}", p, 16)
+    e.run()
+    check(e, 8)
+    assert e.shared.requests.pool.probe().n_reserved_blocks == 20
+    print(json.dumps({"recomputed": e.n_recomputed, "preempted": e.n_preempted}))
+    e.close()
+
+
+def test_two_engines_have_their_shares_of_a_pool_too_small_for_both(daemon):
+    env = {**os.environ, "ATTND_VLLM_POOL_BLOCKS": "40"}
+    engines = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import sys; from test_modules import run_other; "
+             "run_other(sys.argv[1], int(sys.argv[2]))", daemon.url, str(k)],
+            env={**env, "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])},
+            stdout=subprocess.PIPE,
+        )
+        for k in range(2)
+    ]
+    for e in engines:
+        said, _ = e.communicate(timeout=600)
+        assert e.returncode == 0
+        got = json.loads(said)
+        assert got["recomputed"] == 0 and got["preempted"] > 0
+    assert n_sequences(daemon) == 0
+
+
+def test_what_k_and_v_depend_on_is_in_the_key_or_nothing_is_shared(engine, tmp_path):
+    e = engine(256)
+    (prompt,) = prompts(1, 9, shared=64)
+    lora = []
+    for i in range(2):
+        folder = tmp_path / f"lora{i}"
+        folder.mkdir()
+        (folder / "weights").write_bytes(bytes([i]) * 100)
+        lora.append(types.SimpleNamespace(lora_path=str(folder), lora_name=f"l{i}"))
+    image = [
+        [types.SimpleNamespace(identifier=f"hash{i}", mm_position=types.SimpleNamespace(offset=o, length=4))]
+        for i, o in ((0, 3), (1, 3), (0, 5))
+    ]
+    kinds = [
+        {},
+        {"lora": lora[0]},
+        {"lora": lora[1]},
+        *({"mm": m} for m in image),
+        {"salt": "a"},
+        {"salt": "b"},
+    ]
+    for again in range(2):
+        for i, kind in enumerate(kinds):
+            e.add(f"{again}.{i}", prompt, 3, model_salt=i, **kind)
+            e.run()
+    check(e, 2 * len(kinds))
+    assert [r.n_cached for r in e.done[: len(kinds)]] == [0] * len(kinds)
+    assert [r.n_cached >= 64 for r in e.done[len(kinds) :]] == [True] * len(kinds), [r.n_cached for r in e.done]
+    gone = types.SimpleNamespace(lora_path=str(tmp_path / "no such"), lora_name="gone")
+    for i, kind in enumerate(({"embeds": object()}, {"lora": gone}) * 2):
+        e.add(f"u{i}", prompt, 3, model_salt=20 + i, **kind)
+        e.run()
+    check(e, 2 * len(kinds) + 4)
+    assert [r.n_cached for r in e.done[-4:]] == [0] * 4
+
+
+def test_weights_dtype_quantisation_and_rope_are_in_the_pools_identity(engine):
+    def model(weight=1.0, **more):
+        e = engine(weight=weight, **more)
+        spec = e.shared.requests.pool.spec
+        e.close()
+        return spec.name, spec.model
+
+    base = model()
+    assert model() == base
+    assert model(weight=1.0 + 2**-20)[0] != base[0]
+    rope = types.SimpleNamespace(to_dict=lambda: {"layers": LAYERS, "rope_theta": 5e5})
+    others = [base, model(model_config__quantization="awq"), model(model_config__hf_text_config=rope)]
+    assert len({name for name, _ in others}) == len({identity for _, identity in others}) == 3
+
+
+@pytest.mark.parametrize(
+    "where, value, says",
+    [
+        ("parallel_config__tensor_parallel_size", 2, "tensor_parallel_size 2"),
+        ("parallel_config__pipeline_parallel_size", 2, "pipeline_parallel_size 2"),
+        ("speculative_config", types.SimpleNamespace(method="eagle"), "speculative method 'eagle'"),
+        ("cache_config__cache_dtype", "fp8", "kv_cache_dtype 'fp8'"),
+        ("kv_transfer_config", types.SimpleNamespace(kv_connector="Lm"), "KV connector 'Lm'"),
+        ("model_config__enable_sleep_mode", True, "sleep mode"),
+        ("cache_config__num_gpu_blocks_override", None, "--num-gpu-blocks-override"),
+        ("model_config__use_mla", True, "MLA"),
+        ("model_config__is_encoder_decoder", True, "encoder-decoder"),
+        ("model_config__runner_type", "pooling", "runner 'pooling'"),
+    ],
+)
+def test_refused_by_name(where, value, says):
+    of_platform = importlib.import_module("attnd_vllm.platform")
+    with pytest.raises(ValueError, match=r"attnd-vllm does not support .*") as e:
+        of_platform.check_config(config(Model(), 8, BLOCK, **{where: value}))
+    assert says in str(e.value)
+
+
+def test_refused_by_the_backend(engine):
+    from attnd_vllm.backend import AttndBackend, AttndImpl
+
+    with pytest.raises(ValueError, match="attention of type encoder"):
+        AttndImpl(2, 8, 1.0, attn_type="encoder")
+    with pytest.raises(ValueError, match="K and V of another"):
+        AttndImpl(2, 8, 1.0, kv_sharing_target_layer_name="model.layers.0.attn")
+    assert AttndBackend.supported_kv_cache_dtypes == ["auto"]
+    assert not AttndBackend.supports_head_size(12) and not AttndBackend.supports_head_size(512)
+
+
+def test_vllms_own_prefix_cache_is_refused(engine):
+    e = engine()
+    request = types.SimpleNamespace(request_id="r")
+    with pytest.raises(RuntimeError, match="vLLM's own prefix cache is on"):
+        e.of_scheduler.get_num_new_matched_tokens(request, 16)
+
+
+def test_weights_do_not_change(engine):
+    with pytest.raises(NotImplementedError, match="weights can't change"):
+        engine().worker.reload_weights()
+
+
+def test_a_version_that_is_not_known_is_refused(monkeypatch):
+    import importlib.metadata
+
+    monkeypatch.setenv("ATTND_VLLM", "ipc:///nowhere")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.99.0")
+    with pytest.raises(RuntimeError, match=r"this is 0\.99\.0"):
+        entry_point()
+    monkeypatch.delenv("ATTND_VLLM")
+    assert entry_point() is None
+
+
+def test_a_pool_smaller_than_the_engine_is_refused(engine, monkeypatch):
+    monkeypatch.setenv("ATTND_VLLM_POOL_BLOCKS", "20")
+    with pytest.raises(ValueError, match="ATTND_VLLM_POOL_BLOCKS is 20, less than the engine's 24"):
+        engine(24)
+    monkeypatch.setenv("ATTND_VLLM_POOL_BLOCKS", "many")
+    with pytest.raises(ValueError, match="ATTND_VLLM_POOL_BLOCKS is 'many'"):
+        engine(24)
