@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
 from typing import Any
 
 import attnd
@@ -19,15 +18,17 @@ from vllm.v1.attention.backend import (
     AttentionType,
 )
 
-from attnd.serving.requests import Requests, Row, Step
+from attnd.serving.requests import Requests
 
 from . import settings
-from .worker import connect, model_name, shared
+from .lane import Metadata, OverHost, OverLane
+from .versions import SmallPages
+from .worker import model_name, shared
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
-class AttndBackend(AttentionBackend):
+class AttndBackend(SmallPages, AttentionBackend):
     forward_includes_kv_cache_update = True
     supported_dtypes = list(_DTYPES)
     supported_kv_cache_dtypes = ["auto"]
@@ -55,11 +56,6 @@ class AttndBackend(AttentionBackend):
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         return head_size % 8 == 0 and 8 <= head_size <= 256
-
-    @classmethod
-    def customize_spec(cls, spec: Any) -> Any:
-        """vLLM's own pages: one element for each block and layer, as little as they may have."""
-        return replace(spec, num_head_slots=1, state_content_bytes=spec.dtype.itemsize)
 
 
 def _layer_spec(impl: AttndImpl) -> attnd.LayerSpec:
@@ -103,23 +99,15 @@ def pool_spec(impls: list[AttndImpl], config: Any, block_tokens: int, n_blocks: 
     )
 
 
-@dataclass
-class AttndMetadata:
-    """A step of n_tokens rows of q, k and v."""
-
-    step: Step
-    n_tokens: int
-
-    def index(self) -> torch.Tensor | None:
-        """The places of the tokens that are computed; None: all of them, in order."""
-        rows = self.step.rows
-        if sum(r.n for r in rows) == self.n_tokens:
-            return None
-        return torch.cat([torch.arange(r.start, r.start + r.n) for r in rows])
+def _graph_sizes(config: Any) -> list[int]:
+    """Tokens of the graphs that may have attention in them, smallest first."""
+    c = config.compilation_config
+    if not c.cudagraph_mode.has_full_cudagraphs():
+        return []
+    return sorted(c.cudagraph_capture_sizes or [])
 
 
 class AttndBuilder(AttentionMetadataBuilder):
-    _cudagraph_support = AttentionCGSupport.NEVER
     reorder_batch_threshold = None
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any):
@@ -128,34 +116,47 @@ class AttndBuilder(AttentionMetadataBuilder):
             raise ValueError("attnd-vllm: the model has several groups of KV caches")
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
         ordered = sorted(layer_names, key=extract_layer_index)
-        cache = vllm_config.cache_config
+        n_blocks = vllm_config.cache_config.num_gpu_blocks_override
+        lane, sizes = shared.lane, _graph_sizes(vllm_config)
+        if lane is not None:  # the tokens that fill a graph have a block each
+            n_blocks += max((b - a for a, b in zip([0, *sizes], sizes)), default=2)
         spec = pool_spec(
-            [layers[n].impl for n in ordered],
-            vllm_config,
-            kv_cache_spec.block_size,
-            cache.num_gpu_blocks_override,
+            [layers[n].impl for n in ordered], vllm_config, kv_cache_spec.block_size, n_blocks
         )
         shared.layers = {name: i for i, name in enumerate(ordered)}
         shared.block_tokens = spec.block_tokens
         shared.requests = Requests(
-            connect("vllm"),
+            shared.client,
             lambda client: client.create_pool(spec),
-            cache.num_gpu_blocks_override if settings.pool_blocks() > 0 else 0,
+            n_blocks if settings.pool_blocks() > 0 else 0,
         )
+        if lane is None:
+            shared.way = OverHost(shared.requests)
+        else:
+            shared.way = OverLane(shared.requests, lane, sizes[-1] if sizes else 0)
+            shared.way.warm(torch.device(device))
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        if shared.lane is not None:
+            return AttentionCGSupport.UNIFORM_BATCH
+        return AttentionCGSupport.NEVER
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
-    ) -> AttndMetadata:
+    ) -> Metadata:
         c = common_attn_metadata
-        starts = c.query_start_loc_cpu.tolist()
-        lens = (c.seq_lens if c.seq_lens_cpu_upper_bound is None else c.seq_lens_cpu_upper_bound).tolist()
-        runner, rows = shared.runner, []
-        for i, request in enumerate(runner.input_batch.req_ids[: c.num_reqs]):
-            n = starts[i + 1] - starts[i]
-            if n > 0:
-                is_sampled = lens[i] >= runner.requests[request].num_tokens
-                rows.append(Row(request, lens[i] - n, n, starts[i], is_sampled))
-        return AttndMetadata(shared.requests.step(rows), starts[c.num_reqs])
+        rows = shared.batch.rows(c) if shared.is_in_step else []
+        if rows:
+            step, n_tokens = shared.requests.step(rows), rows[-1].start + rows[-1].n
+            is_uniform = all(r.n == rows[0].n for r in rows)
+        else:
+            step, n_tokens, is_uniform = None, c.num_actual_tokens, True
+        shared.metadata = shared.way.plan(step, n_tokens, c.num_actual_tokens, is_uniform)
+        return shared.metadata
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Metadata:
+        return shared.way.capture(common_attn_metadata.num_actual_tokens)
 
 
 class AttndImpl(AttentionImpl):
@@ -192,7 +193,7 @@ class AttndImpl(AttentionImpl):
         key: torch.Tensor,
         value: torch.Tensor,
         kv_cache: torch.Tensor,
-        attn_metadata: AttndMetadata | None,
+        attn_metadata: Metadata | None,
         output: torch.Tensor,
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
@@ -202,16 +203,6 @@ class AttndImpl(AttentionImpl):
         if m is None:  # vLLM measures its memory
             return output.zero_()
         at = shared.layers[layer.layer_name]
-
-        def compute(step: Step) -> None:
-            index = m.index()
-            if index is None:
-                q, k, v = (x[: m.n_tokens].contiguous() for x in (query, key, value))
-                shared.requests.pool.step(at, step.items, q, k, v, out=output[: m.n_tokens])
-                return
-            q, k, v = (x.index_select(0, index) for x in (query, key, value))
-            out = torch.empty_like(q)
-            shared.requests.pool.step(at, step.items, q, k, v, out=out)
-            output.zero_().index_copy_(0, index, out)
-
-        return output if m.step.layer(at, compute) else output.zero_()
+        shape = (-1, self.num_heads, self.head_size)
+        done = shared.way.attend(at, m, query, key, value, output.view(shape))
+        return output if done else output.zero_()

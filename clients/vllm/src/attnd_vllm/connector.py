@@ -113,16 +113,16 @@ class AttndConnector(KVConnectorBase_V1):
         adapter, n = self._adapter(request), num_external_tokens
         tokens: Sequence[int] = ()
         if adapter is not None:
-            tokens = list(request.all_token_ids[: n + 1])
+            tokens = request.all_token_ids[: n + 1]
         self.seen[request.request_id] = Seen(request, adapter, n)
         self.meta.opened.append(Opened(request.request_id, tokens, n, adapter or 0))
 
     def _tell(self, s: Seen, n_computed: int, is_end: bool = False) -> None:
         """The ids of n_computed tokens may follow, if they have filled a block since last time; at
         the request's end in any case."""
-        n = n_computed // self.block_tokens * self.block_tokens
+        n = min(n_computed, s.request.num_tokens) // self.block_tokens * self.block_tokens
         if s.adapter is not None and n > 0 and (is_end or n > s.n_told):
-            self.meta.told.append(Told(s.request.request_id, list(s.request.all_token_ids)))
+            self.meta.told.append(Told(s.request.request_id, s.request.all_token_ids[:]))
             s.n_told = n
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:

@@ -1,11 +1,11 @@
-"""vLLM's CPU platform with attnd in it: sets what the rest of the package needs, and refuses by name
+"""vLLM's platform with attnd in it: sets what the rest of the package needs, and refuses by name
 what would be computed wrongly."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from vllm.platforms.cpu import CpuPlatform
+from . import settings
 
 
 def _refuse(what: str, instead: str = "") -> None:
@@ -44,7 +44,12 @@ def check_config(c: Any) -> None:
         _refuse(f"runner {model.runner_type!r}")
 
 
-class AttndCpuPlatform(CpuPlatform):
+class AttndPlatform:
+    """Part of a platform class, before vLLM's own."""
+
+    attnd_worker: str
+    device_type: str
+
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
         from vllm.config import KVTransferConfig  # which asks for the platform as it is imported
@@ -55,15 +60,16 @@ class AttndCpuPlatform(CpuPlatform):
         if not cache.user_specified_block_size:
             cache.block_size = 32
             cache.user_specified_block_size = True
-        vllm_config.scheduler_config.async_scheduling = False  # positions must be known
+        if not (settings.is_async() and cls.device_type == "cuda"):
+            vllm_config.scheduler_config.async_scheduling = False
         vllm_config.scheduler_config.disable_hybrid_kv_cache_manager = True
         vllm_config.kv_transfer_config = KVTransferConfig(
             kv_connector="AttndConnector",
             kv_role="kv_both",
             kv_load_failure_policy="recompute",
         )
-        vllm_config.parallel_config.worker_cls = "attnd_vllm.worker.AttndCpuWorker"
-        super().apply_config_platform_defaults(vllm_config)
+        vllm_config.parallel_config.worker_cls = cls.attnd_worker
+        super().apply_config_platform_defaults(vllm_config)  # type: ignore[misc]
 
     @classmethod
     def get_attn_backend_cls(

@@ -8,6 +8,8 @@ ATTND_VLLM_POOL_BLOCKS
                  blocks of the pool, for engines that share one: each has reserved as many of them as
                  it counts (--num-gpu-blocks-override). By default the pool is as large as that, and
                  nothing is reserved
+ATTND_VLLM_ASYNC 1: on GPUs, vLLM may schedule a step before the one before it is done. Tokens that attnd
+                 then can't compute, which are computed again without it, end the engine
 """
 
 from __future__ import annotations
@@ -35,3 +37,7 @@ def pool_blocks() -> int:
 
 def pool_name() -> str | None:
     return os.environ.get("ATTND_VLLM_POOL") or None
+
+
+def is_async() -> bool:
+    return os.environ.get("ATTND_VLLM_ASYNC") == "1"

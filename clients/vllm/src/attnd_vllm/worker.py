@@ -1,4 +1,5 @@
-"""vLLM's CPU worker with attnd: tells requests.py of each step before the model runs."""
+"""vLLM's worker with attnd: tells requests.py of each step before the model runs, and lets no token
+out before the step's layers are known to have been computed."""
 
 from __future__ import annotations
 
@@ -6,21 +7,28 @@ from typing import Any
 
 import attnd
 from vllm.model_executor.model_loader import base_loader
-from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput, ModelRunnerOutput
 
 from attnd.serving import model as serving_model
 from attnd.serving.requests import Requests
 
-from . import settings
+from . import settings, versions
+from .lane import Metadata, Way, open_lane
 
 
 class Shared:
     """What the worker, the attention backend and the connector of one process share."""
 
     def __init__(self) -> None:
-        self.runner: Any = None
+        self.client: attnd.Client | None = None
+        self.lane: attnd.Lane | None = None  # None: there can't be one
+        self.batch: versions.Batch | None = None
+        self.blocks = versions.Blocks()
         self.weights = ""  # a digest
         self.requests: Requests | None = None
+        self.way: Way | None = None
+        self.metadata: Metadata | None = None  # of the step that is on its way
+        self.is_in_step = False  # what runs is the scheduler's, no trial
         self.layers: dict[str, int] = {}  # of the pool, by vLLM's names
         self.block_tokens = 0
 
@@ -30,10 +38,9 @@ class Shared:
             return set()
         invalid = set()
         for request, n_tokens in self.requests.take_failed().items():
-            state = self.runner.requests.get(request)
-            if state is not None:  # else it has ended since
-                (blocks,) = state.block_ids
-                invalid.add(blocks[n_tokens // self.block_tokens])
+            block = self.blocks.at(request, n_tokens, self.block_tokens)
+            if block is not None:
+                invalid.add(block)
         return invalid
 
 
@@ -53,10 +60,27 @@ def connect(name: str) -> attnd.Client:
     )
 
 
-class AttndCpuWorker(CPUWorker):
+class _Checked(AsyncModelRunnerOutput):
+    """Tokens that are on their way from the GPU."""
+
+    def __init__(self, output: AsyncModelRunnerOutput, worker: AttndWorker, m: Metadata | None):
+        self._output, self._worker, self._metadata = output, worker, m
+
+    def get_output(self) -> ModelRunnerOutput:
+        return self._worker.checked(self._output.get_output(), self._metadata)
+
+
+class AttndWorker:
+    """Part of a worker class, before vLLM's own."""
+
+    vllm_config: Any
+    model_runner: Any
+
     def init_device(self) -> None:
-        super().init_device()
-        shared.runner = self.model_runner
+        super().init_device()  # type: ignore[misc]
+        shared.batch = versions.Batch(self.model_runner)
+        shared.client = connect("vllm")
+        shared.lane = open_lane(shared.client, self.model_runner.device, self.vllm_config)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Takes the weights' digest before they are packed for the processor, which hides them."""
@@ -70,7 +94,7 @@ class AttndCpuWorker(CPUWorker):
 
         base_loader.process_weights_after_loading = digest_and_process
         try:
-            super().load_model(*args, **kwargs)
+            super().load_model(*args, **kwargs)  # type: ignore[misc]
         finally:
             base_loader.process_weights_after_loading = process
         if not shared.weights:
@@ -79,20 +103,79 @@ class AttndCpuWorker(CPUWorker):
                 " show the model's weights, so it can't be told whose cache fits them"
             )
 
+    def get_kv_cache_spec(self) -> Any:
+        return versions.small_specs(super().get_kv_cache_spec())  # type: ignore[misc]
+
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("attnd-vllm: weights can't change, the cache has K and V of these")
 
     start_weight_update = update_weights = start_draft_weight_update = reload_weights
 
+    @property
+    def _is_async(self) -> bool:
+        return bool(self.vllm_config.scheduler_config.async_scheduling)
+
     def execute_model(self, scheduler_output: Any) -> Any:
         so, meta = scheduler_output, scheduler_output.kv_connector_metadata
-        if shared.requests is not None:
+        shared.blocks.follow(so)
+        if shared.requests is not None and shared.way is not None:
             ended = {*so.finished_req_ids, *(so.preempted_req_ids or ())}
-            shared.requests.begin(ended, getattr(meta, "opened", ()), getattr(meta, "told", ()))
-        return super().execute_model(scheduler_output)
+            opened, told = getattr(meta, "opened", ()), getattr(meta, "told", ())
+            if self._is_async and (ended or opened):
+                shared.way.settle()  # a step that is on its way may have them
+            shared.requests.begin(ended, opened, told)
+        shared.metadata, shared.is_in_step = None, True
+        try:
+            output = super().execute_model(scheduler_output)  # type: ignore[misc]
+        finally:
+            shared.is_in_step = False
+            if shared.batch is not None:
+                shared.batch.forget()
+        if self._is_async and shared.requests is not None and shared.requests.failed:
+            failed = ", ".join(sorted(shared.requests.failed))
+            raise RuntimeError(
+                f"attnd-vllm: attnd can't compute a step's tokens of {failed}, and the scheduler has"
+                " gone on already: without ATTND_VLLM_ASYNC it would compute them again"
+            )
+        return self._checking(output)
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        return self._checking(super().sample_tokens(*args, **kwargs))  # type: ignore[misc]
+
+    def _checking(self, output: Any) -> Any:
+        if isinstance(output, AsyncModelRunnerOutput):
+            return _Checked(output, self, shared.metadata)
+        if isinstance(output, ModelRunnerOutput):
+            return self.checked(output, shared.metadata)
+        return output
+
+    def checked(self, output: ModelRunnerOutput, m: Metadata | None) -> ModelRunnerOutput:
+        """The output of a step whose tokens are there, after its layers were; where they have failed,
+        with what vLLM has to compute again. Raises what it can't be told."""
+        if m is None or shared.way is None or shared.requests is None:
+            return output
+        try:
+            shared.way.check()
+        except attnd.AttndError as e:
+            rows = () if m.step is None else m.step.rows
+            lost = [r.request for r in rows if self._is_async or (r.is_sampled and not r.may_fail)]
+            if lost:
+                raise RuntimeError(
+                    f"attnd-vllm: a layer has failed, and vLLM can't be told to compute the tokens of"
+                    f" {', '.join(lost)} again"
+                ) from e
+            for r in rows:
+                shared.requests.fail(r)
+            if output.kv_connector_output is None:
+                output.kv_connector_output = KVConnectorOutput()
+            output.kv_connector_output.invalid_block_ids |= shared.take_invalid_blocks()
+        return output
 
     def shutdown(self) -> None:
+        if shared.way is not None:
+            shared.way.close()
+            shared.way = shared.lane = None
         if shared.requests is not None:
             shared.requests.close()
             shared.requests = None
-        super().shutdown()
+        super().shutdown()  # type: ignore[misc]
