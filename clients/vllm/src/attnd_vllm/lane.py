@@ -9,11 +9,12 @@ from typing import Any
 import attnd
 import torch
 
-from attnd.serving.requests import Requests, Row, Step
+from attnd.serving.requests import Requests, Step
 
 _log = logging.getLogger("attnd_vllm")
 
-_MAX_LANE_BYTES = 256 << 20  # of each of a lane's regions; larger layers go in pieces
+# of each of a lane's regions: larger layers go in pieces, and listen.shm_client may allow less
+_MAX_LANE_BYTES, _MIN_LANE_BYTES = 256 << 20, 2 << 20
 
 
 class Metadata:
@@ -203,13 +204,16 @@ class OverLane:
         )
 
     def _without_blocks(self, step: Step, status: int) -> attnd.Result:
-        """What a step would have given where the pool is full: a plan fails as a whole."""
+        """Whose row is left out where the pool is full, as a plan fails as a whole: the last that may
+        be, of those that take a block. Perhaps there are enough for the others."""
         size, held = self._requests.pool.spec.block_tokens, self._requests.held
-
-        def grows(r: Row) -> bool:
-            return -(-(r.pos + r.n) // size) > -(-held[r.request].n_tokens // size)
-
-        statuses = tuple(status if grows(r) else 0 for r in step.rows)
+        short = [
+            r
+            for r in step.rows
+            if -(-(r.pos + r.n) // size) > -(-held[r.request].n_tokens // size)
+        ]
+        short = [r for r in short if r.may_fail][-1:] or short
+        statuses = tuple(status if r in short else 0 for r in step.rows)
         return attnd.Result(None, None, statuses, 0, 0, 0, 1)
 
     def _plan(self, items: attnd.Items) -> None:
@@ -288,10 +292,13 @@ def open_lane(client: attnd.Client, device: torch.device, config: Any) -> attnd.
     )
     try:
         with torch.cuda.device(device):
-            try:
-                return client.open_lane(in_bytes=in_bytes, out_bytes=out_bytes)
-            except attnd.OverQuotaError:  # its smallest, with more pieces
-                return client.open_lane()
+            while True:
+                try:
+                    return client.open_lane(in_bytes=in_bytes, out_bytes=out_bytes)
+                except (attnd.InvalidArgumentError, attnd.OverQuotaError):
+                    if max(in_bytes, out_bytes) <= _MIN_LANE_BYTES:
+                        raise
+                    in_bytes, out_bytes = in_bytes // 2, out_bytes // 2  # with more pieces
     except (attnd.UnsupportedError, attnd.ConnectionLostError, attnd.OverQuotaError) as e:
         _log.warning("attnd: no lane, layers go through host memory: %s", e)
         return None
