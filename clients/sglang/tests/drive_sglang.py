@@ -13,7 +13,7 @@ def main():
 
     options = dict(
         device="cpu", dtype="float32", skip_tokenizer_init=True, disable_cuda_graph=True,
-        mem_fraction_static=0.3, max_total_tokens=8192, page_size=32, chunked_prefill_size=64,
+        mem_fraction_static=0.95, max_total_tokens=8192, page_size=32, chunked_prefill_size=64,
         max_running_requests=8, log_level="error",
     )
     engine = sglang.Engine(model_path=sys.argv[1], **{**options, **json.loads(sys.argv[2])})

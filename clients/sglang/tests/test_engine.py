@@ -43,6 +43,7 @@ def run(url=None, **options):
     done = subprocess.run(command, env=env, input=json.dumps(PROMPTS), capture_output=True, text=True)
     said = [line[5:] for line in done.stdout.splitlines() if line.startswith("SAID ")]
     assert said, done.stderr[-3000:]
+    assert "Failed to apply hooks" not in done.stderr, done.stderr
     return json.loads(said[0])
 
 

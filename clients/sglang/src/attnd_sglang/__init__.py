@@ -21,6 +21,12 @@ from typing import Any
 from .refuse import keep_weights
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+_UPDATES = (
+    "update_weights_from_disk",
+    "load_weights_from_distributed",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+)
 SGLANG_VERSIONS = ("0.5.23",)  # those whose interfaces this package was tested with
 
 
@@ -60,7 +66,5 @@ def register() -> None:
     add_attention_backend_choices(["attnd"])
     register_attention_backend("attnd")(_backend)
     register_radix_cache_backend("attnd", _cache)
-    for source in "disk", "distributed", "tensor", "ipc":
-        HookRegistry.register(
-            f"{_UPDATER}.update_weights_from_{source}", keep_weights, HookType.AROUND
-        )
+    for update in _UPDATES:
+        HookRegistry.register(f"{_UPDATER}.{update}", keep_weights, HookType.AROUND)
