@@ -7,7 +7,7 @@ set -euo pipefail
 bin=$1
 cd "$(dirname "$0")/.."
 pages=(README.md CONTRIBUTING.md CHANGELOG.md docs/*.md docs/benchmarks/*.md clients/{python,vllm,sglang}/*.md)
-folders=(daemon kernels cache proto clients tests scripts systemd docs)
+folders=(daemon kernels cache proto clients tests scripts systemd deploy docs)
 names=$(mktemp)
 trap 'rm -f "$names"' EXIT
 rc=0
