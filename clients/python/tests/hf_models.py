@@ -78,7 +78,35 @@ def llama4():
     return tf.Llama4ForCausalLM(config)
 
 
-MODELS = [llama, qwen3, gemma2, gemma3, gpt_oss, llama4]
+LATENTS = dict(
+    SIZES,
+    head_dim=8,
+    num_key_value_heads=4,
+    kv_lora_rank=48,
+    qk_nope_head_dim=24,
+    qk_rope_head_dim=8,
+    v_head_dim=16,
+    moe_intermediate_size=48,
+    n_routed_experts=4,
+    n_shared_experts=1,
+    num_experts_per_tok=2,
+    n_group=1,
+    topk_group=1,
+    first_k_dense_replace=1,
+)
+
+
+def deepseek_v3():
+    return tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**LATENTS, q_lora_rank=40))
+
+
+def deepseek_v2():
+    return tf.DeepseekV2ForCausalLM(
+        tf.DeepseekV2Config(**LATENTS, q_lora_rank=None, topk_method="greedy")
+    )
+
+
+MODELS = [llama, qwen3, gemma2, gemma3, gpt_oss, llama4, deepseek_v3]
 
 
 def make(build, dtype=torch.float32, seed=0):

@@ -22,6 +22,7 @@ server) has its cache in the daemon as well.
 
 _calls.py   the attention and the mask interface "attnd", and what a layer asks of them
 _handed.py  what Cache.update() hands to a layer instead of keys and values
+_latent.py  latent attention: what is stored and computed in place of its heads
 _cache.py   Cache: rows and sequences, padding, one layer of one forward pass
 _prefix.py  prompts that the cache has already
 _key.py     what computes keys and values, as a number: the key of shared prefixes

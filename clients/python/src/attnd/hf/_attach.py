@@ -9,12 +9,12 @@ import transformers
 
 from .. import client as _client
 from .._handle import whole
-from ..errors import AttndError
+from ..errors import AttndError, UnsupportedError
 from ._calls import Probe
 from ._handed import refuse
 from ._minimax import cache_class
 from ._named import with_cache
-from ._pool import BLOCK_TOKENS, Pools, pool_specs
+from ._pool import BLOCK_TOKENS, LayersSpec, Pools, pool_specs
 from ._prefix import Sharing
 from ._states import KINDS, States
 from ._switch import Switch
@@ -35,9 +35,10 @@ def _check_config(config: Any) -> None:
         raise refuse("bidirectional attention")
 
 
-def _probe(model: Any, config: Any) -> Probe:
+def _probe(model: Any, config: Any, absorbs: bool) -> Probe:
     """One token through the model."""
     probe = cache_class(config, Probe)(config)
+    probe.absorbs = absorbs
     # a model that is offloaded is on the meta device, and moves what it is given itself
     device = "cpu" if model.device.type == "meta" else model.device
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
@@ -120,11 +121,12 @@ def attach(
     _check_config(model.config)
     switch = Switch(model)
     owned: _client.Client | None = None
-    try:
-        probe = _probe(model, switch.config)
+
+    def specs_of(absorbs: bool) -> tuple[Probe, list[LayersSpec]]:
+        probe = _probe(model, switch.config, absorbs)
         if sharing is not None:
             sharing.check()
-        specs = pool_specs(
+        return probe, pool_specs(
             model,
             probe.seen,
             name=name or "",
@@ -133,14 +135,23 @@ def attach(
             wire_dtype=wire_dtype,
             is_batch_invariant=is_batch_invariant,
         )
+
+    try:
         lane = True if graphs else False if wire_dtype else lane
+        # latents as they are go over no lane
+        probe, specs = specs_of(not lane)
         if lane and len(specs) > 1:
             raise refuse(f"lane=True, and layers of {len(specs)} geometries, each in its own pool")
         if isinstance(client, str):
             client = owned = _client.connect(client)
-        pools = Pools(
-            client, specs, size, is_named=bool(name), array_dtype="f32" if wire_dtype else None
-        )
+        array_dtype = "f32" if wire_dtype else None
+        try:
+            pools = Pools(client, specs, size, is_named=bool(name), array_dtype=array_dtype)
+        except UnsupportedError:  # by GPUs
+            if not any(s.spec.is_v_in_k for s in specs):
+                raise
+            probe, specs = specs_of(False)
+            pools = Pools(client, specs, size, is_named=bool(name), array_dtype=array_dtype)
         return Worker(
             model, client, pools, owned is not None, switch, probe.seen, lane, graphs, sharing
         )

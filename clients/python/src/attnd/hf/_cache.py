@@ -361,6 +361,9 @@ class Cache(Closing, _TransformersCache, NotPicklable):
 
     # ---- one layer of one forward pass
 
+    def is_absorbed(self, module: Any, key: Any, value: Any) -> bool:
+        return self.worker.is_absorbed(key.update.layer)
+
     def attend(
         self,
         update: Update,

@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache as TransformersCache
 
 from ..spec import LayerSpec
 from ._handed import Handed, Update, hand, refuse, refuse_attribute
+from ._latent import absorb, is_expansion
 from ._states import States
 
 NAME = "attnd"
@@ -142,6 +143,7 @@ class Seen:
         value: torch.Tensor,
         mask: Mask,
         call: dict[str, Any],
+        is_v_in_k: bool = False,
     ):
         if not query.dtype == key.dtype == value.dtype:
             raise refuse(
@@ -154,6 +156,7 @@ class Seen:
             "head_dim of k": query.shape[3],
             "head_dim of v": value.shape[3],
             "dtype": query.dtype,
+            "V in K": is_v_in_k,
         }
         self.window, self.chunk = mask.window, mask.chunk
         self.scale = call.get("scaling")
@@ -200,7 +203,12 @@ def _is_same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 class Probe(TransformersCache):
-    """Stands in for a cache while one token shows how the layers call for attention."""
+    """Stands in for a cache while one token shows how the layers call for attention.
+
+    absorbs  latents are to be stored as they are, where a layer's heads are made of them (_latent.py)
+    """
+
+    absorbs = True
 
     def __init__(self, config: Any) -> None:
         self.states = States(config)
@@ -222,6 +230,9 @@ class Probe(TransformersCache):
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0
+
+    def is_absorbed(self, module: Any, key: Handed, value: Handed) -> bool:
+        return self.absorbs and is_expansion(module, key, value)
 
     def attend(self, update: Update, seen: Seen, q: Any, k: Any, v: Any, mask: Mask) -> Any:
         if update.is_stored:
@@ -276,6 +287,13 @@ def _attend(
         paged = key.update.cache
         if not (isinstance(value, Handed) and value.update is key.update):
             raise refuse(f"layer {key.update.layer} attends with the values of another layer")
+        latent = absorb(module, query, key, value)
+        if latent is not None and paged.is_absorbed(module, key, value):
+            query, key, value = latent[:3]
+            out = paged.attend_packed(
+                module, query, key, value, attention_mask, dropout, kwargs, is_v_in_k=True
+            )
+            return latent.finish(out), None
         key, value = key.tensor, value.tensor
     if paged is not None:
         out = paged.attend_packed(module, query, key, value, attention_mask, dropout, kwargs)
@@ -291,7 +309,13 @@ def _attend(
         raise refuse(f"layer {layer} attends with the values of another layer")
     if update.is_stored and not (key.is_whole and value.is_whole):
         raise refuse(f"layer {layer} attends twice in one pass, with other keys or values")
-    key, value = key.tensor, value.tensor
+    latent = absorb(module, query, key, value)
+    if latent is not None and not update.cache.is_absorbed(module, key, value):
+        latent = None
+    if latent is not None:
+        query, key, value = latent[:3]
+    else:
+        key, value = key.tensor, value.tensor
     if not isinstance(attention_mask, Mask):
         raise refuse(
             "a custom 4D mask, or a model that does not make its masks through transformers'"
@@ -320,8 +344,9 @@ def _attend(
             f"layer {layer}: {query.shape[2]} queries, {key.shape[2]} new keys,"
             f" {value.shape[2]} new values"
         )
-    seen = Seen(layer, query, key, value, attention_mask, known)
-    return update.cache.attend(update, seen, query, key, value, attention_mask), None
+    seen = Seen(layer, query, key, value, attention_mask, known, latent is not None)
+    out = update.cache.attend(update, seen, query, key, value, attention_mask)
+    return out if latent is None else latent.finish(out), None
 
 
 AttentionInterface.register(NAME, _attend)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .._step import Result, Step
     from ..pool import Pool
 
-Part = Tuple[Items, List[torch.Tensor], torch.Tensor]  # of a layer: q, k, v (or q alone), and the output
+Part = Tuple[Items, List[torch.Tensor], torch.Tensor]  # of a layer: q, k, v (or q and k, or q alone), and the output
 
 DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 IN_FLIGHT = 2  # steps in place: while the daemon has one, the next is copied
@@ -117,7 +117,7 @@ def run_in_place(pool: Pool, layer: int, parts: Iterable[Part]) -> Iterator[tupl
             if len(in_flight) == IN_FLIGHT:
                 yield wait()
             copies = Copies(pool, qkv, out)
-            prepared = InPlace(layer, items, len(qkv) == 3, copies.fill, copies.take)
+            prepared = InPlace(layer, items, len(qkv) > 1, copies.fill, copies.take)
             in_flight.append((pool._start(prepared), copies))
         while in_flight:
             yield wait()

@@ -64,13 +64,17 @@ def _refuse_use(func: Any) -> UnsupportedError:
 
 
 class Update:
-    """One update() of one layer of a cache."""
+    """One update() of one layer of a cache.
 
-    __slots__ = ("cache", "layer", "is_stored")
+    given  the keys and values as update() got them; of latent attention latents and rotated parts
+    """
 
-    def __init__(self, cache: Cache | PagedCache | Probe, layer: int):
+    __slots__ = ("cache", "layer", "given", "is_stored")
+
+    def __init__(self, cache: Cache | PagedCache | Probe, layer: int, keys: Any, values: Any):
         self.cache = cache
         self.layer = layer
+        self.given = keys, values
         self.is_stored = False
 
 
@@ -165,5 +169,5 @@ for _name in (
 def hand(
     cache: Cache | PagedCache | Probe, layer: int, keys: Any, values: Any
 ) -> tuple[Handed, Handed]:
-    update = Update(cache, layer)
+    update = Update(cache, layer, keys, values)
     return Handed(keys, update, True), Handed(values, update, True)

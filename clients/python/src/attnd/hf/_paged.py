@@ -253,6 +253,9 @@ class PagedCache(NotPicklable):
             self._index = torch.tensor(keep, device=self.worker.model.device)
         self._n_layers = 0
 
+    def is_absorbed(self, module: Any, key: Any, value: Any) -> bool:
+        return self.worker.is_absorbed(key.update.layer)
+
     def attend_packed(
         self,
         module: Any,
@@ -262,6 +265,7 @@ class PagedCache(NotPicklable):
         mask: Any,
         dropout: float,
         kwargs: dict[str, Any],
+        is_v_in_k: bool = False,
     ) -> torch.Tensor:
         """The attention of one layer; shapes as in _calls.py, of a batch of one."""
         worker, layer = self.worker, getattr(module, "layer_idx", None)
@@ -277,7 +281,7 @@ class PagedCache(NotPicklable):
         for name, given in kwargs.items():
             if name not in _HARMLESS and given is not None and given is not False:
                 raise refuse(f"the argument {name} of layer {layer}'s attention")
-        worker.seen[layer].check(layer, Seen(layer, query, key, value, mask, known))
+        worker.seen[layer].check(layer, Seen(layer, query, key, value, mask, known, is_v_in_k))
         if self._pass is None or layer != list(worker.seen)[self._n_layers % len(worker.seen)]:
             raise refuse(f"continuous batching, and layer {layer} out of its order")
         self._n_layers += 1

@@ -59,6 +59,8 @@ def _check_geometry(layer: int, geometry: dict[str, Any]) -> None:
         raise refuse(f"dtype {geometry['dtype']}")
     for what in ("head_dim of k", "head_dim of v"):
         n = geometry[what]
+        if geometry["V in K"]:  # absorb() has looked
+            continue
         if n % 8 != 0 or n > _MAX_HEAD_DIM:
             raise refuse(f"layer {layer} has {what} {n}: a multiple of 8, at most {_MAX_HEAD_DIM}")
 
@@ -79,6 +81,7 @@ def _spec(
         q_dtype=wire_dtype or DTYPES[geometry["dtype"]],
         layers=layers[:1] if all(layer == layers[0] for layer in layers) else layers,
         model=getattr(config, "_name_or_path", "") or config.model_type,
+        is_v_in_k=geometry["V in K"],
         **options,
     )
     if spec.name:

@@ -439,6 +439,11 @@ class Worker(Closing, NotPicklable):
 
     # ---- steps
 
+    def is_absorbed(self, layer: int) -> bool:
+        """Whether the layer's latents are in the cache, not the heads made of them."""
+        seen = self.seen.get(layer)
+        return seen is not None and bool(seen.geometry["V in K"])
+
     def attend(
         self, layer: int, plan: Packed, qkv: list[torch.Tensor], head_dim_v: int
     ) -> torch.Tensor:
@@ -446,6 +451,9 @@ class Worker(Closing, NotPicklable):
         their device."""
         i_pool, pool_layer = self.pools.places[layer]
         q = qkv[0]
+        if self.is_absorbed(layer):
+            self.layers.refuse("V of this model's layers is in K")
+            qkv = qkv[:2]
         if len(qkv) == 3 and not self.layers.is_refused:
             here = self.layers.attend(pool_layer, plan, *qkv)
             if here is not None:

@@ -1,0 +1,123 @@
+"""attnd.hf with models of latent attention (MLA): one latent per token is cached, and the text is that of
+eager attention."""
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
+
+import torch  # noqa: E402
+from hf_models import (  # noqa: E402
+    GREEDY,
+    SYSTEM,
+    batch,
+    deepseek_v2,
+    deepseek_v3,
+    make,
+    prompts,
+    same,
+    tokens,
+)
+
+import attnd  # noqa: E402
+import attnd.hf._latent  # noqa: E402
+
+
+@pytest.fixture(params=[deepseek_v2, deepseek_v3], ids=lambda f: f.__name__)
+def model(request):
+    model = make(request.param, seed=len(request.node.name))
+    if not hasattr(type(model.model.layers[0].self_attn), "expand_kv"):
+        pytest.skip("this transformers gives caches expanded heads")
+    return model
+
+
+def eager(model, inputs):
+    now = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    want = model.generate(**inputs, **GREEDY)
+    model.set_attn_implementation(now)
+    return want
+
+
+def test_a_latent_is_stored_and_the_text_is_eagers(model, shared):
+    worker = shared(model)
+    spec = worker.pools.all[0].spec
+    assert (spec.num_q_heads, spec.num_kv_heads) == (4, 1)
+    assert (spec.is_v_in_k, spec.head_dim_k, spec.head_dim_v) == (True, 56, 48)
+    assert len(worker.pools.all) == 1
+    assert same(worker, model, batch(SYSTEM + tokens(9, 2))) == 59
+    assert same(worker, model, batch(SYSTEM + tokens(9, 2))) == 59 - 48
+    assert same(worker, model, batch(SYSTEM + tokens(5, 3), SYSTEM[:34])) > 0
+    inputs = prompts(model)
+    assert torch.equal(worker.generate(**inputs, **GREEDY), eager(model, inputs))
+    beams = dict(GREEDY, num_beams=3)
+    assert same(worker, model, batch(SYSTEM), **beams) > 0
+
+
+def test_bf16_over_the_wire_and_int8_latents(model, attach):
+    for options in ({"wire_dtype": "bf16"}, {"kv_dtype": "int8"}):
+        worker = attach(model, **options)
+        assert worker.pools.all[0].spec.is_v_in_k
+        out = worker.generate(**prompts(model), **GREEDY)
+        assert out.shape[1] == 17 + 24
+        worker.close()
+
+
+def test_continuous_batching_has_latents(model, attach):
+    rows = [SYSTEM, tokens(9, 2), tokens(30, 3)]
+    want = [eager(model, batch(row))[0, len(row) :].tolist() for row in rows]
+    worker = attach(model)
+    assert worker.pools.all[0].spec.is_v_in_k
+    got = model.generate_batch(inputs=rows, **GREEDY)
+    ends = [x.generated_tokens for x in got.values()]  # at the end of a text, which eager goes past
+    assert ends == [text[: len(end)] for text, end in zip(want, ends)]
+    assert all(len(end) == 24 or end[-1] == 2 for end in ends)
+
+
+class Other(torch.nn.Linear):
+    """Might compute anything, as an adapter's or a quantised layer's does."""
+
+
+def test_what_is_not_a_plain_expansion_keeps_its_heads(model, attach):
+    model.model.layers[1].self_attn.kv_b_proj.__class__ = Other
+    inputs = prompts(model)
+    want = eager(model, inputs)
+    worker = attach(model)
+    assert [p.spec.is_v_in_k for p in worker.pools.all] == [True, False]
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+
+
+def test_what_changes_after_attach_is_refused(model, attach):
+    worker = attach(model)
+    model.model.layers[1].self_attn.kv_b_proj.__class__ = Other
+    with pytest.raises(attnd.UnsupportedError, match="layer 1 has KV heads 4, had 1 when"):
+        worker.generate(**prompts(model), **GREEDY)
+
+
+def test_an_expansion_of_another_kind_is_seen(model, attach, monkeypatch):
+    kind = type(model.model.layers[0].self_attn)
+    expand = kind.expand_kv
+
+    def other(self, kv_nope, k_rot):
+        keys, values = expand(self, kv_nope, k_rot)
+        return keys[:, [1, 0, 2, 3]], values
+
+    monkeypatch.setattr(kind, "expand_kv", other)
+    worker = attach(model)
+    assert not worker.pools.all[0].spec.is_v_in_k
+
+
+def test_a_daemon_that_refuses_latents_stores_heads(model, attach, monkeypatch):
+    create = attnd.Client.create_pool
+
+    def refuse(self, spec, **options):
+        if spec.is_v_in_k:
+            raise attnd.UnsupportedError("is_v_in_k: gpus have no kernels for V in K")
+        return create(self, spec, **options)
+
+    monkeypatch.setattr(attnd.Client, "create_pool", refuse)
+    inputs = prompts(model)
+    want = eager(model, inputs)
+    worker = attach(model)
+    assert worker.pools.all[0].spec.num_kv_heads == 4
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
