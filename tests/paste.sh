@@ -22,7 +22,7 @@ grep -vE '^scripts/(quickstart|test) ' "$dir/all" >"$dir/commands"
 cd "$src"
 env -i PATH="$PATH" HOME="$dir" ATTND_LISTEN_HTTP="127.0.0.1:$port" bash -x "$dir/script" >"$dir/out" 2>"$dir/log" ||
   { tail -n 30 "$dir/log" "$dir/out" >&2 && exit 1; }
-for what in ^attnd_steps_received_total '^ok; 10 tokens'; do
+for what in '^steps_received_total' '^ok; 10 tokens'; do
   grep -qE "$what" "$dir/out" || { echo "no $what was printed" && cat "$dir/out" && exit 1; }
 done
 echo "pasted: $(wc -l <"$dir/commands") commands, 2 left to tests/package/bare.sh"

@@ -29,13 +29,13 @@ import attnd  # noqa: E402
 import attnd_vllm  # noqa: E402
 import torch  # noqa: E402
 from fake.engine import Engine, config  # noqa: E402
-from test_requests import (  # noqa: E402
+from test_requests import n_sequences  # noqa: E402
+from toy_model import (  # noqa: E402
     DIM,
     KV_HEADS,
     LAYERS,
     Q_HEADS,
     VOCABULARY,
-    n_sequences,
     prompts,
     qkv,
     text_of,

@@ -119,7 +119,7 @@ class AttndBuilder(AttentionMetadataBuilder):
         n_blocks = vllm_config.cache_config.num_gpu_blocks_override
         lane, sizes = shared.lane, _graph_sizes(vllm_config)
         if lane is not None:  # the tokens that fill a graph have a block each
-            n_blocks += max((b - a for a, b in zip([0, *sizes], sizes)), default=2)
+            n_blocks += max([2, *(b - a for a, b in zip([0, *sizes], sizes))])
         spec = pool_spec(
             [layers[n].impl for n in ordered], vllm_config, kv_cache_spec.block_size, n_blocks
         )

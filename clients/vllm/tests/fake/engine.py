@@ -7,7 +7,6 @@ the last known token, and after failed loads nothing behind the first block that
 
 from __future__ import annotations
 
-import importlib
 import types
 
 import numpy as np
@@ -83,13 +82,12 @@ class Engine:
     """model: layers, q_heads, kv_heads, dim, weights(), qkv(ids, layer, salt), token_of(outs)."""
 
     def __init__(self, model, n_blocks, block_size, seed=0, **more):
-        from attnd_vllm import backend, connector, worker
+        from attnd_vllm import backend, connector, cpu_platform, worker
 
-        of_platform = importlib.import_module("attnd_vllm.platform")  # the name is a function's, too
         self.model, self.rng = model, np.random.default_rng(seed)
         self.n_blocks, self.block_size = n_blocks, block_size
         self.config = c = config(model, n_blocks, block_size, **more)
-        of_platform.AttndCpuPlatform.apply_config_platform_defaults(c)
+        cpu_platform.AttndCpuPlatform.apply_config_platform_defaults(c)
         path = c.parallel_config.worker_cls
         module = __import__(path.rpartition(".")[0], fromlist=["x"])
         self.runner = types.SimpleNamespace(
@@ -115,6 +113,7 @@ class Engine:
         self.free = list(range(1, 4 * n_blocks))
         self.waiting, self.running, self.done = [], [], []
         self.finished, self.preempted = set(), []
+        self.n_told = {}  # of each request's blocks, to the worker
         self.n_preempted = self.n_recomputed = self.n_rejected = 0
         self.speculates = False
         self.between = lambda at: None
@@ -171,6 +170,7 @@ class Engine:
                 self._give_back(p)
                 p.num_computed_tokens = 0
                 self.preempted.append(p.request_id)
+                self.n_told[p.request_id] = 0
                 self.waiting.insert(0, p)
                 self.n_preempted += 1
             if r in self.running:
@@ -194,15 +194,29 @@ class Engine:
             finished_req_ids=self.finished,
             preempted_req_ids=self.preempted,
             total_num_scheduled_tokens=sum(sizes.values()),
-            scheduled_new_reqs=[],
-            scheduled_cached_reqs=types.SimpleNamespace(
-                req_ids=[], new_block_ids=[], resumed_req_ids=[]
-            ),
+            **self._scheduled(),
         )
         so.kv_connector_metadata = self.of_scheduler.build_connector_meta(so)
         self.finished, self.preempted = set(), []
         outs = self.worker.execute_model(so)
         self._take(so, outs, self.of_worker.get_block_ids_with_load_errors())
+
+    def _scheduled(self):
+        """What the worker is told of blocks: all of a new request's or of one that comes back, and what
+        others have got since."""
+        new, names, blocks, resumed = [], [], [], set()
+        for r in self.running:
+            if r.request_id not in self.n_told:
+                new.append(types.SimpleNamespace(req_id=r.request_id, block_ids=(list(r.blocks),)))
+            else:
+                n = self.n_told[r.request_id]
+                if n == 0:
+                    resumed.add(r.request_id)
+                names.append(r.request_id)
+                blocks.append((r.blocks[n:],) if len(r.blocks) > n else None)
+            self.n_told[r.request_id] = len(r.blocks)
+        cached = types.SimpleNamespace(req_ids=names, new_block_ids=blocks, resumed_req_ids=resumed)
+        return {"scheduled_new_reqs": new, "scheduled_cached_reqs": cached}
 
     def _named(self, name):
         return next(r for r in self.running if r.request_id == name)
