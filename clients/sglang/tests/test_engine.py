@@ -52,7 +52,7 @@ def own():
     return run()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def daemon():
     with Daemon(**{"device.kv_memory": "128M", "engine.lease": "2s"}) as d:
         yield d
@@ -71,10 +71,15 @@ def test_text_and_hits_are_those_of_sglang_alone(own, daemon):
     assert n_sequences(daemon) == 0
 
 
-def test_a_new_engine_begins_with_what_the_last_one_had_and_retracted_requests_go_on(own, daemon):
-    run(daemon.url, max_total_tokens=1024)
+def test_a_new_engine_begins_with_what_the_last_one_had(own, daemon):
+    said = run(daemon.url)
+    assert said["texts"] == own["texts"]
+    assert sum(said["cached"][0]) >= sum(own["cached"][1])  # in its first round
+    assert n_sequences(daemon) == 0
+
+
+def test_retracted_requests_go_on(own, daemon):
     said = run(daemon.url, max_total_tokens=1024, schedule_conservativeness=0.01)
     assert said["texts"] == own["texts"]
-    assert sum(said["cached"][0]) > 800  # in its first round
     assert said["retracted"] > 0
     assert n_sequences(daemon) == 0
