@@ -265,7 +265,13 @@ def test_an_engine_goes_on_with_what_its_killed_predecessor_had_computed(daemon)
 def test_two_engines_that_have_reserved_their_blocks_never_meet_out_of_blocks(daemon):
     spec = spec_of("g", n_blocks=40)
     engines = [Engine(daemon.url, spec, n_blocks=20, seed=i, n_reserved=20) for i in range(2)]
+    met = []
     for k, e in enumerate(engines):
+        def without(rows, error, was=e.requests._without_blocks):
+            met.append(error)
+            return was(rows, error)
+
+        e.requests._without_blocks = without
         for i, p in enumerate(prompts(8, 6 + k, shared=24)):
             e.add(f"e{k}.{i}", p, 16)
     threads = [threading.Thread(target=e.run) for e in engines]
@@ -275,7 +281,8 @@ def test_two_engines_that_have_reserved_their_blocks_never_meet_out_of_blocks(da
         t.join()
     for e in engines:
         e.check(8)
-        assert e.n_preempted > 2 and e.n_failed == 0
+        assert e.n_preempted > 2
+    assert met == []  # a block that one has found the other may evict before it is opened: that row fails
     assert n_sequences(daemon) == 0
     for e in engines:
         e.close()
