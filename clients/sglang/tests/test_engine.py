@@ -28,12 +28,14 @@ PROMPTS = [list(TEXT[i * 57 : i * 57 + n]) for i, n in enumerate((5, 20, 70, 130
 PROMPTS += [list(TEXT[100:300]) + list(TEXT[i * 80 : i * 80 + 25]) for i in range(4)]
 
 
-def run(url=None, **options):
+def run(url=None, retracts=False, **options):
     env = {
         **os.environ, "PYTHONPATH": ":".join(map(str, (HERE / "stand_in", PACKAGE / "src", HERE.parent / "src"))),
         "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive",
         "ATTN_LIBRARY": str(BUILD / "lib" / "libattn.so.0"),
     }
+    if retracts:
+        env |= {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "9"}
     if url:
         env["ATTND_SGLANG"] = url
         options = {"attention_backend": "attnd", "radix_cache_backend": "attnd", **options}
@@ -74,7 +76,7 @@ def test_text_and_hits_are_those_of_sglang_alone_and_the_next_engine_finds_them(
 
 
 def test_retracted_requests_go_on(own, daemon):
-    said = run(daemon.url, max_total_tokens=1024, schedule_conservativeness=0.01)
+    said = run(daemon.url, retracts=True, max_total_tokens=1024)
     assert said["texts"] == own["texts"]
     assert said["retracted"] > 0
     assert n_sequences(daemon) == 0
