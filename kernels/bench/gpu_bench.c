@@ -355,6 +355,10 @@ static attn_status gpu_time_batch(struct backend *b, const char *variant,
         if (choice.is_forced && choice.forced == GPU_MATRIX_16 && choice.n_shards == 0 &&
             batches[i]->pool->config.q_dtype == ATTN_F32)
             return gpu_fail(b, ATTN_ENOTSUP, "variant %s: for bf16 and f16, not f32", variant);
+    for (uint32_t i = 0; i < n_batches; i++)
+        if (choice.is_forced && choice.forced != GPU_VECTOR && choice.n_shards == 0 &&
+            batches[i]->pool->config.is_v_in_k)
+            return gpu_fail(b, ATTN_ENOTSUP, "variant %s: not with V in K", variant);
     if (choice.is_forced && choice.forced >= GPU_NAIVE && choice.forced < GPU_NONE)
         for (uint32_t i = 0; i < n_batches; i++)
             for (uint32_t k = 0; k < batches[i]->n_items; k++)

@@ -6,7 +6,7 @@
  * group, and each group keeps its own online softmax; the groups of the block meet once, at the
  * end.
  */
-#include "kernels/gpu/device.cuh"
+#include "kernels/gpu/attend_latent.cuh"
 
 using namespace gpu;
 
@@ -216,6 +216,8 @@ template <int lanes> int launch_attend(const gpu_attend *a, void *stream, bool c
 
 int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained)
 {
+    if (a->kv.v_offset == 0)
+        return launch_latent(a, stream, chained);
     uint32_t d = a->kv.dk > a->kv.dv ? a->kv.dk : a->kv.dv;
     if (d <= 64)
         return launch_attend<8>(a, stream, chained);

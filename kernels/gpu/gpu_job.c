@@ -43,8 +43,7 @@ uint64_t gpu_q_bytes(const struct backend *b, const struct backend_pool *p)
 uint64_t gpu_kv_row_bytes(const struct backend_pool *p)
 {
     const struct backend_pool_config *c = &p->config;
-    return (uint64_t)c->num_kv_heads * (c->head_dim_k + c->head_dim_v) *
-           attn_dtype_bytes(c->q_dtype);
+    return c->num_kv_heads * kv_stored_elements(c) * attn_dtype_bytes(c->q_dtype);
 }
 
 uint64_t gpu_brought_bytes(const struct backend *b, const struct backend_pool *p)
@@ -133,7 +132,8 @@ static enum gpu_kernel general_kernel(const struct backend_pool *p, const struct
 {
     const uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
     const bool is_striped = p->kv.stripes.every > 0 && p->specs[it->layer].n_branches > 0;
-    if (is_striped || !p->b->device.has_matrix_units || !gpu_attend_matrix_takes(&p->kv, rows))
+    if (is_striped || p->config.is_v_in_k || !p->b->device.has_matrix_units ||
+        !gpu_attend_matrix_takes(&p->kv, rows))
         return GPU_VECTOR;
     return rows <= 16 ? GPU_MATRIX_16 : GPU_MATRIX_64;
 }
@@ -363,6 +363,8 @@ static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
     j->has_append = false;
     j->is_direct = false;
     j->prep.kv = batch->pool->kv;
+    if (batch->pool->config.is_v_in_k)
+        j->prep.kv.dv = 0; /* nothing of V is brought or stored */
     j->prep.n_items = batch->n_items;
     j->prep.n_patches = batch->n_patches < GPU_MAX_PATCHES ? batch->n_patches : GPU_MAX_PATCHES;
     j->prep.out_start_ns = NULL;

@@ -146,7 +146,8 @@ struct gpu_attend {
     uint32_t pad;
 };
 
-/* Plain fp32 arithmetic, every geometry and option with head dims up to 256. rows_per_unit 4. */
+/* Plain fp32 arithmetic, every geometry and option with head dims up to 256, or V in K (v_offset 0)
+ * where they are not quantised. rows_per_unit 4. */
 #define GPU_VECTOR_ROWS 4
 int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained);
 /* Joins the splits of the items that have any; after either attend kernel, any_split only. */

@@ -112,7 +112,7 @@ def test_a_daemon_that_refuses_latents_stores_heads(model, attach, monkeypatch):
 
     def refuse(self, spec, **options):
         if spec.is_v_in_k:
-            raise attnd.UnsupportedError("is_v_in_k: gpus have no kernels for V in K")
+            raise attnd.UnsupportedError('required_features: pools have no feature "v_in_k"')
         return create(self, spec, **options)
 
     monkeypatch.setattr(attnd.Client, "create_pool", refuse)

@@ -6,8 +6,9 @@ bool decode_supported(const struct backend_pool_config *c, int major, int minor)
 {
     (void)minor;
     bool is_dim = c->head_dim_k == 64 || c->head_dim_k == 128 || c->head_dim_k == 256;
-    return major == 9 && c->head_dim_k == c->head_dim_v && is_dim && c->q_dtype == c->kv_dtype &&
-           (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) && c->block_tokens >= DECODE_TILE;
+    return major == 9 && !c->is_v_in_k && c->head_dim_k == c->head_dim_v && is_dim &&
+           c->q_dtype == c->kv_dtype && (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) &&
+           c->block_tokens >= DECODE_TILE;
 }
 
 void decode_visible_tiles(const struct decode_pool *p, const struct decode_item *it,

@@ -22,8 +22,8 @@ bool prefill_supported(const struct backend_pool_config *c, int major)
     const bool has_codes = c->kv_dtype == ATTN_INT8 || c->kv_dtype == ATTN_FP8_E4M3;
     const bool is_kv =
         has_codes ? k <= 128 && v <= 128 && k % 16 == 0 && v % 16 == 0 : c->q_dtype == c->kv_dtype;
-    return major == 9 && is_dim && is_kv && (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) &&
-           c->block_tokens >= 16;
+    return major == 9 && !c->is_v_in_k && is_dim && is_kv &&
+           (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) && c->block_tokens >= 16;
 }
 
 /* The rates of a dilated layer are powers of two: the logarithm of the largest, or a large number

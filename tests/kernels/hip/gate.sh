@@ -18,6 +18,8 @@ ceilings() { # KERNEL: vector registers, spilled scalar registers, bytes of LDS
   *attend_matrix*) echo "416 72 256" ;;
   *shared_tiles*) echo "104 96 25600" ;; # of the bench's ladder only
   *one_row*) echo "80 8 2048" ;;
+  *attend_latent*Lb1E*) echo "320 464 0" ;;
+  *attend_latent*) echo "312 48 0" ;;
   *attendILi*Lb1E*) echo "176 464 0" ;; # the vector kernel that knows stripes
   *attend*) echo "168 48 0" ;;
   *project_f32*) echo "88 0 0" ;;

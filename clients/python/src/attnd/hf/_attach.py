@@ -138,16 +138,16 @@ def attach(
 
     try:
         lane = True if graphs else False if wire_dtype else lane
-        # latents as they are go over no lane
-        probe, specs = specs_of(not lane)
-        if lane and len(specs) > 1:
-            raise refuse(f"lane=True, and layers of {len(specs)} geometries, each in its own pool")
         if isinstance(client, str):
             client = owned = _client.connect(client)
+        # latents go over no lane, and GPUs have no tuned kernels for them
+        probe, specs = specs_of(not lane and client.info.backend == "cpu")
+        if lane and len(specs) > 1:
+            raise refuse(f"lane=True, and layers of {len(specs)} geometries, each in its own pool")
         array_dtype = "f32" if wire_dtype else None
         try:
             pools = Pools(client, specs, size, is_named=bool(name), array_dtype=array_dtype)
-        except UnsupportedError:  # by GPUs
+        except UnsupportedError:  # by an older daemon
             if not any(s.spec.is_v_in_k for s in specs):
                 raise
             probe, specs = specs_of(False)
