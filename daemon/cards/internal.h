@@ -38,6 +38,8 @@ struct cards {
     _Atomic uint64_t prefixes[CARDS_PREFIXES]; /* cards/prefix.c */
     uint64_t prefix_seed;
     struct card_leave leaves[CARDS_MAX]; /* per card, used by its engine's thread only */
+    /* [by][for]: what card `by` will tell the others of a request; its engine's thread only */
+    struct session_message *notes[CARDS_MAX][CARDS_MAX];
     pthread_rwlock_t route; /* cards/route.c; taken before lock */
     _Atomic(struct card_move *) move; /* the one under way; NULL: none */
     _Atomic uint32_t move_pool; /* index plus one of that move's pool; 0: none */

@@ -44,6 +44,8 @@ void cards_close(struct cards *c)
     cards_name_fini(c);
     for (uint32_t i = 0; i < c->peers.n; i++)
         free(c->n_names[i]);
+    for (uint32_t i = 0; i < CARDS_MAX * CARDS_MAX; i++)
+        free(c->notes[i / CARDS_MAX][i % CARDS_MAX]);
     free(c->slots);
     free(c->peers.held);
     pthread_mutex_destroy(&c->lock);

@@ -63,6 +63,7 @@ const struct peers_ops cards_peers_ops = {
     .session_begin = cards_session_begin,
     .session_end = cards_session_end,
     .session_release = cards_session_release,
+    .request_begin = cards_request_begin,
     .request_done = cards_request_done,
     .step_counts = cards_step_counts,
     .item_is_foreign = cards_step_is_foreign,

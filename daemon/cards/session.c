@@ -116,17 +116,28 @@ static void request_is_seen(struct engine *e, struct engine_message *message)
     free(n);
 }
 
+bool cards_request_begin(struct engine *e)
+{
+    struct cards *c = cards_of(e);
+    struct session_message **notes = c->notes[e->env.card];
+    for (uint32_t i = 0; i < c->peers.n; i++)
+        if (i != e->env.card && notes[i] == NULL &&
+            (notes[i] = message_new(request_is_seen, 0, 0)) == NULL)
+            return false;
+    return true;
+}
+
 void cards_request_done(struct engine *e, uint32_t slot, uint64_t session, uint64_t request)
 {
     struct cards *c = cards_of(e);
     for (uint32_t i = 0; i < c->peers.n; i++) {
-        struct session_message *n =
-            c->peers.at[i] == e ? NULL : message_new(request_is_seen, slot, session);
-        if (n != NULL) {
-            n->request = request;
-            engine_message_push(c->peers.at[i], &n->message);
-        } else if (c->peers.at[i] != e) {
-            log_error("no memory to tell card %" PRIu32 " of a request", i);
-        }
+        struct session_message *n = c->notes[e->env.card][i];
+        if (n == NULL)
+            continue; /* this card */
+        c->notes[e->env.card][i] = NULL;
+        n->slot = slot;
+        n->session = session;
+        n->request = request;
+        engine_message_push(c->peers.at[i], &n->message);
     }
 }

@@ -17,6 +17,9 @@ bool cards_session_release(struct engine *e, uint32_t slot);
 /* Sets how many cards have something of a predecessor's session. Before the engines have
  * threads. */
 void cards_session_kept(struct cards *c, uint32_t slot, uint32_t n_cards);
+/* Makes sure that cards_request_done can report the next request that this card carries out. false:
+ * no memory. */
+bool cards_request_begin(struct engine *e);
 /* Reports a request that was carried out, so that no other card carries out a repeated one. */
 void cards_request_done(struct engine *e, uint32_t slot, uint64_t session, uint64_t request);
 

@@ -61,6 +61,9 @@ struct peers_ops {
     /* Call when nothing of an ended session is left here. false: the primary must wait for other
      * devices. */
     bool (*session_release)(struct engine *e, uint32_t slot);
+    /* Call before a request is carried out that request_done is to be called for. false: no
+     * memory. */
+    bool (*request_begin)(struct engine *e);
     /* Notes that a request was carried out: no device may carry out a repetition. */
     void (*request_done)(struct engine *e, uint32_t slot, uint64_t session, uint64_t request);
 
@@ -192,6 +195,11 @@ static inline void peers_session_end(struct engine *e, uint32_t slot, uint64_t i
 static inline bool peers_session_release(struct engine *e, uint32_t slot)
 {
     return is_alone(e) || e->peers->ops->session_release(e, slot);
+}
+
+static inline bool peers_request_begin(struct engine *e)
+{
+    return is_alone(e) || e->peers->ops->request_begin(e);
 }
 
 static inline void peers_request_done(struct engine *e, uint32_t slot, uint64_t session,

@@ -57,6 +57,19 @@ static uint64_t n_sequences(const struct engine *e)
     return s.sequences;
 }
 
+/* Call before what note_done is to be called for. */
+static attn_status note_begin(struct engine *e, struct answer *a)
+{
+    return peers_request_begin(e) ? ATTN_OK
+                                  : answer_no(a, ATTN_EOVERLOAD, "no memory to tell other cards");
+}
+
+/* Notes that the request was carried out, so that no card does so again. */
+static void note_done(struct engine *e, const struct request *req, uint32_t session)
+{
+    peers_request_done(e, session, req->wire.header->session, req->wire.request_id);
+}
+
 /* A sequence that an open or a fork is about to create. */
 struct new_seq {
     kv_seq_id id; /* set by the cache */
@@ -64,11 +77,15 @@ struct new_seq {
     bool is_taken; /* one was taken from the tenant's quota */
 };
 
-/* Takes a sequence from the tenant's quota; none if the name is open already. */
+/* Takes a sequence from the tenant's quota; none if the name is open already. Refuses what could
+ * not be noted as carried out. */
 static attn_status seq_charge(struct engine *e, struct tenant *who, uint64_t name,
                               struct new_seq *out, struct answer *a)
 {
     *out = (struct new_seq){.n_before = n_sequences(e)};
+    attn_status st = note_begin(e, a);
+    if (st != ATTN_OK)
+        return st;
     if (kv_seq_find(e->env.kv, tenant_id(who), name, &out->id) == ATTN_OK)
         return ATTN_OK;
     out->is_taken = tenant_take(who, TENANT_SEQUENCES, 1, a->why, sizeof a->why) == ATTN_OK;
@@ -76,12 +93,6 @@ static attn_status seq_charge(struct engine *e, struct tenant *who, uint64_t nam
         return ATTN_OK;
     return answer_no(a, ATTN_EQUOTA, "tenant %s has all %" PRIu64 " sequences of its quota",
                      who->name, who->most[TENANT_SEQUENCES]);
-}
-
-/* Notes that the request was carried out, so that no card does so again. */
-static void note_done(struct engine *e, const struct request *req, uint32_t session)
-{
-    peers_request_done(e, session, req->wire.header->session, req->wire.request_id);
 }
 
 /* Sets up a new sequence, which may share tokens with others. */
@@ -316,7 +327,10 @@ static attn_status run_adopt(struct engine *e, struct request *req, uint32_t ses
         return answer_no(a, ATTN_ESTALE,
                          "adopt.epoch is %" PRIu32 ", sequence %" PRIu64 " is at %" PRIu32,
                          ask->epoch, ask->seq, info.epoch);
-    attn_status st = kv_seq_adopt(e->env.kv, seq, session, req->wire.request_id, &epoch);
+    attn_status st = note_begin(e, a);
+    if (st != ATTN_OK)
+        return st;
+    st = kv_seq_adopt(e->env.kv, seq, session, req->wire.request_id, &epoch);
     if (st != ATTN_OK)
         return no_by_cache(e, st, a);
     peers_seq_epoch(e, seq);
