@@ -150,11 +150,24 @@ INLINE float vec_code_unit(attn_dtype dtype)
     return dtype == ATTN_FP8_E4M3 ? 256.0f : 1.0f;
 }
 
+/* The memory sanitizer wants all lanes of a named instruction's operand to have been written, also
+ * those that are masked later. */
+#if defined(__AVX512F__) && defined(__has_feature)
+#if __has_feature(memory_sanitizer)
+#define VEC_IS_WATCHED 1
+#endif
+#endif
+#if defined(__AVX512F__) && !defined(VEC_IS_WATCHED)
+#define VEC_HAS_MAX 1
+#else
+#define VEC_HAS_MAX 0
+#endif
+
 /* 2^x for x <= 0 within 2 ulp; below -126 at most 2^-126, below -127 0; NaN stays NaN. */
 INLINE vf vf_exp2(vf x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-#if defined(__AVX512F__)
+#if VEC_HAS_MAX
     x = (vf)_mm512_max_ps(_mm512_set1_ps(-127), (__m512)x); /* the second where it is NaN */
 #endif
     vf t = x + magic;
@@ -168,7 +181,7 @@ INLINE vf vf_exp2(vf x)
     p = p * f + 0.693147182f;
     p = p * f + 1.0f;
     vf r = (vf)((vu)p + ((vu)t << 23));
-#if !defined(__AVX512F__)
+#if !VEC_HAS_MAX
     r = vf_select(x < -126.0f, vf_set(0), r);
 #endif
     return vf_select(x != x, x, r);
