@@ -91,7 +91,7 @@ const struct config_option config_options[] = {
         "HOST:PORT of /metrics, /stats, /healthz and /readyz; loopback only. off: none."},
     COUNT("listen", "threads", loops, RESTART, "0", 0, 64,
         "Threads that share the connections over sockets: each reads, decrypts, decodes and answers\n"
-        "for its own. 0: one for every two cores, 8 at most."),
+        "for its own. 0: one for every four cores, 8 at most."),
     TIME("listen", "spin", loop_spin_us, AT_ONCE, "0", 0, 10 * MS,
         "How long each of them watches its sockets without pause after it had something to do, before\n"
         "it sleeps: steps are answered sooner, and it takes a core meanwhile. 0: not at all."),

@@ -14,7 +14,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/stack.h"
 
-enum { CORES_A_LOOP = 2, MOST_BY_CORES = 8 };
+enum { CORES_A_LOOP = 4, MOST_BY_CORES = 8 };
 
 struct call {
     struct call *next;
