@@ -27,8 +27,12 @@ class Tensor(np.ndarray):
     def element_size(self):
         return self.itemsize
 
-    def to(self, dtype):
-        return self.astype(dtype)
+    def to(self, what):
+        return self if isinstance(what, types.SimpleNamespace) else self.astype(what)
+
+    def view(self, *what):
+        is_shape = bool(what) and isinstance(what[0], (int, tuple))
+        return self.reshape(*what) if is_shape else super().view(*what)
 
     def zero_(self):
         self[...] = 0
