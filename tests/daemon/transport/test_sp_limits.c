@@ -99,6 +99,8 @@ static void deadlines_pass_with_the_daemons_clock_alone(void **state)
         uint64_t cut_body = stats_get(peers_cut_body_timeout);
         uint64_t received = stats_get(received_bytes);
         int silent = raw_connect(s.url), halting = raw_connect(s.url);
+        uint8_t greeting[8];
+        assert_true(raw_receive(silent, greeting, 8)); /* its loop has it */
         raw_handshake(halting);
         raw_send(halting, kind == 0 ? "\1" : "\0", 1); /* of a length */
         wait_equal(&stats.peers, 2);
@@ -145,6 +147,7 @@ static void a_peer_without_a_tenant_is_cut_at_the_handshake_timeout(void **state
         uint64_t cut = stats_get(peers_cut_handshake);
         sp_good_open(&g, &s);
         sp_good_round_trip(&g);
+        uint64_t received = stats_get(received_bytes);
         int silent = raw_connect(s.url), talker = raw_connect(s.url);
         uint32_t id;
         size_t n;
@@ -153,6 +156,9 @@ static void a_peer_without_a_tenant_is_cut_at_the_handshake_timeout(void **state
         raw_send_message(talker, is_ipc, 1, 7, "nonsense", 8);
         free(raw_receive_message(talker, is_ipc, 1, &id, &n));
         wait_equal(&stats.peers, 3);
+        wait_equal(&stats.received_bytes, received + 2 * 8 + (is_ipc ? 1 : 0) + 8 + 4 + 8);
+        if (!is_ipc) /* from now on they wait */
+            server_wait_for_looks(&s);
         sp_time_pass(timeout_ns - 1);
         if (!is_ipc) /* there nobody looks */
             server_wait_for_looks(&s);
