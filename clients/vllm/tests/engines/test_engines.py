@@ -162,13 +162,24 @@ def test_chunks_kills_and_aborts(model, own, daemon):
     check_empty(daemon)
 
 
+def is_alive(group):
+    try:
+        os.killpg(group, 0)
+        return True
+    except ProcessLookupError:
+        return False
+
+
 def test_an_empty_daemon_costs_computation_only(model, own, daemon, tmp_path):
     ask = tmp_path / "replace"
     engine = Engine(model, [round_of(replace=True)], daemon.url, {"ENGINES_REPLACE": str(ask)})
     while engine.process.poll() is None and not ask.exists():
         threading.Event().wait(0.05)
-    os.killpg(daemon.process.pid, signal.SIGKILL)
+    group = daemon.process.pid
+    os.killpg(group, signal.SIGKILL)
     daemon.stop()
+    while is_alive(group):  # the keeper's child has the sockets until it has gone
+        threading.Event().wait(0.01)
     pathlib.Path(daemon.url.split("://")[1]).unlink(missing_ok=True)
     daemon.start()
     ask.unlink(missing_ok=True)
