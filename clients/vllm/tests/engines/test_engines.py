@@ -189,8 +189,16 @@ def test_an_empty_daemon_costs_computation_only(model, own, daemon, tmp_path):
     check_empty(daemon)
 
 
-def test_preemption_and_prefixes(model, own, daemon):
+def test_preemption(model, own, daemon):
     r = Engine(model, [round_of(), round_of()], daemon.url, num_gpu_blocks_override=32).result()
+    for texts in r["rounds"]:
+        check_same(texts, own)
+    assert r["held"] == 0
+    check_empty(daemon)
+
+
+def test_prefixes(model, own, daemon):
+    r = Engine(model, [round_of(), round_of()], daemon.url).result()
     for texts in r["rounds"]:
         check_same(texts, own)
     assert sum(t["cached"] > 0 for t in r["rounds"][1]) > N_REQUESTS // 2
