@@ -35,8 +35,8 @@ extern "C" {
     X(ATTN_EPROTO, -15, "malformed message", false)                                                \
     X(ATTN_ETIMEDOUT, -16, "timed out waiting for the daemon", true)                               \
     X(ATTN_ECONN, -17, "connection lost or refused", true)                                         \
-    X(ATTN_EIO, -18, "a file could not be read or written", false)
-/* -19 is taken by a former status; the next new one is -20 */
+    X(ATTN_EIO, -18, "a file could not be read or written", false)                                 \
+    X(ATTN_EFENCED, -19, "fenced", true)
 
 typedef enum attn_status {
 #define X(name, value, message, is_retryable) name = value,

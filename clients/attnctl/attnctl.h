@@ -32,6 +32,7 @@ struct arguments {
     const char *operands[MAX_OPERANDS]; /* as the command's usage has them */
     const char *geometry; /* an option of pool create's that is given, NULL: none */
     const char *live; /* the same of top's, watch's and trace's */
+    uint64_t hold_us; /* of drain */
     const char *tenant; /* of kill sequence, sequence place, pool drop, resize */
     uint64_t card; /* of sequence place */
     uint32_t n_blocks; /* of pool resize */
@@ -68,6 +69,7 @@ enum {
     OPT_INTERVAL,
     OPT_COUNT,
     OPT_SECONDS,
+    OPT_HOLD,
     OPT_TENANT,
     OPT_POOL,
     OPT_AS,

@@ -108,7 +108,7 @@ attn_status ask_status(attn_client *c, const struct arguments *a, json_t **out)
 
 attn_status ask_drain(attn_client *c, const struct arguments *a, json_t **out)
 {
-    attn_status st = attn_client_drain(c, a->timeout_us);
+    attn_status st = attn_client_drain(c, a->hold_us, a->timeout_us);
     if (st == ATTN_OK)
         *out = json_pack("{s:b}", "draining", 1);
     return st;

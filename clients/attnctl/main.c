@@ -91,6 +91,11 @@ static bool parse_option(struct arguments *a, int opt)
             return false;
         a->record_us = (uint64_t)(x * 1e6);
         return true;
+    case OPT_HOLD:
+        if (!parse_number(optarg, 86400, &x) || x == 0)
+            return false;
+        a->hold_us = (uint64_t)(x * 1e6);
+        return true;
     case OPT_TENANT:
         a->tenant = optarg;
         return true;
@@ -139,6 +144,7 @@ static const char *wanted_of(int opt)
     switch (opt) {
     case OPT_TIMEOUT:
     case OPT_SECONDS:
+    case OPT_HOLD:
         return opt == OPT_TIMEOUT ? "a number of seconds above 0, 1000000 at most"
                                   : "a number of seconds above 0, 86400 at most";
     case OPT_WAIT:
@@ -224,6 +230,8 @@ static int choose(char **words, int n, struct arguments *a, const struct command
         c->ask != ask_pool_drop && c->ask != ask_pool_resize)
         return usage("--tenant is an option of kill sequence, sequence place, pool drop and pool "
                      "resize");
+    if (a->hold_us != 0 && c->ask != ask_drain)
+        return usage("--hold is an option of drain");
     if (c->ask == ask_pool_resize && (!parse_u32(a->operands[1], &a->n_blocks)))
         return usage("pool resize: \"%s\" is no number of blocks", a->operands[1]);
     if (a->pool != NULL && c->ask != ask_sequence_import && c->ask != ask_sequence_move)

@@ -13,6 +13,7 @@ const struct option options[] = {
     {"interval", required_argument, NULL, OPT_INTERVAL},
     {"count", required_argument, NULL, OPT_COUNT},
     {"seconds", required_argument, NULL, OPT_SECONDS},
+    {"hold", required_argument, NULL, OPT_HOLD},
     {"tenant", required_argument, NULL, OPT_TENANT},
     {"pool", required_argument, NULL, OPT_POOL},
     {"as", required_argument, NULL, OPT_AS},
@@ -131,6 +132,9 @@ static const char usage_tail[] =
     "  --interval SECONDS       between two looks of top (default 1)\n"
     "  --count N                end after so many looks, events or requests (default: go on)\n"
     "  --seconds N              how long trace records (default 10)\n"
+    "\n"
+    "of drain:\n"
+    "  --hold SECONDS           serve open sequences for so long, so that they can move away\n"
     "\n"
     "of kill sequence, sequence place, pool drop and pool resize:\n"
     "  --tenant NAME            whose sequence or pool it is\n"

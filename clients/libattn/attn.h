@@ -170,8 +170,11 @@ ATTN_API attn_status attn_client_ping(attn_client *c, uint64_t timeout_us, uint6
 /* The daemon's counters as a JSON object; free with attn_free. */
 ATTN_API attn_status attn_client_stats(attn_client *c, uint64_t timeout_us, char **out_json);
 
-/* Asks the daemon to accept no new sessions and sequences and to exit when its work is done. */
-ATTN_API attn_status attn_client_drain(attn_client *c, uint64_t timeout_us);
+/* Asks the daemon to accept no new sessions and sequences and to exit when its work is done. For
+ * hold_us, a day at most, open sequences keep it up, so that they can move to other daemons; asked
+ * again, the time begins anew. 0: they do not.
+ * Errors   ATTN_EAUTH; ATTN_EINVAL hold_us */
+ATTN_API attn_status attn_client_drain(attn_client *c, uint64_t hold_us, uint64_t timeout_us);
 
 /* For operators: except for pools, the daemon answers only its own user and root (ATTN_EAUTH).
  * Gives a list as a JSON object: topic is pools, sessions, sequences, tenants, cache, requests,
@@ -190,6 +193,14 @@ ATTN_API attn_status attn_client_kill_session(attn_client *c, const char *sessio
                                               uint64_t timeout_us);
 ATTN_API attn_status attn_client_kill_seq(attn_client *c, const char *tenant, uint64_t seq,
                                           uint64_t timeout_us);
+/* Raises the epoch of a sequence, named as above, so that all handles of it are stale. Its session
+ * still has it, and gets a handle by adopting it. Asked again, the epoch is raised again.
+ * ATTN_ENOTFOUND. */
+ATTN_API attn_status attn_client_retire_seq(attn_client *c, const char *tenant, uint64_t seq,
+                                            uint64_t timeout_us);
+/* Lets a daemon with engine.fence serve appends for that long from now on. ATTN_EINVAL: it has no
+ * fence. */
+ATTN_API attn_status attn_client_fence(attn_client *c, uint64_t timeout_us);
 /* Moves a sequence, named as above, to another of the daemon's cards while it is used; it may be
  * there already. Returns when it has arrived.
  * Errors   ATTN_EOVERLOAD another sequence is being moved, or this one is never idle;

@@ -142,6 +142,8 @@ static uint32_t tenant_of(struct cards *c, const Attnd__Request *h)
         return TENANT_OPERATOR;
     if (h->body_case == ATTND__REQUEST__BODY_KILL)
         return tenant_id_of_name(h->kill->tenant);
+    if (h->body_case == ATTND__REQUEST__BODY_RETIRE)
+        return tenant_id_of_name(h->retire->tenant);
     if (h->body_case == ATTND__REQUEST__BODY_MOVE)
         return tenant_id_of_name(h->move->tenant);
     return cards_tenant(c, h->session);
@@ -205,6 +207,9 @@ static void send_on(struct cards *c, struct request *req, struct engine *from)
         return;
     case ATTND__REQUEST__BODY_ADOPT:
         send_by_name(c, req, from, h->adopt->seq);
+        return;
+    case ATTND__REQUEST__BODY_RETIRE:
+        send_by_name(c, req, from, h->retire->seq);
         return;
     case ATTND__REQUEST__BODY_MOVE:
         send_by_name(c, req, from, h->move->seq);

@@ -60,6 +60,7 @@ struct config {
     uint32_t max_sessions;
     uint64_t lease_us;
     uint64_t spin_us;
+    uint64_t fence_us; /* appends are served for so long after a fence request; 0: always */
     uint64_t drain_delay_us; /* before a drain: /readyz fails, all is still served */
     uint64_t drain_timeout_us;
     uint64_t token_timeout_us; /* of a drain: longest wait for the next layer of a begun token */

@@ -182,6 +182,10 @@ const struct config_option config_options[] = {
     TIME("engine", "spin", spin_us, AT_ONCE, "200us", 0, 10 * MS,
         "How long the engine watches for the next request of shm clients before it sleeps, while\n"
         "they send often. 0: not at all."),
+    TIME("engine", "fence", fence_us, AT_ONCE, "0", 0, HOUR,
+        "Appends are served for this long after an operator's `fence`, and refused as fenced from then\n"
+        "on, until the next: for a cluster that must know when a daemon that it can't reach has\n"
+        "stopped. 0: they are always served."),
     TIME("engine", "drain_delay", drain_delay_us, AT_ONCE, "0", 0, HOUR,
         "How long SIGTERM only makes /readyz fail, for balancers to see it, before the drain begins."),
     TIME("engine", "drain_timeout", drain_timeout_us, AT_ONCE, "30s", 0, HOUR,

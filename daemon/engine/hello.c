@@ -164,7 +164,8 @@ attn_status hello_run(struct engine *e, struct request *req, uint32_t session, s
     attn_status st = identify(e, req, &who, a->why, sizeof a->why);
     if (st != ATTN_OK)
         return st;
-    if (h->resume_session == 0 && engine_is_draining(e))
+    bool may_move = engine_is_held(e) && request_may_administer(req);
+    if (h->resume_session == 0 && engine_is_draining(e) && !may_move)
         return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new sessions");
     st = h->resume_session != 0
              ? session_resume(e, h->resume_session, who, req->taken_ns, &session, a->why,

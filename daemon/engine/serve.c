@@ -59,6 +59,8 @@ static const struct kind kinds[] = {
     [ATTND__REQUEST__BODY_RELOAD] = {.run = reload_run, .is_operators = true},
     [ATTND__REQUEST__BODY_POOL_DROP] = {.run = pool_drop_run, .is_operators = true},
     [ATTND__REQUEST__BODY_KILL] = {.run = kill_run, .is_operators = true, .has_line = true},
+    [ATTND__REQUEST__BODY_RETIRE] = {.run = control_on_seq, .is_operators = true, .has_line = true},
+    [ATTND__REQUEST__BODY_FENCE] = {.run = fence_run, .is_operators = true},
     [ATTND__REQUEST__BODY_MOVE] = {.run = control_on_seq, .is_operators = true, .has_line = true},
 };
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };

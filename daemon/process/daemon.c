@@ -65,6 +65,7 @@ struct daemon {
     uv_signal_t signals[4];
     uint64_t watchdog_ns, next_watchdog_ns;
     bool has_handlers, is_draining, is_stopping;
+    bool is_ending; /* draining: sequences do not hold it up, or no longer */
     bool ends_tokens; /* draining: begun tokens are finished, no new one begins */
     bool is_handing_over; /* no new request is read; those taken are answered */
     uint64_t leave_at_ns; /* when a delayed drain begins; 0: none */
@@ -128,16 +129,29 @@ static void answer_the_last(struct daemon *d)
     stop_transports(d);
 }
 
-static void drain(struct daemon *d)
+/* Nothing holds the drain up any more: it ends soon. */
+static void drain_ends(struct daemon *d)
 {
-    engine_drain(d->engine);
-    d->is_draining = true;
+    d->is_ending = true;
     d->drain_until_ns = clock_now_ns() + config_now(d->cfg, drain_timeout_us) * 1000;
-    health_set_ready(false);
     notify_send("STOPPING=1\nSTATUS=draining");
     log_info("draining: no new sequences; steps go on until none is in flight, %" PRIu64
              " ms at most",
              config_now(d->cfg, drain_timeout_us) / 1000);
+}
+
+/* Follows the engine, which refuses what is new already. */
+static void drain(struct daemon *d)
+{
+    d->is_draining = true;
+    health_set_ready(false);
+    if (engine_is_held(d->engine)) {
+        notify_send("STATUS=draining: sequences may move away");
+        log_info(
+            "draining: no new sequences; those that are open are served until they have moved");
+    } else {
+        drain_ends(d);
+    }
     uv_timer_start(&d->tick, on_tick, DRAIN_TICK_MS, DRAIN_TICK_MS);
 }
 
@@ -183,9 +197,16 @@ static void on_tick(uv_timer_t *timer)
     }
     if (!d->is_draining && !d->is_handing_over) {
         bool has_waited = d->leave_at_ns != 0 && now_ns >= d->leave_at_ns;
-        if (has_waited || engine_is_draining(d->engine)) /* a client asked */
+        if (has_waited)
+            engine_drain(d->engine, 0);
+        if (engine_is_draining(d->engine)) /* also: a client asked */
             drain(d);
         return;
+    }
+    if (!d->is_ending && !d->is_handing_over) {
+        if (engine_is_held(d->engine))
+            return;
+        drain_ends(d);
     }
     if (is_over(d)) {
         log_info("%s", d->is_handing_over ? "all is answered" : "drained");
@@ -210,12 +231,19 @@ static void on_terminate(uv_signal_t *s, int number)
         return;
     if (!d->is_draining && !d->is_handing_over) {
         log_info("%s", number == SIGINT ? "SIGINT" : "SIGTERM");
-        if (keep_is_there())
+        if (keep_is_there()) {
             hand_over(d, EX_OK);
-        else if (config_now(d->cfg, drain_delay_us) > 0 && d->leave_at_ns == 0)
+        } else if (config_now(d->cfg, drain_delay_us) > 0 && d->leave_at_ns == 0) {
             leave_later(d);
-        else
+        } else {
+            engine_drain(d->engine, 0);
             drain(d);
+        }
+        return;
+    }
+    if (d->is_draining && !d->is_ending) {
+        log_info("a signal: sequences that have not moved are not waited for");
+        engine_drain(d->engine, 0);
         return;
     }
     log_warn("a second signal: stopping now");

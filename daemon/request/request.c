@@ -390,6 +390,9 @@ bool request_seq(const Attnd__Request *h, uint64_t *out_name, uint32_t *out_epoc
     case ATTND__REQUEST__BODY_KILL: /* of a sequence, not of a session */
         *out_name = h->kill->seq;
         return true;
+    case ATTND__REQUEST__BODY_RETIRE:
+        *out_name = h->retire->seq;
+        return true;
     case ATTND__REQUEST__BODY_MOVE:
         *out_name = h->move->seq;
         return true;

@@ -97,7 +97,7 @@ static void sequences_carry_epochs_and_lengths(void **state)
     assert_int_equal(attn_client_stats(f->client, LONG_US, &json), ATTN_OK);
     assert_string_equal(json, "{\"steps\": 1}");
     attn_free(json);
-    assert_int_equal(attn_client_drain(f->client, LONG_US), ATTN_OK);
+    assert_int_equal(attn_client_drain(f->client, 0, LONG_US), ATTN_OK);
 }
 
 static void a_step_gathers_and_scatters(void **state)

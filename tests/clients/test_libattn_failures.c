@@ -136,7 +136,7 @@ static void every_call_ends_by_its_timeout(void **state)
     assert_int_equal(attn_seq_close(f->pool, &a, SOON_US), ATTN_ETIMEDOUT);
     assert_int_equal(attn_seq_adopt(f->pool, 1, SOON_US, &a, NULL), ATTN_ETIMEDOUT);
     assert_int_equal(attn_client_stats(f->client, SOON_US, &json), ATTN_ETIMEDOUT);
-    assert_int_equal(attn_client_drain(f->client, SOON_US), ATTN_ETIMEDOUT);
+    assert_int_equal(attn_client_drain(f->client, 0, SOON_US), ATTN_ETIMEDOUT);
     work_init(&w, 1, 2);
     w.step.timeout_us = SOON_US;
     assert_int_equal(attn_step(f->pool, &w.step, &w.result), ATTN_ETIMEDOUT);

@@ -244,7 +244,7 @@ static void each_changed_setting_is_told_and_taken_if_it_may_be(void **state)
         config_fini(&c);
         config_fini(&now);
     }
-    assert_int_equal(n_taken, 32);
+    assert_int_equal(n_taken, 33);
 }
 
 static void a_list_changes_with_any_of_its_entries(void **state)

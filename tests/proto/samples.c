@@ -284,7 +284,15 @@ FILL(stats)
 }
 FILL(drain)
 {
-    REQUEST(drain, DRAIN, Attnd__Drain, attnd__drain__init);
+    REQUEST(drain, DRAIN, Attnd__Drain, attnd__drain__init, .hold_us = 60000000);
+}
+FILL(retire)
+{
+    REQUEST(retire, RETIRE, Attnd__Retire, attnd__retire__init, .seq = SEQ_A, .tenant = "team-a");
+}
+FILL(fence)
+{
+    REQUEST(fence, FENCE, Attnd__Fence, attnd__fence__init, .sent_ns = 123456789);
 }
 FILL(inspect)
 {
@@ -436,7 +444,7 @@ const struct sample samples[] = {
     {"request_import_layers", "64 bytes that a block has of layer 1", false, 64,
      fill_import_layers},
     {"request_stats", "an empty body that is present", false, 0, fill_stats},
-    {"request_drain", "an empty body that is present", false, 0, fill_drain},
+    {"request_drain", "sequences hold it up for a minute", false, 0, fill_drain},
     {"request_inspect", "a list for operators, from entry 500 on", false, 0, fill_inspect},
     {"request_watch", "events behind the seventh, when there are any", false, 0, fill_watch},
     {"request_configure", "a setting that changes at once", false, 0, fill_configure},
@@ -444,6 +452,8 @@ const struct sample samples[] = {
     {"request_kill_session", "a session, by its label", false, 0, fill_kill_session},
     {"request_kill_sequence", "a tenant's sequence", false, 0, fill_kill_seq},
     {"request_move", "a tenant's sequence, to another card", false, 0, fill_move},
+    {"request_retire", "a tenant's sequence gets its next epoch", false, 0, fill_retire},
+    {"request_fence", "appends are served for a while", false, 0, fill_fence},
     {"request_reload", "an empty body that is present", false, 0, fill_reload},
     {"reply_hello", "the session and the limits", true, 0, fill_hello_reply},
     {"reply_pool", "to pool_create and pool_describe", true, 0, fill_pool_reply},

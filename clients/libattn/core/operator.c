@@ -1,5 +1,5 @@
-/* operator.c: what operators ask of a daemon: figures, who holds what, events; to end, move, change
- * or drain. Each is one request, and waits for its answer. */
+/* operator.c: what operators ask of a daemon: figures, who holds what, events; to end, move,
+ * change, drain or fence. Each is one request, and waits for its answer. */
 #include "clients/libattn/core/core.h"
 
 #include <stdio.h>
@@ -84,6 +84,28 @@ attn_status attn_client_kill_seq(attn_client *c, const char *tenant, uint64_t se
     return kill_call(c, &kill, timeout_us);
 }
 
+attn_status attn_client_retire_seq(attn_client *c, const char *tenant, uint64_t seq,
+                                   uint64_t timeout_us)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Retire retire = ATTND__RETIRE__INIT;
+    retire.seq = seq;
+    retire.tenant = (char *)(tenant != NULL ? tenant : "");
+    req.body_case = ATTND__REQUEST__BODY_RETIRE;
+    req.retire = &retire;
+    return client_call(c, &req, timeout_us, NULL, NULL);
+}
+
+attn_status attn_client_fence(attn_client *c, uint64_t timeout_us)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Fence fence = ATTND__FENCE__INIT;
+    fence.sent_ns = attn_now_ns();
+    req.body_case = ATTND__REQUEST__BODY_FENCE;
+    req.fence = &fence;
+    return client_call(c, &req, timeout_us, NULL, NULL);
+}
+
 attn_status attn_client_move_seq(attn_client *c, const char *tenant, uint64_t seq, uint32_t card,
                                  uint64_t timeout_us)
 {
@@ -136,10 +158,11 @@ attn_status attn_client_reload(attn_client *c, uint64_t timeout_us, char **out_j
     return client_call(c, &req, timeout_us, take_json, out_json);
 }
 
-attn_status attn_client_drain(attn_client *c, uint64_t timeout_us)
+attn_status attn_client_drain(attn_client *c, uint64_t hold_us, uint64_t timeout_us)
 {
     Attnd__Request req = ATTND__REQUEST__INIT;
     Attnd__Drain drain = ATTND__DRAIN__INIT;
+    drain.hold_us = hold_us;
     req.body_case = ATTND__REQUEST__BODY_DRAIN;
     req.drain = &drain;
     return client_call(c, &req, timeout_us, NULL, NULL);

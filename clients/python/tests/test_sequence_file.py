@@ -133,3 +133,59 @@ def test_a_sequence_moves_while_it_decodes(client, there):
         here.adopt(seq.id)
     twin.close()
     moved[0].close()
+
+
+def test_a_drained_daemon_serves_its_sequences_until_they_have_moved(there):
+    ids = list(range(100, 170))
+    with Daemon(**{"device.kv_memory": "64M"}) as daemon:
+        client = attnd.connect(daemon.url)
+        here = client.create_pool(SPEC)
+        seqs = [here.open(tokens=ids) for _ in range(2)]
+        for seed, seq in enumerate(seqs):
+            append(here, seq, 0, 70, seed)
+        client.drain(hold=600)
+        with pytest.raises(attnd.DrainingError):
+            here.open()
+        with attnd.connect(daemon.url) as operator:  # who moves them may come later
+            assert operator.ping() > 0
+        for seed, seq in enumerate(seqs):
+            assert daemon.process.poll() is None
+            append(here, seq, 70, 1, seed)
+            before = looked_at(here, seq, 71)
+            moved = seq.move(there)
+            np.testing.assert_array_equal(looked_at(there, moved, 71), before)
+            moved.close()
+        assert daemon.process.wait(60) == 0
+        client.close()
+
+
+def test_handles_of_a_retired_sequence_are_stale(own_daemon):
+    with attnd.connect(own_daemon.url) as client:
+        pool = client.create_pool(SPEC)
+        with pool.open() as seq:
+            append(pool, seq, 0, 20)
+            client.retire(seq.id)
+            with pytest.raises(attnd.StaleEpochError):
+                append(pool, seq, 20, 1)
+            seq.adopt()
+            assert seq.layer_len == (20, 20)
+            append(pool, seq, 20, 1)
+        with pytest.raises(attnd.NotFoundError):
+            client.retire(12345)
+        with pytest.raises(attnd.InvalidArgumentError, match=r"engine\.fence is 0"):
+            client.fence()
+
+
+def test_appends_are_fenced_without_an_operators_word():
+    with (
+        Daemon(**{"device.kv_memory": "64M", "engine.fence": "1h"}) as daemon,
+        attnd.connect(daemon.url) as client,
+    ):
+        pool = client.create_pool(SPEC)
+        with pool.open() as seq:
+            with pytest.raises(attnd.FencedError, match=r"engine\.fence"):
+                pool.step(0, [(seq, 0, 1)], None, *np.ones((2, 1, 2, 32), "f4"), timeout=0.2)
+            client.fence()
+            append(pool, seq, 0, 20)
+            seq.adopt()
+            assert seq.layer_len == (20, 20)

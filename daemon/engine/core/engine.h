@@ -75,15 +75,18 @@ static const uint64_t LANE_SOON_NS = 10 * 1000 * 1000;
  * not among them end. NULL, if there are no tenants, changes nothing. Any thread. */
 void engine_take_tenants(struct engine *e, struct tenants *now);
 
-/* Refuses new sequences, sessions and pools from now on; steps go on. Any thread, also from a
- * signal's callback. A client's drain request does the same. */
-void engine_drain(struct engine *e);
+/* Refuses new sequences, sessions and pools from now on; steps go on. For hold_us, sequences hold
+ * the drain up, so that they can move away, and operators get sessions; 0: they do not. Any thread,
+ * also from a signal's callback. A client's drain request does the same. */
+void engine_drain(struct engine *e, uint64_t hold_us);
 bool engine_is_draining(const struct engine *e);
+/* Whether sequences hold the drain up. Any thread. */
+bool engine_is_held(const struct engine *e);
 /* Also refuses tokens that no layer of their sequence has yet; a token that has begun may be
  * finished. Any thread. */
 void engine_end_tokens(struct engine *e);
-/* True once draining and nothing is queued or in flight, and no sequence is in the middle of a
- * token whose worker has been silent for less than engine.token_timeout. Any thread. */
+/* True once draining, not held, and nothing is queued or in flight, and no sequence is in the
+ * middle of a token whose worker has been silent for less than engine.token_timeout. Any thread. */
 bool engine_is_drained(const struct engine *e);
 /* Whether every request submitted has been answered. Any thread. */
 bool engine_is_idle(const struct engine *e);

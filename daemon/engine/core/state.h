@@ -69,6 +69,10 @@ struct engine {
     /* draining: a sequence is in a token, or this is unchecked since the last step */
     _Atomic bool is_in_token;
     _Atomic uint64_t token_at_ns; /* draining: when a layer last had tokens appended */
+    /* draining: a sequence is open, or this is unchecked since the drain began */
+    _Atomic bool has_sequences;
+    _Atomic uint64_t hold_until_ns; /* draining: until then they hold it up */
+    _Atomic uint64_t fence_ns; /* with engine.fence: until then appends are served */
     _Atomic int health; /* attn_status */
     struct queue_count queue; /* requests between engine_submit and their reply */
     _Atomic uint32_t n_calls; /* messages of several calls that are under way (seq/calls.c) */

@@ -1,17 +1,23 @@
 /* status.c: draining, and tokens that must be finished first. */
 #include "daemon/engine/core/status.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+
 #include "daemon/base/clock.h"
 #include "daemon/base/health.h"
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 
-void engine_drain(struct engine *e)
+void engine_drain(struct engine *e, uint64_t hold_us)
 {
+    uint64_t now_ns = clock_now_ns();
     health_set_draining(true);
     for (uint32_t i = 0; i < peers_n(e); i++) {
         struct engine *k = peers_at(e, i);
-        tokens_came(k, clock_now_ns());
+        tokens_came(k, now_ns);
+        atomic_store(&k->has_sequences, true);
+        atomic_store(&k->hold_until_ns, hold_us == 0 ? 0 : now_ns + hold_us * 1000);
         atomic_store(&k->is_draining, true);
         engine_wake(k); /* so that it looks for unfinished tokens */
     }
@@ -32,8 +38,12 @@ void tokens_came(struct engine *e, uint64_t now_ns)
 void tokens_look(struct engine *e)
 {
     const struct kv *kv = e->env.kv;
-    if (!atomic_load(&e->is_draining) || !atomic_load(&e->is_in_token) ||
-        atomic_load(&e->queue.n_requests) > 0)
+    if (!atomic_load(&e->is_draining))
+        return;
+    struct kv_stats now;
+    kv_stats_read(kv, &now);
+    atomic_store(&e->has_sequences, now.sequences > 0);
+    if (!atomic_load(&e->is_in_token) || atomic_load(&e->queue.n_requests) > 0)
         return;
     for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
         struct kv_seq_info info;
@@ -62,6 +72,17 @@ bool engine_is_draining(const struct engine *e)
     return atomic_load(&e->is_draining);
 }
 
+bool engine_is_held(const struct engine *e)
+{
+    uint64_t now_ns = clock_now_ns();
+    for (uint32_t i = 0; i < peers_n(e); i++) {
+        const struct engine *k = peers_at(e, i);
+        if (atomic_load(&k->has_sequences) && now_ns < atomic_load(&k->hold_until_ns))
+            return true;
+    }
+    return false;
+}
+
 static bool is_drained(const struct engine *e)
 {
     uint64_t now_ns = clock_now_ns(), at_ns = atomic_load(&e->token_at_ns);
@@ -73,6 +94,8 @@ static bool is_drained(const struct engine *e)
 
 bool engine_is_drained(const struct engine *e)
 {
+    if (engine_is_held(e))
+        return false;
     for (uint32_t i = 0; i < peers_n(e); i++)
         if (!is_drained(peers_at(e, i)))
             return false;
@@ -85,6 +108,23 @@ bool engine_is_idle(const struct engine *e)
         if (atomic_load(&peers_at(e, i)->queue.n_requests) > 0)
             return false;
     return true;
+}
+
+attn_status fence_check(struct engine *e, struct request *req, char *why, size_t why_bytes)
+{
+    uint64_t fence_ns = atomic_load_explicit(&e->fence_ns, memory_order_relaxed);
+    uint64_t fence_us = config_now(e->env.cfg, fence_us);
+    if (fence_us == 0)
+        return ATTN_OK;
+    if (fence_ns <= e->turn_ns) {
+        snprintf(why, why_bytes,
+                 "no operator has asked for appends to be served in the last %" PRIu64
+                 " ms (engine.fence)",
+                 fence_us / 1000);
+        return ATTN_EFENCED;
+    }
+    req->deadline_ns = req->deadline_ns < fence_ns ? req->deadline_ns : fence_ns;
+    return ATTN_OK;
 }
 
 attn_status engine_stop_status(const struct engine *e)

@@ -13,12 +13,15 @@
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
 #include "daemon/config/settings.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/core/status.h"
 #include "daemon/engine/operator/lists.h"
 #include "daemon/engine/pool/create.h"
 #include "daemon/engine/seq/sequence.h"
+
+static const uint64_t MAX_HOLD_US = UINT64_C(24) * 3600 * 1000000; /* of a drain */
 
 enum {
     MAX_WATCHERS = 16, /* waiting at a time; more are answered at once */
@@ -198,6 +201,10 @@ static bool what_changes(const Attnd__Request *h, char *out, size_t out_bytes)
             snprintf(out, out_bytes, "end of sequence %" PRIu64 "%s%.63s", h->kill->seq,
                      h->kill->tenant[0] != '\0' ? " of " : "", h->kill->tenant);
         return true;
+    case ATTND__REQUEST__BODY_RETIRE:
+        snprintf(out, out_bytes, "next epoch of sequence %" PRIu64 "%s%.63s", h->retire->seq,
+                 h->retire->tenant[0] != '\0' ? " of " : "", h->retire->tenant);
+        return true;
     case ATTND__REQUEST__BODY_MOVE:
         snprintf(out, out_bytes, "move of sequence %" PRIu64 "%s%.63s to card %" PRIu32,
                  h->move->seq, h->move->tenant[0] != '\0' ? " of " : "", h->move->tenant,
@@ -214,6 +221,8 @@ static const char *named_tenant(const Attnd__Request *h)
     const char *name = "";
     if (h->body_case == ATTND__REQUEST__BODY_MOVE)
         name = h->move->tenant;
+    else if (h->body_case == ATTND__REQUEST__BODY_RETIRE)
+        name = h->retire->tenant;
     else if (h->body_case == ATTND__REQUEST__BODY_KILL && h->kill->session[0] == '\0')
         name = h->kill->tenant;
     else if (h->body_case == ATTND__REQUEST__BODY_POOL_DROP)
@@ -248,6 +257,7 @@ attn_status operator_check(struct engine *e, const struct request *req, struct a
     if (tenant != NULL && tenants_find(e->env.tenants, tenant) == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "%s.tenant: no tenant is named \"%.63s\"",
                          h->body_case == ATTND__REQUEST__BODY_MOVE        ? "move"
+                         : h->body_case == ATTND__REQUEST__BODY_RETIRE    ? "retire"
                          : h->body_case == ATTND__REQUEST__BODY_POOL_DROP ? "pool_drop"
                                                                           : "kill",
                          tenant);
@@ -286,7 +296,36 @@ attn_status drain_run(struct engine *e, struct request *req, uint32_t session, s
                          "(listen.admin); you are %s",
                          who);
     }
-    log_info("admin: drain, asked for by %s", who);
-    engine_drain(e);
+    uint64_t hold_us = req->wire.header->drain->hold_us;
+    if (hold_us > MAX_HOLD_US)
+        return answer_no(a, ATTN_EINVAL,
+                         "drain.hold_us is %" PRIu64 ", at most %" PRIu64 " (a day)", hold_us,
+                         MAX_HOLD_US);
+    if (hold_us == 0)
+        log_info("admin: drain, asked for by %s", who);
+    else
+        log_info("admin: drain, for %" PRIu64 " ms not of open sequences, asked for by %s",
+                 hold_us / 1000, who);
+    engine_drain(e, hold_us);
+    return ATTN_OK;
+}
+
+/* Appends are served for engine.fence from when the operator asked, on all cards. */
+attn_status fence_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+{
+    uint64_t fence_us = config_now(e->env.cfg, fence_us),
+             sent_ns = req->wire.header->fence->sent_ns;
+    (void)session;
+    if (fence_us == 0)
+        return answer_no(a, ATTN_EINVAL, "engine.fence is 0: this daemon has no fence");
+    if (sent_ns > req->received_ns)
+        return answer_no(a, ATTN_EINVAL,
+                         "fence.sent_ns is %" PRIu64 ", CLOCK_MONOTONIC is %" PRIu64, sent_ns,
+                         req->received_ns);
+    for (uint32_t i = 0; i < peers_n(e); i++) {
+        _Atomic uint64_t *until_ns = &peers_at(e, i)->fence_ns;
+        if (sent_ns + fence_us * 1000 > atomic_load(until_ns)) /* else it comes late */
+            atomic_store(until_ns, sent_ns + fence_us * 1000);
+    }
     return ATTN_OK;
 }

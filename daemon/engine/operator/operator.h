@@ -1,4 +1,5 @@
-/* operator.h: requests of operators: stats, inspect, configure, reload, drain, pool_drop, kill.
+/* operator.h: requests of operators: stats, inspect, configure, reload, drain, fence, pool_drop,
+ * kill.
  * Handlers of engine/serve.c's table; engine thread. */
 #ifndef ATTND_DAEMON_ENGINE_OPERATOR_OPERATOR_H
 #define ATTND_DAEMON_ENGINE_OPERATOR_OPERATOR_H
@@ -17,6 +18,7 @@ attn_status reload_run(struct engine *e, struct request *req, uint32_t session, 
 attn_status kill_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 attn_status stats_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 attn_status drain_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
+attn_status fence_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 /* Answers watchers that have events or whose time is over; is_last: all watchers. */
 void watchers_answer(struct engine *e, bool is_last);
 /* Wakes the engine if there are watchers; called after each log line (log_set_listener). Any

@@ -17,6 +17,7 @@
 #include "daemon/engine/core/published.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/session_run.h"
+#include "daemon/engine/core/status.h"
 #include "daemon/engine/core/turns.h"
 #include "daemon/engine/pool/reserve.h"
 #include "daemon/engine/seq/export.h"
@@ -339,6 +340,19 @@ static attn_status run_adopt(struct engine *e, struct request *req, uint32_t ses
     return ATTN_OK;
 }
 
+/* The same session has it at the next epoch, which it learns by adopting it. */
+static attn_status run_retire(struct engine *e, kv_seq_id seq, struct answer *a)
+{
+    struct kv_seq_info info;
+    uint32_t epoch;
+    kv_seq_info(e->env.kv, seq, &info);
+    attn_status st = kv_seq_adopt(e->env.kv, seq, info.owner, KV_NO_REQUEST, &epoch);
+    if (st != ATTN_OK)
+        return no_by_cache(e, st, a);
+    peers_seq_epoch(e, seq);
+    return ATTN_OK;
+}
+
 /* The tenant in whose namespace a request's sequence is looked up. */
 static uint32_t tenant_of_request(const struct engine *e, const struct request *req,
                                   uint32_t session)
@@ -346,6 +360,8 @@ static uint32_t tenant_of_request(const struct engine *e, const struct request *
     const Attnd__Request *h = req->wire.header;
     if (h->body_case == ATTND__REQUEST__BODY_KILL)
         return tenant_id(tenants_find(e->env.tenants, h->kill->tenant));
+    if (h->body_case == ATTND__REQUEST__BODY_RETIRE)
+        return tenant_id(tenants_find(e->env.tenants, h->retire->tenant));
     if (h->body_case == ATTND__REQUEST__BODY_MOVE)
         return tenant_id(tenants_find(e->env.tenants, h->move->tenant));
     return tenant_id(session_tenant(e, session));
@@ -412,6 +428,8 @@ static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t se
     switch (h->body_case) {
     case ATTND__REQUEST__BODY_KILL:
         return run_close(e, seq);
+    case ATTND__REQUEST__BODY_RETIRE:
+        return run_retire(e, seq, a);
     case ATTND__REQUEST__BODY_MOVE:
         return run_move(e, req, seq, a);
     case ATTND__REQUEST__BODY_ADOPT:
@@ -631,8 +649,8 @@ attn_status control_on_seq(struct engine *e, struct request *req, uint32_t sessi
 attn_status control_import(struct engine *e, struct request *req, uint32_t session,
                            struct answer *a)
 {
-    attn_status st = ATTN_OK;
-    if (req->charge.tenant == NULL) /* else it is served anew */
+    attn_status st = fence_check(e, req, a->why, sizeof a->why);
+    if (st == ATTN_OK && req->charge.tenant == NULL) /* else it is served anew */
         st = bytes_charge(e, req, session, req->msg->n_bytes, a->why, sizeof a->why);
     return st != ATTN_OK ? st : control_on_seq(e, req, session, a);
 }

@@ -380,6 +380,8 @@ attn_status step_run(struct engine *e, struct request *req, uint32_t session, st
     struct wire_step_layout layout;
     note_bell(e, req);
     attn_status st = step_check_turn(e, req, who, a->why, sizeof a->why);
+    if (st == ATTN_OK && (s->flags & WIRE_STEP_APPEND))
+        st = fence_check(e, req, a->why, sizeof a->why);
     if (st == ATTN_OK)
         st = step_charge(e, req, session, a->why, sizeof a->why);
     if (st != ATTN_OK)

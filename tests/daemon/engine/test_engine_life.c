@@ -420,7 +420,7 @@ static void draining_refuses_what_is_new_and_finishes_what_is_not(void **state)
     r.backend.is_held = true;
     uint64_t a = rig_send_item(&r, 1, 0, 0, 1);
     rig_run(&r);
-    engine_drain(r.engine);
+    engine_drain(r.engine, 0);
     assert_false(engine_is_drained(r.engine));
     assert_int_equal(rig_open_seq(&r, 2), ATTN_EDRAINING);
     assert_int_equal(rig_hello_with(&r, 0, NULL)->status, ATTN_EDRAINING);
@@ -438,6 +438,70 @@ static void draining_refuses_what_is_new_and_finishes_what_is_not(void **state)
     rig_close(&r);
 }
 
+static uint32_t epoch_of(uint64_t name)
+{
+    kv_seq_id id;
+    struct kv_seq_info info;
+    assert_int_equal(kv_seq_find(r.kv, TENANT_OPERATOR, name, &id), ATTN_OK);
+    kv_seq_info(r.kv, id, &info);
+    return info.epoch;
+}
+
+static void sequences_hold_a_drain_up_until_they_have_gone(void **state)
+{
+    const struct principal operators = {.kind = PRINCIPAL_USER, .uid = geteuid()};
+    (void)state;
+    rig_open(&r, NULL);
+    rig_open_many(&r, 1, 2);
+    engine_drain(r.engine, 5000000);
+    rig_run(&r);
+    assert_true(engine_is_held(r.engine));
+    assert_false(engine_is_drained(r.engine));
+    assert_int_equal(rig_open_seq(&r, 3), ATTN_EDRAINING);
+    assert_int_equal(rig_hello_with(&r, 0, NULL)->status, ATTN_EDRAINING);
+    uint64_t id = rig_send_item(&r, 1, 0, 0, 1);
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, id)->status, ATTN_OK);
+    for (uint32_t l = 1; l < RIG_LAYERS; l++)
+        rig_send_item(&r, 1, l, 0, 1);
+    rig_run(&r);
+    struct principal worker = r.principal;
+    r.principal = operators; /* who comes to move them */
+    assert_int_equal(rig_hello_with(&r, 0, NULL)->status, ATTN_OK);
+    r.principal = worker;
+    assert_int_equal(rig_close_seq(&r, 1, epoch_of(1)), ATTN_OK);
+    rig_run(&r);
+    assert_true(engine_is_held(r.engine));
+    assert_int_equal(rig_close_seq(&r, 2, epoch_of(2)), ATTN_OK);
+    rig_run(&r);
+    assert_false(engine_is_held(r.engine));
+    assert_true(engine_is_drained(r.engine));
+    rig_close(&r);
+}
+
+static void a_drain_is_held_up_as_long_as_was_said_last(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    rig_open_many(&r, 1, 1);
+    engine_drain(r.engine, 5000000);
+    rig_run(&r);
+    rig_now_ns += UINT64_C(4999000000);
+    assert_true(engine_is_held(r.engine));
+    engine_drain(r.engine, 5000000);
+    rig_now_ns += UINT64_C(4999000000);
+    assert_true(engine_is_held(r.engine));
+    rig_now_ns += 1000000;
+    assert_false(engine_is_held(r.engine));
+    rig_run(&r);
+    assert_true(engine_is_drained(r.engine));
+    engine_drain(r.engine, 5000000);
+    assert_true(engine_is_held(r.engine));
+    engine_drain(r.engine, 0);
+    assert_false(engine_is_held(r.engine));
+    rig_close(&r);
+}
+
 static void a_drain_ends_between_two_tokens(void **state)
 {
     (void)state;
@@ -445,7 +509,7 @@ static void a_drain_ends_between_two_tokens(void **state)
     r.cfg.token_timeout_us = 1000000;
     rig_open_many(&r, 1, 2);
     uint64_t id = rig_send_item(&r, 1, 0, 0, 1);
-    engine_drain(r.engine);
+    engine_drain(r.engine, 0);
     rig_run(&r);
     assert_int_equal(rig_answer(&r, id)->status, ATTN_OK);
     assert_false(engine_is_drained(r.engine)); /* its other layers are to come */
@@ -471,7 +535,7 @@ static void a_worker_that_is_silent_within_a_token_is_not_waited_for(void **stat
     r.cfg.token_timeout_us = 1000000;
     rig_open_many(&r, 1, 1);
     uint64_t id = rig_send_item(&r, 1, 0, 0, 1);
-    engine_drain(r.engine);
+    engine_drain(r.engine, 0);
     rig_run(&r);
     assert_int_equal(rig_answer(&r, id)->status, ATTN_OK);
     rig_now_ns += 999000000;
@@ -584,6 +648,8 @@ int main(void)
         cmocka_unit_test(work_in_flight_keeps_a_lease),
         cmocka_unit_test(an_adopted_sequence_refuses_its_old_owner),
         cmocka_unit_test(draining_refuses_what_is_new_and_finishes_what_is_not),
+        cmocka_unit_test(sequences_hold_a_drain_up_until_they_have_gone),
+        cmocka_unit_test(a_drain_is_held_up_as_long_as_was_said_last),
         cmocka_unit_test(a_drain_ends_between_two_tokens),
         cmocka_unit_test(a_worker_that_is_silent_within_a_token_is_not_waited_for),
         cmocka_unit_test(only_who_may_administer_drains),

@@ -73,6 +73,120 @@ static char *label_of(uint64_t session)
     return label;
 }
 
+/* With this sequence, time sent, or time to hold. */
+static uint64_t send_of(Attnd__Request__BodyCase body, uint64_t value)
+{
+    Attnd__Retire retire = ATTND__RETIRE__INIT;
+    Attnd__Fence fence = ATTND__FENCE__INIT;
+    Attnd__Drain drain = ATTND__DRAIN__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    h.session = r.session;
+    h.body_case = body;
+    retire.seq = fence.sent_ns = drain.hold_us = value;
+    if (body == ATTND__REQUEST__BODY_RETIRE)
+        h.retire = &retire;
+    else if (body == ATTND__REQUEST__BODY_FENCE)
+        h.fence = &fence;
+    else
+        h.drain = &drain;
+    return rig_send(&r, &h, NULL, 0);
+}
+
+/* --- retire and fence ------------------------------------------------------------------------- */
+
+static void a_retired_sequence_has_no_valid_handle_and_stays_its_sessions(void **state)
+{
+    (void)state;
+    open_as_operator();
+    rig_open_many(&r, 1, 2);
+    uint64_t id = rig_send_item(&r, 1, 0, 0, 3);
+    assert_int_equal(answer_to(id)->status, ATTN_OK);
+    r.backend.is_held = true;
+    uint64_t flying = rig_send_item(&r, 1, 0, 3, 1);
+    rig_run(&r);
+    uint64_t retire = send_of(ATTND__REQUEST__BODY_RETIRE, 1);
+    rig_run(&r);
+    assert_null(rig_reply(&r, retire)); /* it waits for what came before */
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, flying)->status, ATTN_OK);
+    assert_int_equal(rig_answer(&r, retire)->status, ATTN_OK);
+    r.epoch = 1; /* what its handles have */
+    id = rig_send_item(&r, 1, 0, 4, 1);
+    r.epoch = 0;
+    rig_assert_says(answer_to(id), ATTN_ESTALE, "epoch is 1, the sequence is at 2");
+    id = rig_send_item(&r, 2, 0, 0, 1); /* another is as it was */
+    assert_int_equal(answer_to(id)->status, ATTN_OK);
+    assert_int_equal(rig_len(&r, 1, 0), 4);
+    const Attnd__Reply *adopted = rig_adopt(&r, 1);
+    assert_int_equal(adopted->status, ATTN_OK);
+    assert_int_equal(adopted->seq->layer_len[0], 4);
+    rig_assert_says(answer_to(send_of(ATTND__REQUEST__BODY_RETIRE, 77)), ATTN_ENOTFOUND, "77");
+    r.principal = (struct principal){.kind = PRINCIPAL_USER, .uid = geteuid() + 12345};
+    rig_assert_says(answer_to(send_of(ATTND__REQUEST__BODY_RETIRE, 1)), ATTN_EAUTH, "root");
+    rig_close(&r);
+}
+
+static void appends_are_fenced_until_an_operator_renews_it_and_after(void **state)
+{
+    (void)state;
+    open_as_operator();
+    rig_open_many(&r, 1, 1);
+    rig_assert_says(answer_to(send_of(ATTND__REQUEST__BODY_FENCE, rig_now_ns)), ATTN_EINVAL,
+                    "engine.fence is 0");
+    r.cfg.fence_us = 2000000;
+    rig_assert_says(answer_to(rig_send_item(&r, 1, 0, 0, 1)), ATTN_EFENCED, "engine.fence");
+    assert_int_equal(answer_to(send_of(ATTND__REQUEST__BODY_FENCE, rig_now_ns))->status, ATTN_OK);
+    assert_int_equal(answer_to(rig_send_item(&r, 1, 0, 0, 1))->status, ATTN_OK);
+    rig_now_ns += UINT64_C(1999000000);
+    assert_int_equal(answer_to(rig_send_item(&r, 1, 0, 1, 1))->status, ATTN_OK);
+    rig_now_ns += 1000000;
+    rig_assert_says(answer_to(rig_send_item(&r, 1, 0, 2, 1)), ATTN_EFENCED, "2000 ms");
+    uint64_t late = send_of(ATTND__REQUEST__BODY_FENCE, rig_now_ns - UINT64_C(2000000000));
+    assert_int_equal(answer_to(late)->status, ATTN_OK);
+    rig_assert_says(answer_to(rig_send_item(&r, 1, 0, 2, 1)), ATTN_EFENCED, "2000 ms");
+    rig_assert_says(answer_to(send_of(ATTND__REQUEST__BODY_FENCE, rig_now_ns + 1)), ATTN_EINVAL,
+                    "fence.sent_ns");
+    assert_int_equal(rig_len(&r, 1, 0), 2);
+    rig_close(&r);
+}
+
+/* What was taken in time, but can begin only later, does not begin. */
+static void what_waits_while_the_fence_falls_is_not_appended(void **state)
+{
+    (void)state;
+    open_as_operator();
+    r.cfg.fence_us = 2000000;
+    rig_open_many(&r, 1, 1);
+    assert_int_equal(answer_to(send_of(ATTND__REQUEST__BODY_FENCE, rig_now_ns))->status, ATTN_OK);
+    r.backend.is_held = true;
+    uint64_t flying = rig_send_item(&r, 1, 0, 0, 1);
+    rig_run(&r);
+    uint64_t waiting = rig_send_item(&r, 1, 0, 1, 1);
+    rig_run(&r);
+    rig_now_ns += UINT64_C(2000000000);
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, flying)->status, ATTN_OK);
+    assert_int_equal(rig_answer(&r, waiting)->status, ATTN_EDEADLINE);
+    assert_int_equal(rig_len(&r, 1, 0), 1);
+    rig_close(&r);
+}
+
+static void a_drain_is_held_for_a_day_at_most(void **state)
+{
+    (void)state;
+    open_as_operator();
+    rig_open_many(&r, 1, 1);
+    uint64_t day = UINT64_C(24) * 3600 * 1000000;
+    rig_assert_says(answer_to(send_of(ATTND__REQUEST__BODY_DRAIN, day + 1)), ATTN_EINVAL,
+                    "drain.hold_us is 86400000001");
+    assert_false(engine_is_draining(r.engine));
+    assert_int_equal(answer_to(send_of(ATTND__REQUEST__BODY_DRAIN, day))->status, ATTN_OK);
+    assert_true(engine_is_held(r.engine));
+    rig_close(&r);
+}
+
 /* --- kill ------------------------------------------------------------------------------------- */
 
 static void a_killed_session_ends_at_once_and_its_batch_in_its_time(void **state)
@@ -270,7 +384,7 @@ static void those_beyond_a_number_and_of_a_draining_daemon_do_not_wait(void **st
     assert_null(rig_reply(&r, ids[0]));
     assert_int_equal(json_array_size(list_of(beyond, "events", &page)), 0);
     json_decref(page);
-    engine_drain(r.engine);
+    engine_drain(r.engine, 0);
     rig_run(&r);
     for (int i = 0; i < WAIT; i++)
         assert_int_equal(rig_answer(&r, ids[i])->status, ATTN_OK);
@@ -310,6 +424,10 @@ static void the_cache_tells_its_hit_ratio(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_retired_sequence_has_no_valid_handle_and_stays_its_sessions),
+        cmocka_unit_test(appends_are_fenced_until_an_operator_renews_it_and_after),
+        cmocka_unit_test(what_waits_while_the_fence_falls_is_not_appended),
+        cmocka_unit_test(a_drain_is_held_for_a_day_at_most),
         cmocka_unit_test(a_killed_session_ends_at_once_and_its_batch_in_its_time),
         cmocka_unit_test(a_killed_session_that_holds_nothing_leaves_no_trace),
         cmocka_unit_test(a_sequence_is_killed_in_its_turn),

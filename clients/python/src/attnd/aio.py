@@ -131,6 +131,8 @@ class Client(_Closing):
     ping = _awaited(_sync.Client.ping, _itself)
     stats = _awaited(_sync.Client.stats, _itself)
     drain = _awaited(_sync.Client.drain, _itself)
+    fence = _awaited(_sync.Client.fence, _itself)
+    retire = _awaited(_sync.Client.retire, _itself)
 
     @property
     def info(self) -> _sync.ClientInfo:

@@ -285,11 +285,32 @@ class Client(Closing, NotPicklable):
         stats: dict[str, Any] = json.loads(interruptible(read, guard=self._guard))
         return stats
 
-    def drain(self, *, timeout: float | None = None) -> None:
-        """Asks the daemon to take no new sessions and sequences and to end when its work is done."""
+    def drain(self, hold: float = 0, *, timeout: float | None = None) -> None:
+        """Asks the daemon to take no new sessions and sequences and to end when its work is done.
+        For `hold` seconds open sequences keep it up, so that they can move to other daemons. For
+        operators."""
+        us, hold_us = timeout_us(timeout), round(hold * 1e6)
+        if not 0 <= hold_us <= 24 * 3600 * 10**6:
+            raise ValueError(f"hold is {hold}, it must be 0 to 86,400 seconds")
+        interruptible(
+            lambda: check(self._lib.attn_client_drain(self._handle, hold_us, us)), guard=self._guard
+        )
+
+    def retire(self, seq: int, tenant: str = "", *, timeout: float | None = None) -> None:
+        """Raises the epoch of a sequence, so that all handles of it are stale; its session gets
+        another by adopting it. For operators."""
+        us, name = timeout_us(timeout), tenant.encode()
+        interruptible(
+            lambda: check(self._lib.attn_client_retire_seq(self._handle, name, seq, us)),
+            guard=self._guard,
+        )
+
+    def fence(self, *, timeout: float | None = None) -> None:
+        """Lets a daemon with engine.fence serve appends for that long from now on. For
+        operators."""
         us = timeout_us(timeout)
         interruptible(
-            lambda: check(self._lib.attn_client_drain(self._handle, us)), guard=self._guard
+            lambda: check(self._lib.attn_client_fence(self._handle, us)), guard=self._guard
         )
 
     def counters(self) -> ClientCounters:

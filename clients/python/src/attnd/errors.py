@@ -166,6 +166,12 @@ class FileError(AttndError, OSError):
     status = -18
 
 
+class FencedError(AttndError):
+    """The daemon serves no appends until its operator asks for it (`engine.fence`)."""
+
+    status = -19
+
+
 _CLASSES = {c.status: c for c in AttndError.__subclasses__()}
 _GONE = {1: SessionGoneError, 2: PoolGoneError, 3: SequenceGoneError}  # enum attn_gone
 
