@@ -282,6 +282,44 @@ static attn_status count_element(struct scan *s, struct frame *f,
     return ATTN_OK;
 }
 
+/* Whether these bytes are varints of 28 bits at most, each with its end, and how many. The loops
+ * are such that compilers make vectors of them. */
+static bool count_short_varints(struct reader r, size_t *out_n)
+{
+    const uint8_t *at = r.at;
+    size_t n_bytes = (size_t)(r.end - r.at);
+    uint8_t in_a_row = 0;
+    uint32_t n_continued = 0;
+    if (n_bytes == 0 || at[n_bytes - 1] >= 0x80)
+        return false;
+    for (size_t i = 0; i + 4 <= n_bytes; i++)
+        in_a_row |= at[i] & at[i + 1] & at[i + 2] & at[i + 3];
+    for (size_t i = 0; i < n_bytes; i++)
+        n_continued += at[i] >> 7;
+    *out_n = n_bytes - n_continued;
+    return in_a_row < 0x80;
+}
+
+/* Scans the elements of a repeated scalar that came in one piece, which may be a prompt's ids. */
+static attn_status scan_packed(struct scan *s, struct frame *f,
+                               const ProtobufCFieldDescriptor *field, struct reader body)
+{
+    uint32_t *n = &f->n_elements[field - f->desc->fields], max = max_elements_of(f, field);
+    size_t n_more;
+    if (wire_type_of(field->type) == WIRE_VARINT && count_short_varints(body, &n_more) &&
+        n_more <= max - *n) {
+        *n += (uint32_t)n_more;
+        return ATTN_OK;
+    }
+    attn_status st = ATTN_OK;
+    while (st == ATTN_OK && body.at < body.end) {
+        if ((*n)++ == max)
+            return refuse(s, f, field, " has more than %u elements", max);
+        st = scan_scalar(s, f, field, &body);
+    }
+    return st;
+}
+
 /* Scans the value of a known field. */
 static attn_status scan_value(struct scan *s, struct frame *f,
                               const ProtobufCFieldDescriptor *field, enum wire_type type,
@@ -289,19 +327,12 @@ static attn_status scan_value(struct scan *s, struct frame *f,
 {
     enum wire_type own = wire_type_of(field->type);
     uint32_t index;
-    attn_status st = ATTN_OK;
-    if (type == WIRE_BYTES && own != WIRE_BYTES && field->label == PROTOBUF_C_LABEL_REPEATED) {
-        while (st == ATTN_OK && body.at < body.end) {
-            st = count_element(s, f, field, &index);
-            if (st == ATTN_OK)
-                st = scan_scalar(s, f, field, &body);
-        }
-        return st;
-    }
+    if (type == WIRE_BYTES && own != WIRE_BYTES && field->label == PROTOBUF_C_LABEL_REPEATED)
+        return scan_packed(s, f, field, body);
     if (type != own) {
         return refuse(s, f, field, " has wire type %d, it must be %d", (int)type, (int)own);
     }
-    st = count_element(s, f, field, &index);
+    attn_status st = count_element(s, f, field, &index);
     if (st != ATTN_OK)
         return st;
     if (field->type == PROTOBUF_C_TYPE_MESSAGE)

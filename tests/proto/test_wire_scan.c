@@ -10,8 +10,9 @@
 #include <stdio.h>
 
 #include "bytes.h"
+#include "tests/random.h"
 
-enum { POOL_CREATE = 11, POOL_DESCRIBE = 12, STEP = 18 }; /* fields of Request */
+enum { POOL_CREATE = 11, POOL_DESCRIBE = 12, STEP = 18, PROBE = 29 }; /* fields of Request */
 
 static size_t peak_arena_bytes;
 
@@ -447,6 +448,44 @@ static void zeros_in_packed_arrays_are_kept(void **state)
     free(msg.at);
 }
 
+/* Ids of every width, from one to ten bytes each: what fits 32 bits is kept, else refused by name.
+ */
+static void packed_ids_are_kept_or_refused_whatever_their_width(void **state)
+{
+    (void)state;
+    uint64_t draw = 47;
+    for (int round = 0; round < 2000; round++) {
+        uint32_t n = random_below(&draw, 40), ids[40], kept = 28 + random_below(&draw, 8);
+        struct bytes probe = {0}, header = {0}, packed = {0};
+        bool fits = true, is_cut = round % 16 == 0 && n > 0;
+        for (uint32_t i = 0; i < n; i++) {
+            uint64_t bits = random_below(&draw, kept), id = random_mixed(&draw) >> (63 - bits);
+            fits = fits && id <= UINT32_MAX;
+            ids[i] = (uint32_t)id;
+            put_varint(&packed, id);
+        }
+        if (is_cut)
+            packed.at[packed.n - 1] |= 0x80;
+        put_body(&probe, 2, packed);
+        put_body(&header, PROBE, probe);
+        struct wire_arena a;
+        struct wire_request q;
+        char why[256];
+        struct bytes msg = request_of(header, NULL, 0);
+        wire_arena_init(&a, NULL, 0, WIRE_ARENA_LIMIT_BYTES);
+        attn_status st = wire_request_decode(msg.at, msg.n, &a, &q, why, sizeof why);
+        assert_int_equal(st, fits && !is_cut ? ATTN_OK : ATTN_EPROTO);
+        if (st == ATTN_OK) {
+            assert_int_equal(q.header->probe->n_tokens, n);
+            assert_memory_equal(n == 0 ? ids : q.header->probe->tokens, ids, n * sizeof ids[0]);
+        } else {
+            assert_non_null(strstr(why, "header field probe.tokens is "));
+        }
+        wire_arena_reset(&a);
+        free(msg.at);
+    }
+}
+
 static void the_number_of_fields_is_bounded(void **state)
 {
     (void)state;
@@ -517,6 +556,7 @@ int main(void)
         cmocka_unit_test(step_arrays_are_bounded_in_every_encoding),
         cmocka_unit_test(step_arrays_that_disagree_are_refused),
         cmocka_unit_test(zeros_in_packed_arrays_are_kept),
+        cmocka_unit_test(packed_ids_are_kept_or_refused_whatever_their_width),
         cmocka_unit_test(the_number_of_fields_is_bounded),
         cmocka_unit_test(the_largest_pool_unpacks_inside_the_arena_limit),
     };
