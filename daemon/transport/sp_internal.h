@@ -120,7 +120,6 @@ struct sp_peer {
     struct sp_frame frame;
     bool is_eof; /* it sends no more; closed when all is answered */
     bool is_doomed; /* what it sends is dropped; closed when all is answered */
-    bool is_sated; /* it has sent a message that takes a while: now others are read */
     bool is_shut, is_closing, is_closed, is_dirty;
     bool is_late; /* it was not identified in time, and waits for an answer for as long again */
 
@@ -130,6 +129,7 @@ struct sp_peer {
     struct request *req; /* the message being received */
     uint64_t n_body; /* its body's bytes so far */
     uint64_t body_bytes; /* and in all */
+    uint64_t turn_bytes; /* of work since others were last given a turn */
     uint64_t n_looked; /* n_body when its progress was last checked */
     size_t n_large; /* bytes of its buffer, if that is a large one */
     enum sp_refusal refusal;

@@ -18,12 +18,14 @@
 #include "daemon/transport/sp_internal.h"
 
 enum {
-    BEGIN_BYTES = 16 << 10, /* most that is read before a message's size is known */
+    BEGIN_BYTES = 16 << 10, /* most that is read at once but of a large body */
     DIRECT_MIN_BYTES = 32 << 10, /* a body with this much missing is read in place */
-    DIRECT_MAX_BYTES = 128 << 10, /* libuv reads 32 times at most before other peers' turn */
+    DIRECT_MAX_BYTES = 128 << 10,
     FIRST_ROOM_BYTES = 64 << 10, /* first buffer of a large message */
     RETRY_AFTER_US = 10000, /* for want of buffers */
-    SATING_BYTES = 64 << 10, /* whose header, if it is all of it, takes some 0.1 ms to decode */
+    TURN_BYTES = 512 << 10, /* after which other peers' turn comes: 0.1 ms or so */
+    HEADER_COST = 8, /* decoding a byte of a header takes as long as reading so many */
+    MESSAGE_COST = 8 << 10, /* and all else of a message as these */
 };
 
 /* Records that the message being received holds a large buffer of n bytes (0: none), and watches
@@ -236,12 +238,12 @@ static void message_complete(struct sp_peer *p)
     struct request *req = p->req;
     char why[256];
     p->req = NULL;
-    p->is_sated = p->body_bytes > SATING_BYTES;
     p->n_requests++;
     p->on->n_owed++;
     attn_status st =
         request_decode(req, clock_now_ns(), config_now(t->env->cfg, default_timeout_us),
                        config_now(t->env->cfg, max_timeout_us), why, sizeof(why));
+    p->turn_bytes += MESSAGE_COST + HEADER_COST * (p->body_bytes - req->wire.payload_bytes);
     if (st == ATTN_OK)
         engine_submit(t->env->engine, req);
     else
@@ -405,13 +407,17 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
 {
     (void)suggested;
     struct sp_peer *p = handle->data;
-    size_t room = p->tls == NULL && p->req == NULL ? BEGIN_BYTES : SP_READ_AHEAD_BYTES;
-    if (p->is_sated) { /* no buffer: libuv goes on with other peers and comes back */
-        p->is_sated = false;
+    size_t room = BEGIN_BYTES;
+    uint8_t *in_place = sp_peer_room(p, &room);
+    if (p->turn_bytes >= TURN_BYTES) {
+        p->turn_bytes = 0; /* no buffer: libuv goes on with other peers and comes back */
         *buf = uv_buf_init(NULL, 0);
         return;
     }
-    uint8_t *in_place = p->tls == NULL ? sp_peer_room(p, &room) : NULL;
+    if (p->tls != NULL && in_place != NULL) { /* what comes is encrypted */
+        room = SP_READ_AHEAD_BYTES;
+        in_place = NULL;
+    }
     room = room < DIRECT_MAX_BYTES ? room : DIRECT_MAX_BYTES;
     *buf = uv_buf_init((char *)(in_place != NULL ? in_place : p->on->read_ahead), (unsigned)room);
 }
@@ -467,6 +473,7 @@ static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
         return;
     }
     stats_add(received_bytes, (uint64_t)n_read);
+    p->turn_bytes += (uint64_t)n_read;
     loop_worked(p->on->loop, config_now(p->t->env->cfg, loop_spin_us));
     const uint8_t *bytes = (const uint8_t *)buf->base;
     if (p->tls != NULL && !p->is_doomed)

@@ -254,6 +254,59 @@ static void a_reader_with_too_many_replies_waiting_is_cut_at_once(void **state)
     }
 }
 
+/* A peer has hundreds of messages in its socket when another one sends its first. The engine's lock
+ * stops the loop meanwhile. */
+static void who_sends_many_messages_at_once_lets_others_be_read(void **state)
+{
+    (void)state;
+    enum { N = 1200, ITS_ID = 999999 };
+    if (server_loops() > 1)
+        skip(); /* they are not read by one */
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        struct sp_good g;
+        bool is_ipc = kind == 0;
+        server_init(&s);
+        server_start(&s, kinds[kind]);
+        sp_good_open(&g, &s);
+        sp_good_round_trip(&g);
+        int fd = raw_connect(s.url);
+        raw_handshake(fd);
+        uint8_t *all = NULL, id[4] = {0x80, 0, 0, 9};
+        size_t n_all = 0;
+        for (uint64_t i = 1; i <= N; i++) {
+            size_t n;
+            uint8_t *msg = step_message(i, 0, "8 bytes", 8, &n);
+            uint8_t head[9] = {1, 0, 0, 0, 0, 0, 0, (uint8_t)((n + 4) >> 8), (uint8_t)(n + 4)};
+            size_t n_head = is_ipc ? sizeof head : sizeof head - 1;
+            all = realloc(all, n_all + n_head + sizeof id + n);
+            memcpy(all + n_all, head + sizeof head - n_head, n_head);
+            memcpy(all + n_all + n_head, id, sizeof id);
+            memcpy(all + n_all + n_head + sizeof id, msg, n);
+            n_all += n_head + sizeof id + n;
+            free(msg);
+        }
+        pthread_mutex_lock(&s.engine.lock);
+        s.engine.is_held = true;
+        raw_send(fd, all, n_all);
+        sp_send_step(g.fd, is_ipc, ITS_ID, 64);
+        pthread_mutex_unlock(&s.engine.lock);
+        engine_wait_queued(&s.engine, N + 1);
+        uint32_t n_before = 0;
+        pthread_mutex_lock(&s.engine.lock);
+        for (struct request *r = s.engine.head; r->wire.request_id != ITS_ID; r = r->next)
+            n_before++;
+        pthread_mutex_unlock(&s.engine.lock);
+        if (n_before > N / 2)
+            fail_msg("%u messages were read before it", n_before);
+        engine_release(&s.engine, false);
+        free(all);
+        close(fd);
+        close(g.fd);
+        server_stop(&s);
+    }
+}
+
 static void peers_over_the_cap_are_refused_and_counted(void **state)
 {
     (void)state;
@@ -344,6 +397,7 @@ int main(void)
         cmocka_unit_test(a_peer_without_a_tenant_is_cut_at_the_handshake_timeout),
         cmocka_unit_test(a_reader_that_stops_is_cut_at_the_write_timeout),
         cmocka_unit_test(a_reader_with_too_many_replies_waiting_is_cut_at_once),
+        cmocka_unit_test(who_sends_many_messages_at_once_lets_others_be_read),
         cmocka_unit_test(peers_over_the_cap_are_refused_and_counted),
         cmocka_unit_test(running_out_of_descriptors_refuses_peers_without_spinning),
     };
