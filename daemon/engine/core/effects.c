@@ -83,10 +83,11 @@ void pool_effects_export(struct engine *e, struct pool *p, struct backend_patch 
 {
     struct kv_effects *fx = &p->fx;
     uint32_t n = 0;
+    struct kv_seq_info info;
     for (uint32_t i = 0; i < fx->n_patches; i++) {
         const struct kv_patch patch = fx->patches[i];
-        struct kv_seq_info info;
-        kv_seq_info(e->env.kv, (kv_seq_id){patch.row}, &info);
+        if (i == 0 || patch.row != fx->patches[i - 1].row)
+            kv_seq_info(e->env.kv, (kv_seq_id){patch.row}, &info);
         bool is_live = patch.index < info.n_blocks && info.pool.index == p->id.index;
         uint32_t block = is_live ? info.block_table[patch.index] : patch.block;
         if (kv_is_place(block))
