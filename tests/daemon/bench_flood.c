@@ -34,6 +34,8 @@ enum {
     BIG_TOKENS = 128, /* in a sequence of it, in one layer */
     BIG_EXPORT = 8, /* blocks of an export or import */
     RESIZE_TO = 600, /* blocks */
+    THIN_DIM = 8, /* of a pool whose blocks are small: of a head and a layer */
+    THIN_STEP = 2048, /* tokens */
 };
 #define GOOD_TOKEN "bench-flood-good"
 #define BAD_TOKEN "bench-flood-bad"
@@ -59,6 +61,7 @@ struct flooder {
     uint32_t of; /* its kind and number */
     uint64_t seq, n_sent;
     uint32_t epoch, made; /* made: names used for new sequences */
+    uint32_t thin_pool; /* in which all ids are published */
     /* sequences to close: what was opened or forked */
     uint64_t close_name[NAMES], name_of[NAMES]; /* by request */
     uint32_t close_epoch[NAMES], n_close;
@@ -105,29 +108,59 @@ static void flood_hello(struct flooder *f)
          x.token = BAD_TOKEN; x.resume_session = f->c.session);
 }
 
-static void send_tokens(struct flooder *f, uint32_t pos, uint32_t n_tokens, uint32_t flags)
+/* Sessions of its own, which end at once. */
+static void flood_goodbye(struct flooder *f)
+{
+    uint64_t own = f->c.session;
+    if (f->n_close > 0) {
+        f->c.session = f->close_name[--f->n_close];
+        SEND(Attnd__Goodbye, ATTND__GOODBYE__INIT, goodbye, GOODBYE, (void)0);
+    } else {
+        f->c.session = 0;
+        SEND(Attnd__Hello, ATTND__HELLO__INIT, hello, HELLO, x.protocol_version = 1;
+             x.token = BAD_TOKEN);
+    }
+    f->c.session = own;
+}
+
+/* Where a step's tokens go. */
+struct target {
+    uint32_t pool, n_heads, head_dim;
+    uint64_t seq;
+    uint32_t epoch;
+};
+
+static void send_step(struct flooder *f, struct target to, uint32_t pos, uint32_t n_tokens,
+                      uint32_t flags)
 {
     static uint8_t zeros[BIG_TOKENS * 3 * BIG_HEADS * BIG_DIM * 2 + 4096];
     Attnd__Step x = ATTND__STEP__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     struct wire_step_layout l;
     char why[256];
-    x.pool = f->c.pool;
+    x.pool = to.pool;
     x.flags = flags;
     x.dtype = ATTND__DTYPE__F16;
     x.n_seq = x.n_epoch = x.n_pos = x.n_n_tokens = 1;
-    x.seq = &f->seq;
-    x.epoch = &f->epoch;
+    x.seq = &to.seq;
+    x.epoch = &to.epoch;
     x.pos = &pos;
     x.n_tokens = &n_tokens;
-    if (wire_step_layout_of(&x, BIG_HEADS, BIG_HEADS, BIG_DIM, BIG_DIM, false, ATTN_F16, &l, why,
-                            sizeof why) != ATTN_OK)
+    if (wire_step_layout_of(&x, to.n_heads, to.n_heads, to.head_dim, to.head_dim, false, ATTN_F16,
+                            &l, why, sizeof why) != ATTN_OK)
         fail_msg("%s", why);
+    assert_true(l.request_bytes <= sizeof zeros);
     h.session = f->c.session;
     h.body_case = ATTND__REQUEST__BODY_STEP;
     h.step = &x;
     f->n_sent++;
     e2e_send(&f->c, &h, zeros, l.request_bytes);
+}
+
+static void send_tokens(struct flooder *f, uint32_t pos, uint32_t n_tokens, uint32_t flags)
+{
+    send_step(f, (struct target){f->c.pool, BIG_HEADS, BIG_DIM, f->seq, f->epoch}, pos, n_tokens,
+              flags);
 }
 
 static void flood_decode(struct flooder *f)
@@ -223,6 +256,14 @@ static void flood_open_long(struct flooder *f)
              x.tokens = ids; x.n_tokens = N_IDS);
 }
 
+static void flood_open_known(struct flooder *f)
+{
+    uint32_t pool = f->c.pool;
+    f->c.pool = f->thin_pool;
+    flood_open_long(f);
+    f->c.pool = pool;
+}
+
 static void flood_fork(struct flooder *f)
 {
     if (f->n_close > 0)
@@ -253,6 +294,12 @@ static void flood_probe(struct flooder *f)
 static void flood_probe_long(struct flooder *f)
 {
     SEND(Attnd__Probe, ATTND__PROBE__INIT, probe, PROBE, x.pool = f->c.pool; x.tokens = ids;
+         x.n_tokens = N_IDS);
+}
+
+static void flood_probe_known(struct flooder *f)
+{
+    SEND(Attnd__Probe, ATTND__PROBE__INIT, probe, PROBE, x.pool = f->thin_pool; x.tokens = ids;
          x.n_tokens = N_IDS);
 }
 
@@ -360,6 +407,7 @@ static const struct kind {
 } kinds[] = {
     {"nothing", NULL, 0},
     {"hello", flood_hello, 0},
+    {"hello, goodbye", flood_goodbye, 0},
     {"step: decode", flood_decode, 0},
     {"step: 128 tokens", flood_prompt, 0},
     {"step: no such sequence", flood_bad_step, 0},
@@ -372,11 +420,13 @@ static const struct kind {
     {"stats", flood_stats, 0},
     {"open, close", flood_open, 0},
     {"open, close: 65,536 ids", flood_open_long, 4},
+    {"open, close: 65,536 ids, known", flood_open_known, 4},
     {"fork, close", flood_fork, 0},
     {"truncate", flood_truncate, 0},
     {"tokens: 128 ids", flood_tokens, 0},
     {"probe: 128 ids", flood_probe, 0},
     {"probe: 65,536 ids", flood_probe_long, 4},
+    {"probe: 65,536 ids, known", flood_probe_known, 4},
     {"calls: 128 probes of 128 ids", flood_calls, 0},
     {"close: no such", flood_close, 0},
     {"adopt", flood_adopt, 0},
@@ -445,12 +495,45 @@ static void export_all(struct flooder *f)
          x.n_blocks = BIG_TOKENS / 16);
 }
 
+static void open_thin(struct flooder *f)
+{
+    SEND(Attnd__Open, ATTND__OPEN__INIT, open, OPEN, x.seq = f->seq + 2; x.pool = f->thin_pool;
+         x.tokens = ids; x.n_tokens = N_IDS);
+}
+
+static void make_thin(struct flooder *f)
+{
+    Attnd__PoolSpec spec;
+    big_spec(&spec, "thin", 4 * N_IDS / 16);
+    spec.num_layers = spec.num_q_heads = spec.num_kv_heads = 1;
+    spec.head_dim_k = THIN_DIM;
+    SEND(Attnd__PoolCreate, ATTND__POOL_CREATE__INIT, pool_create, POOL_CREATE, x.spec = &spec);
+}
+
+/* Has all ids published, unless another connection has. */
+static void fill_thin(struct flooder *f)
+{
+    f->thin_pool = call(f, make_thin)->header->pool->pool;
+    const Attnd__SeqReply *seq = call(f, open_thin)->header->seq;
+    struct target to = {f->thin_pool, 1, THIN_DIM, f->seq + 2, seq->epoch};
+    for (uint32_t pos = seq->cached_tokens, n; pos < N_IDS; pos += n) {
+        n = N_IDS - pos < THIN_STEP ? N_IDS - pos : THIN_STEP;
+        uint64_t id = f->c.next_id;
+        send_step(f, to, pos, n, WIRE_STEP_APPEND);
+        const Attnd__Reply *r = e2e_await(&f->c, id)->header;
+        if (r->status != ATTN_OK)
+            fail_msg("the ids are not published: %s", r->message);
+    }
+}
+
 static void prepare(struct flooder *f, const struct kind *k)
 {
     f->seq = (uint64_t)f->of << 32 | UINT64_C(1) << 31;
     f->c.pool = call(f, flood_pool_same)->header->pool->pool;
     f->epoch = call(f, open_own)->header->seq->epoch;
     call(f, fill_own);
+    if (k->send == flood_open_known || k->send == flood_probe_known)
+        fill_thin(f);
     if (k->send == flood_export_ids)
         call(f, open_ids);
     if (k->send == flood_resize)
@@ -494,12 +577,15 @@ static void flood(const struct kind *k, uint32_t of, struct answered *a)
         for (struct e2e_reply *r = f.c.replies; r != NULL; r = r->next, n_answered++) {
             const Attnd__Reply *h = r->wire.header;
             take(&f, a, &r->wire);
-            bool opens =
-                k->send == flood_open || k->send == flood_open_long || k->send == flood_fork;
-            if (opens && h->status == ATTN_OK && h->body_case == ATTND__REPLY__BODY_SEQ &&
-                f.n_close < NAMES) {
+            bool opens = k->send == flood_open || k->send == flood_open_long ||
+                         k->send == flood_open_known || k->send == flood_fork;
+            if (h->status != ATTN_OK || f.n_close == NAMES)
+                continue;
+            if (opens && h->body_case == ATTND__REPLY__BODY_SEQ) {
                 f.close_name[f.n_close] = f.name_of[r->wire.request_id % NAMES];
                 f.close_epoch[f.n_close++] = h->seq->epoch;
+            } else if (k->send == flood_goodbye && h->body_case == ATTND__REPLY__BODY_HELLO) {
+                f.close_name[f.n_close++] = h->hello->session;
             }
         }
         e2e_forget(&f.c);
