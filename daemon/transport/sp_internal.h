@@ -171,8 +171,8 @@ void sp_peer_free_if_done(struct sp_peer *p);
 void sp_request_done(struct sp_loop *on, struct request *req);
 /* Cuts a peer that has broken a rule; the caller has counted it by reason. */
 void sp_peer_cut(struct sp_peer *p, const char *why);
-/* Where the next bytes of a large message can be read to, and how many; NULL: no large message is
- * being read. */
+/* Where the next bytes of a message's body can be put, and how many; NULL: what comes next is a
+ * head, or is dropped. */
 uint8_t *sp_peer_room(struct sp_peer *p, size_t *out_n);
 /* Takes n bytes that have come; bytes NULL: they are in sp_peer_room's place already. */
 void sp_peer_take(struct sp_peer *p, const uint8_t *bytes, size_t n);

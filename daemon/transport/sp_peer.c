@@ -397,7 +397,7 @@ static void consume(struct sp_peer *p, const uint8_t *bytes, size_t n)
 
 uint8_t *sp_peer_room(struct sp_peer *p, size_t *out_n)
 {
-    if (p->req == NULL || p->refusal != SP_ACCEPTED || room_left(p) < DIRECT_MIN_BYTES)
+    if (p->req == NULL || p->refusal != SP_ACCEPTED)
         return NULL;
     *out_n = room_left(p);
     return p->req->msg->data + p->n_body;
@@ -407,18 +407,21 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
 {
     (void)suggested;
     struct sp_peer *p = handle->data;
-    size_t room = BEGIN_BYTES;
-    uint8_t *in_place = sp_peer_room(p, &room);
+    size_t room = BEGIN_BYTES, n;
+    uint8_t *in_place = sp_peer_room(p, &n);
     if (p->turn_bytes >= TURN_BYTES) {
         p->turn_bytes = 0; /* no buffer: libuv goes on with other peers and comes back */
         *buf = uv_buf_init(NULL, 0);
         return;
     }
-    if (p->tls != NULL && in_place != NULL) { /* what comes is encrypted */
+    if (in_place == NULL || n < DIRECT_MIN_BYTES) {
+        in_place = NULL;
+    } else if (p->tls != NULL) { /* what comes is encrypted */
         room = SP_READ_AHEAD_BYTES;
         in_place = NULL;
+    } else {
+        room = n < DIRECT_MAX_BYTES ? n : DIRECT_MAX_BYTES;
     }
-    room = room < DIRECT_MAX_BYTES ? room : DIRECT_MAX_BYTES;
     *buf = uv_buf_init((char *)(in_place != NULL ? in_place : p->on->read_ahead), (unsigned)room);
 }
 
