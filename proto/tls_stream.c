@@ -10,6 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 enum {
     MIN_OUT_BYTES = 4096,
@@ -88,6 +92,24 @@ static void make_method(void)
 
 /* ---- life ---- */
 
+static bool has_aes(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
+#elif defined(__aarch64__)
+    const unsigned long wanted = HWCAP_AES | HWCAP_PMULL;
+    return (getauxval(AT_HWCAP) & wanted) == wanted;
+#else
+    return false;
+#endif
+}
+
+const char *tls_stream_suites(void)
+{
+    return has_aes() ? "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
+                     : "TLS_CHACHA20_POLY1305_SHA256:TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384";
+}
+
 /* Sets the name or address that the server's certificate must be for. */
 static bool expect_host(SSL *ssl, const char *host)
 {
@@ -128,9 +150,29 @@ void tls_stream_free(struct tls_stream *s)
 {
     if (s == NULL)
         return;
+    if (s->ssl != NULL) /* of TLS 1.3 a session outlives a connection that is cut */
+        SSL_set_shutdown(s->ssl, SSL_SENT_SHUTDOWN | SSL_RECEIVED_SHUTDOWN);
     SSL_free(s->ssl);
     free(s->out);
     free(s);
+}
+
+/* ---- sessions ---- */
+
+bool tls_stream_may_resume(const SSL_SESSION *session)
+{
+    X509 *cert = SSL_SESSION_get0_peer((SSL_SESSION *)(uintptr_t)session);
+    return cert == NULL || X509_cmp_current_time(X509_get0_notAfter(cert)) > 0;
+}
+
+void tls_stream_resume(struct tls_stream *s, SSL_SESSION *session)
+{
+    (void)SSL_set_session(s->ssl, session); /* else a whole handshake */
+}
+
+bool tls_stream_is_resumed(const struct tls_stream *s)
+{
+    return SSL_session_reused(s->ssl) == 1;
 }
 
 /* ---- what went wrong ---- */

@@ -18,6 +18,7 @@
 #include <sys/uio.h>
 
 struct ssl_ctx_st;
+struct ssl_session_st;
 struct tls_stream;
 
 #define TLS_STREAM_NAME_BYTES 64
@@ -30,10 +31,21 @@ enum tls_stream_result {
     TLS_STREAM_BROKEN, /* tls_stream_why says how; pending bytes may be sent, nothing else */
 };
 
+/* The cipher suites of TLS 1.3, the one that this processor computes fastest first: AES where it
+ * has instructions for it, else ChaCha20. For SSL_CTX_set_ciphersuites. */
+const char *tls_stream_suites(void);
 /* Makes a stream: the server's side if host is NULL, else a client's, which checks that the
  * certificate is for host (a name or an address). NULL: out of memory, or host is neither. */
 struct tls_stream *tls_stream_new(struct ssl_ctx_st *context, const char *host);
 void tls_stream_free(struct tls_stream *s); /* NULL is allowed */
+/* Whether a session may be resumed: the other side's certificate, which was checked when it began,
+ * has not expired since. */
+bool tls_stream_may_resume(const struct ssl_session_st *session);
+/* Before a client's handshake: offers to resume a session, of which it takes a reference. The
+ * server decides. */
+void tls_stream_resume(struct tls_stream *s, struct ssl_session_st *session);
+/* After the handshake: whether it has resumed a session. */
+bool tls_stream_is_resumed(const struct tls_stream *s);
 
 /* Feeds bytes from the wire, which are borrowed until handshake or read returns MORE, CLOSED or
  * BROKEN. What was fed before must be used up. */

@@ -80,6 +80,8 @@
     X(peers_cut_slow_reader, "peers_cut_slow_reader_total", "Peers cut: did not read replies")     \
     X(peers_cut_malformed, "peers_cut_malformed_total", "Peers cut: bytes outside the protocol")   \
     X(peers_cut_tls, "peers_cut_tls_total", "Peers cut: TLS refused, broken or cut short")         \
+    X(tls_handshakes, "tls_handshakes_total", "TLS handshakes that were completed")                \
+    X(tls_resumed, "tls_resumed_total", "Of these, by a ticket of an earlier connection")          \
     X(peers_cut_memory, "peers_cut_memory_total", "Peers cut: no memory to answer them")           \
     X(plans, "plans_total", "Plans of lanes that were accepted")                                   \
     X(bells_refused, "bells_refused_total", "Bells of lanes that were not the next of a plan")     \

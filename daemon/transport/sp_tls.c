@@ -14,8 +14,9 @@
 #include "daemon/transport/sp_internal.h"
 #include "daemon/transport/tls_server.h"
 
-/* Of replies, encrypted at a time; one record at a time while many pieces wait for slow readers. */
-enum { PIECE_BYTES = 256 << 10, MANY_BYTES = 8 << 20 };
+/* Of replies, encrypted and sent at a time, so that the worker decrypts a piece while the next is
+ * encrypted; one record at a time while many pieces wait for slow readers. */
+enum { PIECE_BYTES = 64 << 10, MANY_BYTES = 8 << 20 };
 
 bool sp_tls_begin(struct sp_peer *p)
 {
@@ -150,6 +151,8 @@ static bool shake_hands(struct sp_peer *p)
     }
     if (r == TLS_STREAM_DONE) {
         struct iovec hello = {(void *)(uintptr_t)sp_handshake, SP_HANDSHAKE_BYTES};
+        stats_add(tls_handshakes, 1);
+        stats_add(tls_resumed, tls_stream_is_resumed(p->tls));
         p->is_secure = tls_stream_write(p->tls, &hello, 1, SP_HANDSHAKE_BYTES) > 0;
         if (tls_stream_peer_name(p->tls, name))
             become_certificate(p, name);

@@ -15,7 +15,7 @@
 
 enum {
     IN_BYTES = 64 << 10,
-    PIECE_BYTES = 256 << 10, /* encrypted at a time */
+    PIECE_BYTES = 64 << 10, /* encrypted and sent at a time, which the daemon decrypts meanwhile */
 };
 
 struct secure {
@@ -23,6 +23,7 @@ struct secure {
     char *host;
     pthread_mutex_t lock;
     struct tls_stream *tls; /* NULL: no connection */
+    SSL_SESSION *session; /* to be resumed by the next connection; NULL: none. Used once */
     bool has_more; /* what is in `in` is not used up */
     char why[256];
     uint8_t in[IN_BYTES]; /* the receiving thread's */
@@ -68,6 +69,15 @@ static int no_pass_phrase(char *out, int n, int is_write, void *user)
     return 0;
 }
 
+/* The daemon has sent a ticket: called while the connection reads, under the lock. */
+static int on_session(SSL *ssl, SSL_SESSION *session)
+{
+    struct secure *s = SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl));
+    SSL_SESSION_free(s->session);
+    s->session = session;
+    return 1; /* the reference is ours */
+}
+
 attn_status secure_open(const char *host, const struct client_credentials *files,
                         struct secure **out_s, char *why, size_t why_bytes)
 {
@@ -78,13 +88,18 @@ attn_status secure_open(const char *host, const struct client_credentials *files
         s->context = SSL_CTX_new(TLS_client_method());
     }
     if (s == NULL || s->host == NULL || s->context == NULL ||
-        SSL_CTX_set_min_proto_version(s->context, TLS1_3_VERSION) != 1) {
+        SSL_CTX_set_min_proto_version(s->context, TLS1_3_VERSION) != 1 ||
+        SSL_CTX_set_ciphersuites(s->context, tls_stream_suites()) != 1 ||
+        SSL_CTX_set_app_data(s->context, s) != 1) {
         snprintf(why, why_bytes, "no memory for TLS");
         secure_close(s);
         return ATTN_ENOMEM;
     }
     SSL_CTX_set_verify(s->context, SSL_VERIFY_PEER, NULL);
     SSL_CTX_set_default_passwd_cb(s->context, no_pass_phrase);
+    SSL_CTX_set_session_cache_mode(s->context,
+                                   SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL_STORE);
+    SSL_CTX_sess_set_new_cb(s->context, on_session);
     ERR_clear_error();
     attn_status st = use_files(s->context, files, why, why_bytes);
     ERR_clear_error();
@@ -100,6 +115,7 @@ void secure_close(struct secure *s)
     if (s == NULL)
         return;
     tls_stream_free(s->tls);
+    SSL_SESSION_free(s->session);
     SSL_CTX_free(s->context);
     free(s->host);
     free(s);
@@ -109,6 +125,10 @@ bool secure_begin(struct secure *s)
 {
     pthread_mutex_lock(&s->lock);
     s->tls = tls_stream_new(s->context, s->host);
+    if (s->tls != NULL && s->session != NULL && tls_stream_may_resume(s->session))
+        tls_stream_resume(s->tls, s->session);
+    SSL_SESSION_free(s->session);
+    s->session = NULL;
     s->has_more = false;
     pthread_mutex_unlock(&s->lock);
     return s->tls != NULL;

@@ -17,7 +17,7 @@ attn_status secure_open(const char *host, const struct client_credentials *files
                         struct secure **out_s, char *why, size_t why_bytes);
 void secure_close(struct secure *s); /* NULL is fine. No lock: right in a forked child, too */
 
-/* A new connection; false: no memory. */
+/* A new connection, which offers to resume the session of the last; false: no memory. */
 bool secure_begin(struct secure *s);
 /* Sends close_notify to the daemon, if the socket takes it at once. */
 void secure_goodbye(struct secure *s, int fd);

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 
 import attnd
@@ -17,7 +18,7 @@ def daemon(tmp_path_factory):
     make = [BUILD / "bin" / "attnctl", "keys", keys, "--host", "127.0.0.1"]
     subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
     settings = {
-        "listen": "tls+tcp://127.0.0.1:0",
+        "listen": f"tls+tcp://127.0.0.1:0 ipc://{keys.parent}/operator",
         "listen.tls_cert": keys / "server.crt",
         "listen.tls_key": keys / "server.key",
         "listen.tenants": keys / "tenants.conf",
@@ -27,6 +28,7 @@ def daemon(tmp_path_factory):
         environment.setenv("ATTND_CA_FILE", str(keys / "ca.crt"))
         environment.setenv("ATTND_KEY_FILE", str(keys / "workers.token"))
         with Daemon(**settings) as d:
+            d.operator_url = f"ipc://{keys.parent}/operator"
             d.url = re.search(r"tls\+tcp://127\.0\.0\.1:[1-9]\d*", d.log.read_text())[0]
             yield d
             assert d.stop() == 0, d.log.read_text()
@@ -75,3 +77,27 @@ def test_a_token_of_nobody_is_refused(daemon, tmp_path):
     (tmp_path / "token").write_text("of nobody\n")
     with pytest.raises(attnd.UnauthenticatedError, match="hello.token is refused"):
         attnd.connect(daemon.url, token_file=str(tmp_path / "token"))
+
+
+def resumed(d: Daemon) -> int:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("ATTND_KEY_FILE")  # an operator's, of all tenants
+        with attnd.connect(d.operator_url) as c:
+            return c.stats()["tls_resumed_total"]
+
+
+def test_a_cut_connection_is_made_again_by_a_ticket(daemon):
+    n = resumed(daemon)
+    port = int(daemon.url.rpartition(":")[2])
+    before = set(os.listdir("/proc/self/fd"))
+    with attnd.connect(daemon.url) as c:
+        for _ in range(3):
+            c.stats()
+            mine = set(os.listdir("/proc/self/fd")) - before
+            links = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in mine if os.path.exists(f"/proc/self/fd/{fd}")}
+            for fd in (int(fd) for fd, link in links.items() if link.startswith("socket:")):
+                with socket.socket(fileno=os.dup(fd)) as s:
+                    if s.family == socket.AF_INET and s.getpeername()[1] == port:
+                        s.shutdown(socket.SHUT_RDWR)
+        c.stats()
+    assert resumed(daemon) == n + 3

@@ -11,6 +11,7 @@
 #include <nng/protocol/reqrep0/req.h>
 #include <nng/supplemental/tls/tls.h>
 #include <nng/transport/tls/tls.h>
+#include <openssl/ssl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -39,16 +40,21 @@ static void start(struct server *s, bool has_client_ca)
     server_start(s, "tls");
 }
 
-/* TLS and SP handshakes. */
-static void open_client(struct tls_client *c, const char *url, enum certs own)
+/* TLS and SP handshakes, of a client that has connected. */
+static void shake_hands(struct tls_client *c)
 {
     uint8_t got[8];
-    tls_client_connect(c, url, own, false);
     if (!tls_client_handshake(c))
         fail_msg("%s", tls_stream_why(c->tls));
     tls_client_send(c, hello_req, 8);
     assert_true(tls_client_receive(c, got, 8));
     assert_memory_equal(got, hello_rep, 8);
+}
+
+static void open_client(struct tls_client *c, const char *url, enum certs own)
+{
+    tls_client_connect(c, url, own, false);
+    shake_hands(c);
 }
 
 /* A step's message with length and id in front; the caller's to free. */
@@ -355,6 +361,138 @@ static void older_versions_are_refused_unless_asked_for(void **state)
     server_stop(&s);
 }
 
+/* ---- tickets ---- */
+
+/* The server's end of the next handshake has this outcome. */
+static void connect_again(struct tls_client *c, const struct server *s, bool is_resumed)
+{
+    uint64_t n = stats_get(tls_handshakes), n_resumed = stats_get(tls_resumed), seed = 1;
+    assert_non_null(c->session);
+    tls_client_connect_again(c, s->url);
+    shake_hands(c);
+    assert_int_equal(tls_stream_is_resumed(c->tls), is_resumed);
+    round_trip(c, 1, 30000, &seed);
+    assert_int_equal(stats_get(tls_handshakes), n + 1);
+    assert_int_equal(stats_get(tls_resumed), n_resumed + is_resumed);
+}
+
+static void a_ticket_resumes_a_session_and_its_certificate(void **state)
+{
+    (void)state;
+    for (int has_client_ca = 0; has_client_ca < 2; has_client_ca++) {
+        struct server s;
+        struct tls_client c;
+        start(&s, has_client_ca);
+        open_client(&c, s.url, has_client_ca ? CERTS_GOOD : N_CERTS);
+        for (int i = 0; i < 3; i++) { /* each connection brings a ticket for the next */
+            connect_again(&c, &s, true);
+            assert_string_equal(s.engine.last.certificate, has_client_ca ? "alpha" : "");
+        }
+        tls_client_close(&c);
+        server_stop(&s);
+    }
+}
+
+static void reload(struct server *s)
+{
+    char why[256] = "";
+    assert_int_equal(s->t->ops->reload(s->t, &s->cfg, why, sizeof why), ATTN_OK);
+}
+
+/* A ticket does not outlive what was checked for it: a reload may have brought another CA. */
+static void a_reload_ends_tickets(void **state)
+{
+    (void)state;
+    struct server s;
+    struct tls_client c;
+    uint8_t got[8];
+    start(&s, true);
+    open_client(&c, s.url, CERTS_GOOD);
+    connect_again(&c, &s, true);
+    reload(&s);
+    connect_again(&c, &s, false);
+    connect_again(&c, &s, true);
+    free(s.cfg.tls_ca);
+    s.cfg.tls_ca = certs_file(CERTS_FOREIGN, "ca.crt");
+    reload(&s);
+    uint64_t n_cut = stats_get(peers_cut_tls), n_resumed = stats_get(tls_resumed);
+    tls_client_connect_again(&c, s.url);
+    assert_false(tls_client_handshake(&c) && tls_client_receive(&c, got, 8));
+    wait_at_least(&stats.peers_cut_tls, n_cut + 1);
+    assert_int_equal(stats_get(tls_resumed), n_resumed);
+    tls_client_close(&c);
+    server_stop(&s);
+}
+
+static void a_ticket_of_a_daemon_before_is_ignored(void **state)
+{
+    (void)state;
+    struct server s;
+    struct tls_client c;
+    start(&s, true);
+    open_client(&c, s.url, CERTS_GOOD);
+    connect_again(&c, &s, true);
+    server_stop(&s);
+    start(&s, true);
+    connect_again(&c, &s, false);
+    connect_again(&c, &s, true);
+    tls_client_close(&c);
+    server_stop(&s);
+}
+
+/* The same function looks at the other side's certificate in daemon and worker. */
+static void a_session_ends_with_its_certificate(void **state)
+{
+    (void)state;
+    static const enum certs servers[] = {CERTS_GOOD, CERTS_EXPIRED};
+    for (size_t i = 0; i < 2; i++) {
+        struct server s;
+        struct tls_client c;
+        server_init(&s);
+        certs_configure(&s.cfg, servers[i], false);
+        server_start(&s, "tls");
+        tls_client_connect(&c, s.url, N_CERTS, false);
+        SSL_CTX_set_verify(c.context, SSL_VERIFY_NONE, NULL);
+        tls_client_connect_again(&c, s.url); /* not verified */
+        shake_hands(&c);
+        assert_non_null(c.session);
+        assert_int_equal(tls_stream_may_resume(c.session), servers[i] == CERTS_GOOD);
+        tls_client_close(&c);
+        server_stop(&s);
+    }
+}
+
+static const char *cipher; /* of the handshake that was completed last */
+
+static void on_info(const SSL *ssl, int where, int ret)
+{
+    (void)ret;
+    if (where & SSL_CB_HANDSHAKE_DONE)
+        cipher = SSL_get_cipher_name(ssl);
+}
+
+static void the_cipher_is_what_both_sides_compute_fastest(void **state)
+{
+    (void)state;
+    static const char chacha[] = "TLS_CHACHA20_POLY1305_SHA256";
+    struct server s;
+    start(&s, false);
+    for (int has_aes = 0; has_aes < 2; has_aes++) {
+        struct tls_client c;
+        tls_client_connect(&c, s.url, N_CERTS, false);
+        SSL_CTX_set_ciphersuites(c.context,
+                                 has_aes ? "TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256"
+                                         : "TLS_CHACHA20_POLY1305_SHA256:TLS_AES_128_GCM_SHA256");
+        SSL_CTX_set_info_callback(c.context, on_info);
+        tls_client_connect_again(&c, s.url); /* with these */
+        shake_hands(&c);
+        assert_string_equal(cipher, has_aes ? "TLS_AES_128_GCM_SHA256" : chacha);
+        tls_client_close(&c);
+    }
+    assert_non_null(strstr(tls_stream_suites(), chacha)); /* both ways both are offered */
+    server_stop(&s);
+}
+
 /* ---- who speaks something else, or stops ---- */
 
 static void a_plain_client_is_cut_at_the_tls_listener(void **state)
@@ -572,6 +710,11 @@ int main(void)
         cmocka_unit_test(certificates_that_are_wrong_or_missing_are_refused),
         cmocka_unit_test(servers_with_a_wrong_certificate_are_refused_by_clients),
         cmocka_unit_test(older_versions_are_refused_unless_asked_for),
+        cmocka_unit_test(a_ticket_resumes_a_session_and_its_certificate),
+        cmocka_unit_test(a_reload_ends_tickets),
+        cmocka_unit_test(a_ticket_of_a_daemon_before_is_ignored),
+        cmocka_unit_test(a_session_ends_with_its_certificate),
+        cmocka_unit_test(the_cipher_is_what_both_sides_compute_fastest),
         cmocka_unit_test(a_plain_client_is_cut_at_the_tls_listener),
         cmocka_unit_test(a_tls_client_is_cut_at_the_plain_listener),
         cmocka_unit_test(handshakes_that_stop_are_cut_at_their_deadline),

@@ -128,7 +128,7 @@ static void renegotiations_are_refused(void **state)
 }
 
 /* No tickets, no early data, no compression, and a session that is offered again is a new one. */
-static void sessions_are_never_resumed(void **state)
+static void sessions_are_not_resumed_where_1_2_is_let_in(void **state)
 {
     (void)state;
     static const int versions[] = {TLS1_2_VERSION, TLS1_3_VERSION};
@@ -263,7 +263,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(renegotiations_are_refused),
-        cmocka_unit_test(sessions_are_never_resumed),
+        cmocka_unit_test(sessions_are_not_resumed_where_1_2_is_let_in),
         cmocka_unit_test(new_keys_without_end_hurt_nobody),
         cmocka_unit_test(handshakes_that_leave_leave_nothing),
         cmocka_unit_test(handshakes_that_are_cut_short_leave_nothing),

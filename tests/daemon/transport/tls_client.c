@@ -20,6 +20,14 @@
 
 #include "tests/daemon/transport/sp_server.h"
 
+static int on_session(SSL *ssl, SSL_SESSION *session)
+{
+    struct tls_client *c = SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl));
+    SSL_SESSION_free(c->session);
+    c->session = session;
+    return 1;
+}
+
 void tls_client_connect(struct tls_client *c, const char *url, enum certs own, bool is_1_2)
 {
     char *ca = certs_file(CERTS_GOOD, "ca.crt");
@@ -27,6 +35,10 @@ void tls_client_connect(struct tls_client *c, const char *url, enum certs own, b
     c->context = SSL_CTX_new(TLS_client_method());
     assert_non_null(c->context);
     SSL_CTX_set_verify(c->context, SSL_VERIFY_PEER, NULL);
+    SSL_CTX_set_app_data(c->context, c);
+    SSL_CTX_set_session_cache_mode(c->context,
+                                   SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL_STORE);
+    SSL_CTX_sess_set_new_cb(c->context, on_session);
     if (is_1_2)
         SSL_CTX_set_max_proto_version(c->context, TLS1_2_VERSION);
     assert_int_equal(SSL_CTX_load_verify_file(c->context, ca), 1);
@@ -40,6 +52,18 @@ void tls_client_connect(struct tls_client *c, const char *url, enum certs own, b
     }
     c->tls = tls_stream_new(c->context, "localhost");
     assert_non_null(c->tls);
+    c->fd = raw_connect(url);
+}
+
+void tls_client_connect_again(struct tls_client *c, const char *url)
+{
+    close(c->fd);
+    tls_stream_free(c->tls);
+    c->tls = tls_stream_new(c->context, "localhost");
+    assert_non_null(c->tls);
+    c->is_over = false;
+    if (c->session != NULL)
+        tls_stream_resume(c->tls, c->session);
     c->fd = raw_connect(url);
 }
 
@@ -134,5 +158,6 @@ void tls_client_close(struct tls_client *c)
 {
     close(c->fd);
     tls_stream_free(c->tls);
+    SSL_SESSION_free(c->session);
     SSL_CTX_free(c->context);
 }

@@ -9,6 +9,7 @@ struct tls_client {
     int fd;
     struct ssl_ctx_st *context;
     struct tls_stream *tls;
+    struct ssl_session_st *session; /* of the last ticket that came; NULL: none */
     uint8_t in[65536];
     bool is_over; /* the connection has ended */
 };
@@ -16,6 +17,8 @@ struct tls_client {
 /* Connects and does nothing else; own: whose tenant.crt is shown, N_CERTS none. The client trusts
  * the good CA. */
 void tls_client_connect(struct tls_client *c, const char *url, enum certs own, bool is_1_2);
+/* Ends the connection and makes another, which offers the session; likewise to another server. */
+void tls_client_connect_again(struct tls_client *c, const char *url);
 /* true: the handshake is over; false: refused, tls_stream_why says why. */
 bool tls_client_handshake(struct tls_client *c);
 void tls_client_send(struct tls_client *c, const void *bytes, size_t n);
