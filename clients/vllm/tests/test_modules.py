@@ -28,7 +28,7 @@ from conftest import Daemon  # noqa: E402, I001
 import attnd  # noqa: E402
 import attnd_vllm  # noqa: E402
 import torch  # noqa: E402
-from fake.engine import Engine, config  # noqa: E402
+from fake.engine import Engine, Request, config  # noqa: E402
 from test_requests import n_sequences  # noqa: E402
 from toy_model import (  # noqa: E402
     DIM,
@@ -119,6 +119,79 @@ def test_chunks_drafts_and_prefixes(engine, daemon):
     assert e.n_rejected > 5 and e.n_recomputed == 0
     assert sum(r.n_cached for r in e.done[8:]) > 8 * 24
     assert n_sequences(daemon) == 0 and not e.shared.requests.held
+
+
+def test_ranks_have_a_pool_each_and_hits_are_the_least(engine, daemon):
+    e = engine(n_ranks=2)
+    specs = [r.shared.requests.pool.spec for r in e.ranks]
+    assert [s.num_q_heads for s in specs] == [Q_HEADS // 2] * 2
+    assert [s.name.rpartition("-")[2] for s in specs] == ["0of2", "1of2"]
+    asked = prompts(6, 3, shared=24)
+    for i, p in enumerate(asked):
+        e.add(f"r{i}", p, 10)
+    e.run()
+    for i, p in enumerate(asked):
+        e.add(f"s{i}", p, 10)
+    e.run()
+    check(e, 12)
+    assert e.n_recomputed == 0 and sum(r.n_cached for r in e.done[6:]) > 6 * 24
+    assert n_sequences(daemon) == 0
+
+
+def test_ranks_fail_together(engine, daemon):
+    """One rank's sequences are lost in the middle of steps, and the other has computed on with what it
+    gave: nothing of that is found by later requests."""
+    e, n = engine(n_ranks=2), [0]
+    other = attnd.connect(daemon.url)
+    pools = [other.pool(r.shared.requests.pool.spec.name) for r in e.ranks]
+    asked = prompts(6, 5, shared=16)
+    for i, p in enumerate(asked):
+        e.add(f"r{i}", p, 20)
+
+    def between(at):
+        n[0] += 1
+        if n[0] % 7 == 0:  # before either layer
+            at = n[0] // 7 % 2
+            late = [r.request_id for r in e.running if r.num_computed_tokens > 0]
+            for h in [e.ranks[at].shared.requests.held.get(name) for name in late[:2]]:
+                if h is not None:
+                    pools[at].adopt(h.seq.id).close()
+
+    e.between = between
+    e.run()
+    e.between = lambda at: None
+    other.close()
+    for i, p in enumerate(asked):
+        e.add(f"s{i}", p + text_of(p, 20), 5)
+    e.run()
+    check(e, 12)
+    assert e.n_recomputed > 2 and sum(r.n_cached for r in e.done[6:]) > 0
+    assert n_sequences(daemon) == 0
+
+
+def test_what_a_rank_computed_over_anothers_failure_is_not_shared(engine, daemon):
+    """A request that is aborted before it could be computed again."""
+    e = engine(n_ranks=2)
+    (prompt,) = prompts(1, 5, shared=90)
+    e.add("a", prompt, 20)
+    while not e.running or e.running[0].num_computed_tokens < BLOCK:
+        e.step()
+    n = e.running[0].num_computed_tokens
+    with attnd.connect(daemon.url) as other:
+        requests = e.ranks[0].shared.requests
+        pool = other.pool(requests.pool.spec.name)
+        e.between = lambda at: at == 0 and pool.adopt(requests.held["a"].seq.id).close()
+        while "a" not in e.failed:
+            e.step(60)
+        e.between = lambda at: None
+    assert e.ranks[1].shared.requests.held["a"].n_tokens // BLOCK > n // BLOCK  # blocks of no use
+    e.abort("a")
+    for name in "bcd":
+        e.add(name, prompt, 20)
+        e.run()
+    check(e, 3)
+    assert e.done[-1].n_cached >= 88
+    assert n_sequences(daemon) == 0
 
 
 def test_preemption_and_aborts(engine, daemon):
@@ -235,6 +308,106 @@ def test_two_engines_have_their_shares_of_a_pool_too_small_for_both(daemon):
     assert n_sequences(daemon) == 0
 
 
+def named(i):
+    return {"attnd_request": f"name {i}"}
+
+
+def write_and_say(url):
+    """An engine that says after each step what its requests have: until it is killed."""
+    os.environ["ATTND_VLLM"] = url
+    e = Engine(Model(), 128, BLOCK)
+    for i, p in enumerate(prompts(6, 3, shared=24)):
+        e.add(f"a{i}", p, 200, params=named(i))
+    e.run(lambda: print(json.dumps({r.request_id[1:]: [r.text, r.num_computed_tokens] for r in e.running}), flush=True))
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """A daemon with a lease that no busy machine outlasts."""
+    with Daemon(**{"device.kv_memory": "64M", "engine.lease": "600s"}) as d:
+        monkeypatch.setenv("ATTND_VLLM", d.url)
+        yield d
+
+
+def test_named_requests_of_a_killed_engine_go_on_without_computing_a_token_again(engine, patient):
+    """Also one whose text differs: its tokens are not taken."""
+    a = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from test_modules import write_and_say; write_and_say(sys.argv[1])", patient.url],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])},
+        stdout=subprocess.PIPE,
+    )
+    had = {}
+    for line in a.stdout:
+        had.update(json.loads(line))
+        if len(had) == 6 and min(len(text) for text, _ in had.values()) > 3 * BLOCK:
+            break
+    a.kill()
+    for line in a.stdout.read().splitlines(keepends=True):  # a pipe has only what was said whole
+        if line.endswith(b"\n"):
+            had.update(json.loads(line))
+    a.wait()
+    e, at_work = engine(), prompts(6, 3, shared=24)
+    had["5"][0][-3] ^= 1
+    for i, p in enumerate(at_work):
+        e.add(f"b{i}", p + had[str(i)][0], 10, params=named(i))
+    e.run()
+    check(e, 6)
+    for r in e.done:
+        text, n_computed = had[r.request_id[1:]]
+        if r.request_id == "b5":
+            assert r.n_cached % BLOCK == 0
+            continue
+        assert r.prompt == at_work[int(r.request_id[1:])] + text
+        assert r.n_cached >= min(n_computed, len(r.prompt) - 1) > 24
+    assert any(r.n_cached % BLOCK for r in e.done)
+    assert not e.of_scheduler._over and n_sequences(patient) == 0
+
+
+def test_a_named_request_that_another_engine_takes_is_computed_again(engine, daemon):
+    e, n = engine(), [0]
+    for i, p in enumerate(prompts(6, 3)):
+        e.add(f"r{i}", p, 30, params=named(i % 5))  # two have the same name at once
+    with attnd.connect(daemon.url) as c:
+        other = c.pool(e.shared.requests.pool.spec.name)
+
+        def each():
+            n[0] += 1
+            if n[0] == 9:
+                numbers = [s.number for s in e.of_scheduler.seen.values()]
+                assert len(set(numbers)) == 6 and None in numbers
+                other.adopt(numbers[1]).close()
+
+        e.run(each)
+    check(e, 6)
+    assert e.n_recomputed == 1  # it has no name afterwards
+    assert n_sequences(daemon) == 0
+
+
+def test_a_named_request_that_is_aborted_before_it_is_scheduled_leaves_nothing(engine, daemon):
+    e = engine()
+    (prompt,) = prompts(1, 3, shared=20)
+    e.add("a", prompt, 9, params=named(1))
+    for _ in range(6):
+        e.step()
+    e.of_scheduler.seen.clear()  # as if another engine had it
+    again = Request("b", e.running[0].all_token_ids, 3, params=named(1))
+    n, _ = e.of_scheduler.get_num_new_matched_tokens(again, 0)
+    assert n == len(again.prompt) - 1
+    assert e.of_scheduler.get_num_new_matched_tokens(again, 0) == (n, False)  # asked again, as it waits
+    e.of_scheduler.request_finished(again, [])
+    assert n_sequences(daemon) == 0
+
+
+def test_names_need_ids_that_are_known_in_time(engine, daemon):
+    e = engine(speculative_config=types.SimpleNamespace(method="ngram"))
+    e.add("a", prompts(1, 3)[0], 5, params=named(1))
+    e.add("b", prompts(1, 4)[0], 5, params={"attnd_request": 7})
+    e.step()
+    assert [s.number for s in e.of_scheduler.seen.values()] == [None, None]
+    e.run()
+    check(e, 2)
+
+
 def test_what_k_and_v_depend_on_is_in_the_key_or_nothing_is_shared(engine, tmp_path):
     e = engine(256)
     (prompt,) = prompts(1, 9, shared=64)
@@ -289,7 +462,6 @@ def test_weights_dtype_quantisation_and_rope_are_in_the_pools_identity(engine):
 @pytest.mark.parametrize(
     "where, value, says",
     [
-        ("parallel_config__tensor_parallel_size", 2, "tensor_parallel_size 2"),
         ("parallel_config__pipeline_parallel_size", 2, "pipeline_parallel_size 2"),
         ("speculative_config", types.SimpleNamespace(method="eagle"), "speculative method 'eagle'"),
         ("cache_config__cache_dtype", "fp8", "kv_cache_dtype 'fp8'"),
@@ -306,6 +478,14 @@ def test_refused_by_name(where, value, says):
     with pytest.raises(ValueError, match=r"attnd-vllm does not support .*") as e:
         of_platform.check_config(config(Model(), 8, BLOCK, **{where: value}))
     assert says in str(e.value)
+
+
+def test_tensor_parallelism_is_refused_on_gpus():
+    of_platform = importlib.import_module("attnd_vllm.platform")
+    c = config(Model(), 8, BLOCK, parallel_config__tensor_parallel_size=2)
+    of_platform.check_config(c, "cpu")
+    with pytest.raises(ValueError, match="attnd-vllm does not support tensor_parallel_size 2"):
+        of_platform.check_config(c, "cuda")
 
 
 def test_refused_by_the_backend(engine):

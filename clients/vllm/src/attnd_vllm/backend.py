@@ -22,7 +22,7 @@ from attnd.serving.requests import Requests
 
 from . import settings
 from .lane import Metadata, OverHost, OverLane
-from .versions import SmallPages
+from .versions import SmallPages, rank_and_size
 from .worker import model_name, shared
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -85,8 +85,10 @@ def pool_spec(impls: list[AttndImpl], config: Any, block_tokens: int, n_blocks: 
                 )
     model = model_name(config, shared.weights)
     digest = hashlib.sha256(model.encode()).hexdigest()[:16]  # those of other models have other pools
+    rank, size = rank_and_size()
+    name = settings.pool_name() or f"vllm-{digest}-{block_tokens}-{n_pool}"
     return attnd.PoolSpec(
-        name=settings.pool_name() or f"vllm-{digest}-{block_tokens}-{n_pool}",
+        name=name if size == 1 else f"{name}-{rank}of{size}",
         num_layers=len(impls),
         num_q_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
@@ -129,6 +131,7 @@ class AttndBuilder(AttentionMetadataBuilder):
             shared.client,
             lambda client: client.create_pool(spec),
             n_blocks if settings.pool_blocks() > 0 else 0,
+            is_alone=rank_and_size()[1] == 1,
         )
         if lane is None:
             shared.way = OverHost(shared.requests)

@@ -1,11 +1,13 @@
 """The scheduler's side: what attnd has of a prompt counts as computed.
 
-The scheduler only probes. What a request begins with, and the ids of what it has computed, go to the
-worker with the step's metadata, which opens, tells and closes in one message.
+The scheduler only probes, and takes over what another engine has left of a request that has a name.
+What a request begins with, and the ids of what it has computed, go to the worker with the step's
+metadata, which opens, tells and closes in one message.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,102 +36,190 @@ class AttndMeta(KVConnectorMetadata):
 
 @dataclass
 class AttndHandshake(KVConnectorHandshakeMetadata):
-    """What the worker tells the scheduler once."""
+    """What a worker tells the scheduler once."""
 
     pool: str
 
 
 class Seen:
-    """A request that was scheduled: what its blocks depend on, and the tokens whose ids were told."""
+    """A request that was scheduled: what its blocks depend on, and the tokens whose ids were told.
 
-    def __init__(self, request: Any, adapter: int | None, n_told: int):
-        self.request, self.adapter, self.n_told = request, adapter, n_told
+    number      of its sequence, whose ids are told at once; None: any
+    n_computed  tokens that all ranks were known to have when it was scheduled last
+    """
+
+    def __init__(self, request: Any, adapter: int | None, n_told: int, number: int | None):
+        self.request, self.adapter, self.n_told, self.number = request, adapter, n_told, number
+        self.n_computed = 0
 
 
 class AttndConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any):
         super().__init__(vllm_config, role, kv_cache_config)
         self.block_tokens = vllm_config.cache_config.block_size
-        self._pool: attnd.Pool | None = None
-        self._name: str | None = None
+        self._names: list[str] = []  # of the ranks' pools
+        self._pools: list[attnd.Pool] = []
         self.seen: dict[str, Seen] = {}
         self.meta = AttndMeta()
-        self._unknown: set[str] = set()  # why requests don't share, each said once
+        self._over: dict[str, attnd.Sequence] = {}  # taken over, of requests that are not scheduled yet
+        # Only where ids are known before their tokens are computed, and none is taken back
+        self._has_names = not (
+            vllm_config.scheduler_config.async_scheduling
+            or vllm_config.speculative_config
+            or vllm_config.parallel_config.tensor_parallel_size > 1
+        )
+        self._said: set[str] = set()  # warnings, each once
 
     # ---- the scheduler
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        self._name = metadata[0].pool
+        self._names = [metadata[rank].pool for rank in sorted(metadata)]
 
-    def _probed(self) -> attnd.Pool | None:
-        """The worker's pool; None: it has not made it (again) yet."""
-        if self._pool is not None:
-            return self._pool
-        if self._name is None:
-            return None
+    def _probed(self) -> list[attnd.Pool]:
+        """The workers' pools; none: they have not made them (again) yet."""
+        if self._pools or not self._names:
+            return self._pools
         client = connect("vllm-scheduler")
         try:
-            self._pool = client.pool(self._name)
+            self._pools = [client.pool(name) for name in self._names]
         except attnd.NotFoundError:
             client.close()
-        return self._pool
+        return self._pools
 
-    def _drop_pool(self) -> None:
-        if self._pool is not None:
-            self._pool.client.close()
-        self._pool = None
+    def _drop_pools(self) -> None:
+        if self._pools:
+            self._pools[0].client.close()
+        self._pools = []
+        self._over.clear()
+
+    def _warn(self, what: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            logger.warning("attnd: %s", what)
 
     def _adapter(self, request: Any) -> int | None:
         """None: the request must not share."""
         try:
             return identity.adapter_of(request)
         except identity.Unknown as e:
-            if str(e) not in self._unknown:
-                self._unknown.add(str(e))
-                logger.warning("attnd: a request does not share its prefix: %s", e)
+            self._warn(f"a request does not share its prefix: {e}")
             return None
+
+    def _number(self, request: Any, adapter: int | None) -> int | None:
+        """The number that a named request's sequence has in every engine of the pool."""
+        name = (getattr(request, "kv_transfer_params", None) or {}).get("attnd_request")
+        if name is None or adapter is None or not self._names:
+            return None
+        if not self._has_names:
+            self._warn(
+                "attnd_request is ignored: speculation, asynchronous scheduling or tensor parallelism"
+                " is on"
+            )
+            return None
+        if not isinstance(name, str) or not name:
+            self._warn(f"attnd_request is {name!r}, not a name")
+            return None
+        text = f"{self._names[0]}\0{adapter}\0{name}"
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+        if any(s.number == number for s in self.seen.values()) or any(
+            seq.id == number for r, seq in self._over.items() if r != request.request_id
+        ):
+            self._warn("several running requests have the same attnd_request: one of them has the name")
+            return None
+        return number
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         if num_computed_tokens != 0:
             raise RuntimeError("attnd-vllm: vLLM's own prefix cache is on")
-        adapter, pool = self._adapter(request), self._probed()
-        if adapter is None or pool is None:
+        adapter, pools = self._adapter(request), self._probed()
+        if adapter is None or not pools:
             return 0, False
+        ids = request.all_token_ids
         try:
-            probe = pool.probe(request.all_token_ids, adapter=adapter)
+            n = min(pool.probe(ids, adapter=adapter).cached_tokens for pool in pools)
+            return self._take_over(pools[0], request, self._number(request, adapter), n), False
         except attnd.NotFoundError:  # the daemon began anew
-            self._drop_pool()
+            self._drop_pools()
             return 0, False
         except attnd.AttndError as e:  # nothing depends on a probe
             logger.warning("attnd: a prompt is computed whole: %s", e)
             return 0, False
-        return probe.cached_tokens, False
+
+    def _take_over(self, pool: attnd.Pool, request: Any, number: int | None, n_cached: int) -> int:
+        """Makes the sequence this scheduler's that another engine has left of the request, if it has
+        more tokens than n_cached, which the cache has; gives how many the request begins with."""
+        over = self._over.get(request.request_id)
+        if over is not None:
+            return over.layer_len[0]
+        if number is None:
+            return n_cached
+        ids = request.all_token_ids
+        try:
+            seq = pool.adopt(number)
+        except (attnd.SequenceGoneError, attnd.OutOfBlocksError):
+            return n_cached
+        n = min(*seq.layer_len, len(ids) - 1)
+        try:
+            seq.set_tokens(0, ids[:n])  # refused, if it has others
+            is_same = n > n_cached
+        except attnd.InvalidArgumentError:
+            is_same = False
+        if not is_same:
+            seq.close()
+            return n_cached
+        seq.truncate(n)
+        seq.layer_len = (n,)
+        self._over[request.request_id] = seq
+        return n
 
     def update_state_after_alloc(
         self, request: Any, blocks: Any, num_external_tokens: int
     ) -> None:
         adapter, n = self._adapter(request), num_external_tokens
+        over, number = self._over.pop(request.request_id, None), self._number(request, adapter)
+        is_there = over is not None and over.layer_len == (n,)
+        if over is not None and not is_there:
+            self._give_up(over)
         tokens: Sequence[int] = ()
-        if adapter is not None:
+        if adapter is not None and not is_there:
             tokens = request.all_token_ids[: n + 1]
-        self.seen[request.request_id] = Seen(request, adapter, n)
-        self.meta.opened.append(Opened(request.request_id, tokens, n, adapter or 0))
+        self.seen[request.request_id] = Seen(request, adapter, n, number)
+        self.meta.opened.append(
+            Opened(request.request_id, tokens, n, adapter or 0, number, is_there)
+        )
+
+    def _give_up(self, over: attnd.Sequence) -> None:
+        try:
+            over.close()
+        except attnd.AttndError:
+            pass  # it ends with this session
 
     def _tell(self, s: Seen, n_computed: int, is_end: bool = False) -> None:
         """The ids of n_computed tokens may follow, if they have filled a block since last time; at
         the request's end in any case."""
+        if s.number is not None:
+            return  # they are known
+        if len(self._names) > 1:  # of tokens since then, another rank's may have failed
+            n_computed = min(n_computed, s.n_computed)
         n = min(n_computed, s.request.num_tokens) // self.block_tokens * self.block_tokens
         if s.adapter is not None and n > 0 and (is_end or n > s.n_told):
-            self.meta.told.append(Told(s.request.request_id, s.request.all_token_ids[:]))
+            self.meta.told.append(Told(s.request.request_id, s.request.all_token_ids[:n]))
             s.n_told = n
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         so = scheduler_output
-        for name in so.num_scheduled_tokens:
-            if name in self.seen:
-                self._tell(self.seen[name], self.seen[name].request.num_computed_tokens)
+        for name, n_scheduled in so.num_scheduled_tokens.items():
+            s = self.seen.get(name)
+            if s is None:
+                continue
+            s.n_computed = s.request.num_computed_tokens
+            if s.number is None:
+                self._tell(s, s.request.num_computed_tokens)
+            else:
+                n = s.request.num_computed_tokens + n_scheduled
+                self.meta.told.append(Told(name, s.request.all_token_ids[:n], is_exact=True))
         for name in so.preempted_req_ids or ():
             s = self.seen.pop(name, None)
             if s is not None:
@@ -143,6 +233,9 @@ class AttndConnector(KVConnectorBase_V1):
         s = self.seen.pop(request.request_id, None)
         if s is not None:
             self._tell(s, s.request.num_tokens, is_end=True)
+        over = self._over.pop(request.request_id, None)
+        if over is not None:  # aborted before it was scheduled
+            self._give_up(over)
         return False, None
 
     # ---- the worker: the attention backend does it all
@@ -168,4 +261,4 @@ class AttndConnector(KVConnectorBase_V1):
         return shared.take_invalid_blocks()
 
     def shutdown(self) -> None:
-        self._drop_pool()
+        self._drop_pools()

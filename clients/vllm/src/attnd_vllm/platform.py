@@ -12,10 +12,12 @@ def _refuse(what: str, instead: str = "") -> None:
     raise ValueError(f"attnd-vllm does not support {what}{f': {instead}' if instead else ''}")
 
 
-def check_config(c: Any) -> None:
+def check_config(c: Any, device_type: str = "cpu") -> None:
     """Raises ValueError, naming the option, for a configuration that attnd can't serve."""
     parallel, model = c.parallel_config, c.model_config
-    for name in "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size":
+    if device_type != "cpu" and getattr(parallel, "tensor_parallel_size", 1) > 1:
+        _refuse(f"tensor_parallel_size {parallel.tensor_parallel_size}", "on CPUs it does")
+    for name in "pipeline_parallel_size", "decode_context_parallel_size":
         if getattr(parallel, name, 1) > 1:
             _refuse(f"{name} {getattr(parallel, name)}")
     if c.speculative_config is not None and c.speculative_config.method != "ngram":
@@ -54,7 +56,7 @@ class AttndPlatform:
     def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
         from vllm.config import KVTransferConfig  # which asks for the platform as it is imported
 
-        check_config(vllm_config)
+        check_config(vllm_config, cls.device_type)
         cache = vllm_config.cache_config
         cache.enable_prefix_caching = False  # attnd's takes its place
         if not cache.user_specified_block_size:

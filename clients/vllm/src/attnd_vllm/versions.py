@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from attnd.serving.requests import Row
 
 KNOWN = ("0.25.1", "0.32.0")  # those whose interfaces this package was tested with
@@ -64,6 +66,27 @@ def small_specs(specs: dict[str, Any]) -> dict[str, Any]:
     return {
         name: replace(s, num_kv_heads=1, head_size=1, head_size_v=1) for name, s in specs.items()
     }
+
+
+# ---- tensor parallelism
+
+
+def rank_and_size() -> tuple[int, int]:
+    """This worker's place among those that have a part of each layer."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return get_tp_group().rank_in_group, get_tp_group().world_size
+
+
+def gathered(text: str) -> list[str]:
+    """What each of those workers has given, by rank."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group, texts = get_tp_group(), [text]
+    if group.world_size > 1:
+        texts = [""] * group.world_size
+        torch.distributed.all_gather_object(texts, text, group=group.cpu_group)
+    return texts
 
 
 # ---- the rows of a step

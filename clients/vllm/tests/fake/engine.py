@@ -7,12 +7,15 @@ the last known token, and after failed loads nothing behind the first block that
 
 from __future__ import annotations
 
+import sys
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 
-from . import Attention, Spec
+from . import Attention, Spec, tp
 
 
 class Request:
@@ -26,6 +29,7 @@ class Request:
         self.mm_features = what.get("mm") or ()
         self.cache_salt = what.get("salt")
         self.prompt_embeds = what.get("embeds")
+        self.kv_transfer_params = what.get("params")
         self.model_salt = what.get("model_salt", 0)  # what K and V depend on besides, in the model
         self.n_cached = 0
 
@@ -46,7 +50,7 @@ def config(model, n_blocks, block_size, **more):
     """A VllmConfig, as far as it is looked at."""
     ns = types.SimpleNamespace
     c = ns(
-        parallel_config=ns(worker_cls="auto"),
+        parallel_config=ns(worker_cls="auto", tensor_parallel_size=1),
         model_config=ns(
             dtype=torch.float32,
             quantization=None,
@@ -78,15 +82,21 @@ def config(model, n_blocks, block_size, **more):
     return c
 
 
-class Engine:
-    """model: layers, q_heads, kv_heads, dim, weights(), qkv(ids, layer, salt), token_of(outs)."""
+class Rank:
+    """A worker, with the heads that are its own."""
 
-    def __init__(self, model, n_blocks, block_size, seed=0, **more):
-        from attnd_vllm import backend, connector, cpu_platform, worker
+    def __init__(self, engine, rank, size):
+        import attnd_vllm
 
-        self.model, self.rng = model, np.random.default_rng(seed)
-        self.n_blocks, self.block_size = n_blocks, block_size
-        self.config = c = config(model, n_blocks, block_size, **more)
+        tp.rank_in_group, tp.world_size = rank, size
+        if rank > 0:  # modules of its own, as it is a process of its own
+            for name in [n for n in sys.modules if n.startswith("attnd_vllm.")]:
+                del sys.modules[name]
+                delattr(attnd_vllm, name.rpartition(".")[2])
+        from attnd_vllm import backend, connector, cpu_platform, versions, worker
+
+        versions.gathered = lambda text: [text] * size
+        model, self.config = engine.model, c = engine.model, engine.make_config()
         cpu_platform.AttndCpuPlatform.apply_config_platform_defaults(c)
         path = c.parallel_config.worker_cls
         module = __import__(path.rpartition(".")[0], fromlist=["x"])
@@ -95,21 +105,50 @@ class Engine:
             input_batch=types.SimpleNamespace(req_ids=[]),
             device=torch.device("cpu"),
         )
-        self.worker = getattr(module, path.rpartition(".")[2])(c, self.runner, model, self._run)
+        run = lambda so: engine.run_model(self, so)
+        self.worker = getattr(module, path.rpartition(".")[2])(c, self.runner, model, run)
         self.worker.init_device()
         self.worker.load_model()
-        self.names = [f"model.layers.{i}.attn" for i in range(model.layers)]
-        for name in self.names:
-            impl = backend.AttndBackend.get_impl_cls()(model.q_heads, model.dim, model.dim**-0.5, model.kv_heads)
+        self.q_heads, self.kv_heads = model.q_heads // size, max(1, model.kv_heads // size)
+        self.first_q, self.first_kv = rank * self.q_heads, rank * model.kv_heads // size
+        for name in engine.names:
+            impl = backend.AttndBackend.get_impl_cls()(self.q_heads, model.dim, model.dim**-0.5, self.kv_heads)
             c.layers[name] = Attention(name, impl)
-        spec = backend.AttndBackend.customize_spec(Spec(block_size, torch.float32))
+        spec = backend.AttndBackend.customize_spec(Spec(engine.block_size, torch.float32))
         assert spec.num_head_slots == 1
         builder = backend.AttndBackend.get_builder_cls()
-        self.builder = builder(spec, list(reversed(self.names)), c, "cpu")
-        self.of_worker = connector.AttndConnector(c, "worker", None)
-        self.of_scheduler = connector.AttndConnector(c, "scheduler", None)
-        self.of_scheduler.set_xfer_handshake_metadata({0: self.of_worker.get_handshake_metadata()})
-        self.shared = worker.shared
+        self.builder = builder(spec, list(reversed(engine.names)), c, "cpu")
+        self.connector = connector.AttndConnector(c, "worker", None)
+        self.shared, self.connector_module = worker.shared, connector
+
+    def of(self, qkv):
+        """This rank's heads of q, k and v."""
+        q, k, v = qkv
+        kv = slice(self.first_kv, self.first_kv + self.kv_heads)
+        return q[:, self.first_q : self.first_q + self.q_heads], k[:, kv], v[:, kv]
+
+
+class Engine:
+    """model: layers, q_heads, kv_heads, dim, weights(), qkv(ids, layer, salt), token_of(outs).
+
+    n_ranks workers have a part of each layer's heads.
+    """
+
+    def __init__(self, model, n_blocks, block_size, seed=0, n_ranks=1, **more):
+        self.model, self.rng = model, np.random.default_rng(seed)
+        self.n_blocks, self.block_size = n_blocks, block_size
+        self.make_config = lambda: config(
+            model, n_blocks, block_size, parallel_config__tensor_parallel_size=n_ranks, **more
+        )
+        self.names = [f"model.layers.{i}.attn" for i in range(model.layers)]
+        self.ranks = [Rank(self, i, n_ranks) for i in range(n_ranks)]
+        first = self.ranks[0]
+        self.config, self.shared, self.worker = first.config, first.shared, first.worker
+        self.of_scheduler = first.connector_module.AttndConnector(self.config, "scheduler", None)
+        self.of_scheduler.set_xfer_handshake_metadata(
+            {i: r.connector.get_handshake_metadata() for i, r in enumerate(self.ranks)}
+        )
+        self.barrier = threading.Barrier(n_ranks, timeout=600)
         self.free = list(range(1, 4 * n_blocks))
         self.waiting, self.running, self.done = [], [], []
         self.finished, self.preempted = set(), []
@@ -198,8 +237,22 @@ class Engine:
         )
         so.kv_connector_metadata = self.of_scheduler.build_connector_meta(so)
         self.finished, self.preempted = set(), []
-        outs = self.worker.execute_model(so)
-        self._take(so, outs, self.of_worker.get_block_ids_with_load_errors())
+        self.order = [(n, int(k)) for n, k in so.num_scheduled_tokens.items()]
+        self.rng.shuffle(self.order)  # the runner has an order of its own
+        self.order = [(str(n), int(k)) for n, k in self.order]
+        self.failed = set()
+        with ThreadPoolExecutor(len(self.ranks)) as pool:
+            of_ranks = list(pool.map(lambda r: self._execute(r, so), self.ranks))
+        outs = {n: [np.concatenate(o, 1) for o in zip(*(r[n] for r in of_ranks))] for n, _ in self.order}
+        invalid = set().union(*(r.connector.get_block_ids_with_load_errors() for r in self.ranks))
+        self._take(so, outs, invalid)
+
+    def _execute(self, rank, so):
+        try:
+            return rank.worker.execute_model(so)
+        except BaseException:
+            self.barrier.abort()
+            raise
 
     def _scheduled(self):
         """What the worker is told of blocks: all of a new request's or of one that comes back, and what
@@ -248,12 +301,12 @@ class Engine:
 
     # ---- the model
 
-    def _run(self, so):
-        self.runner.requests = {r.request_id: r for r in self.running}
-        rows = list(so.num_scheduled_tokens.items())
-        self.rng.shuffle(rows)  # the runner has an order of its own
-        rows = [(n, int(k)) for n, k in rows]
-        self.runner.input_batch.req_ids = [n for n, _ in rows]
+    def run_model(self, rank, so):
+        """A rank's part: each layer waits for the other ranks'. What one has failed to compute is of no
+        use to any of them from then on."""
+        rank.runner.requests = {r.request_id: r for r in self.running}
+        rows = self.order
+        rank.runner.input_batch.req_ids = [n for n, _ in rows]
         if not rows:
             return {}
         starts = np.cumsum([0, *(n for _, n in rows)])
@@ -266,20 +319,26 @@ class Engine:
             seq_lens=torch.from_numpy(np.full(len(lens), -1)),
             seq_lens_cpu_upper_bound=torch.from_numpy(np.asarray(lens)),
         )
-        meta = self.builder.build(0, common)
+        meta = rank.builder.build(0, common)
         outs = {name: [] for name, _ in rows}
         for at, name in enumerate(self.names):
-            self.between(at)
+            if rank is self.ranks[0]:
+                self.between(at)
             parts = []
             for r, (_, n) in zip(requests, rows):
                 ids, pos = r.all_token_ids + r.drafts, r.num_computed_tokens
-                parts.append([x[pos : pos + n] for x in self.model.qkv(ids, at, r.model_salt)])
-            q, k, v = (torch.from_numpy(np.concatenate(x)) for x in zip(*parts))
+                salt = 77 if r.request_id in self.failed else r.model_salt
+                parts.append([x[pos : pos + n] for x in rank.of(self.model.qkv(ids, at, salt))])
+            q, k, v = (torch.from_numpy(np.ascontiguousarray(np.concatenate(x))) for x in zip(*parts))
             out = torch.from_numpy(np.full(q.shape, np.nan, np.float32))
-            layer = self.config.layers[name]
+            layer = rank.config.layers[name]
             layer.impl.forward(layer, q, k, v, None, meta, out)
+            self.barrier.wait()
             for i, (request, _) in enumerate(rows):
                 outs[request].append(np.asarray(out[int(starts[i]) : int(starts[i + 1])]))
+                if not outs[request][-1].any():
+                    self.failed.add(request)
+            self.barrier.wait()
         return outs
 
     def run(self, each=lambda: None, chunk=20):
@@ -290,4 +349,5 @@ class Engine:
 
     def close(self):
         self.of_scheduler.shutdown()
-        self.worker.shutdown()
+        for r in self.ranks:
+            r.worker.shutdown()

@@ -19,19 +19,30 @@ _LOST = (attnd.NotFoundError.status, attnd.StaleEpochError.status)
 
 
 class Opened(NamedTuple):
-    """A request that begins: its first tokens, as far as the cache has been found to have them."""
+    """A request that begins: its first tokens, as far as the cache has been found to have them.
+
+    number    of its sequence, by which another engine can take it over; None: any
+    is_there  a sequence of that number has the n_shared tokens, and is taken over
+    """
 
     request: str
     tokens: Sequence[int]  # of what is shared, and one more; empty: nothing is
     n_shared: int
     adapter: int
+    number: Optional[int] = None
+    is_there: bool = False
 
 
 class Told(NamedTuple):
-    """All ids so far of a request whose blocks may be shared."""
+    """All ids so far of a request whose blocks may be shared.
+
+    is_exact  ids are known to attnd before their tokens are computed, instead of with their block:
+              they have those that this step computes
+    """
 
     request: str
     tokens: Sequence[int]
+    is_exact: bool = False
 
 
 class Row(NamedTuple):
@@ -53,17 +64,28 @@ class Row(NamedTuple):
         return self.pos > 0
 
 
-# What is asked of the daemon: adds itself to the calls of a message, and takes what it is given.
-_Asked = tuple[Callable[[attnd.Calls], None], Optional[Callable[[Any], None]]]
+class _Asked(NamedTuple):
+    """What is asked of the daemon: adds itself to the calls of a message, and takes what it is given.
+
+    instead  asked in its place where the number of a new sequence is taken
+    """
+
+    add: Callable[[attnd.Calls], None]
+    take: Optional[Callable[[Any], None]] = None
+    instead: Optional[_Asked] = None
 
 
 class Held:
-    """A request's sequence: its length, and of how many tokens attnd knows the ids."""
+    """A request's sequence: its length, and of how many tokens attnd knows the ids.
 
-    __slots__ = ("seq", "n_tokens", "n_told", "is_behind")
+    ids  those to be known before the next step; None: they are told by blocks
+    """
+
+    __slots__ = ("seq", "n_tokens", "n_told", "ids", "is_behind")
 
     def __init__(self, seq: attnd.Sequence, n_tokens: int = 0, n_told: int = 0):
         self.seq, self.n_tokens, self.n_told = seq, n_tokens, n_told
+        self.ids: Sequence[int] | None = None
         self.is_behind = False  # the engine counts on more tokens than there are, unknowingly
 
 
@@ -72,6 +94,7 @@ class Requests:
 
     make_pool   finds or makes the pool on a client whose session is new
     n_reserved  blocks of the pool that are set aside for this worker; 0: none, it takes what is free
+    is_alone    no other worker computes parts of the same layers: rows can fail unseen by others
     failed      request -> tokens that attnd still has of it, for the engine to be told
 
     Raises OutOfBlocksError: others have reserved or use them, also after a lease, by which what a
@@ -83,8 +106,10 @@ class Requests:
         client: attnd.Client,
         make_pool: Callable[[attnd.Client], attnd.Pool],
         n_reserved: int = 0,
+        is_alone: bool = True,
     ):
         self.client, self._make_pool, self._n_reserved = client, make_pool, n_reserved
+        self.is_alone = is_alone
         self.pool = self._ready_pool()
         self.held: dict[str, Held] = {}
         self.failed: dict[str, int] = {}
@@ -116,26 +141,37 @@ class Requests:
             self._end(asked, name)
         for o in opened:
             self._end(asked, o.request)
-            asked.append((
-                lambda calls, o=o: calls.open(tokens=o.tokens, adapter=o.adapter),
-                lambda seq, o=o: self._take(o, seq),
-            ))
+            asked.append(self._opening(o))
         self._run(asked)
+        for t in told:
+            if t.is_exact and t.request in self.held:
+                self.held[t.request].ids = t.tokens
+
+    def _opening(self, o: Opened) -> _Asked:
+        if o.is_there:
+            return _Asked(
+                lambda calls: calls.adopt(o.number), lambda seq: self._take_over(o, seq)
+            )
+        return _Asked(
+            lambda calls: calls.open(o.number, tokens=o.tokens, adapter=o.adapter),
+            lambda seq: self._take(o, seq),
+            None if o.number is None else self._opening(o._replace(number=None)),
+        )
 
     def _tell(self, asked: list[_Asked], t: Told) -> None:
         h, size = self.held.get(t.request), self.pool.spec.block_tokens
-        if h is None:
+        if h is None or t.is_exact:
             return
         first, past = h.n_told, min(len(t.tokens), h.n_tokens) // size * size
         if past > first:
             ids = t.tokens[first:past]
-            asked.append((lambda calls: calls.set_tokens(h.seq, first, ids), None))
+            asked.append(_Asked(lambda calls: calls.set_tokens(h.seq, first, ids)))
             h.n_told = past
 
     def _end(self, asked: list[_Asked], name: str) -> None:
         h = self.held.pop(name, None)
         if h is not None:
-            asked.append((lambda calls: calls.close(h.seq), None))
+            asked.append(_Asked(lambda calls: calls.close(h.seq)))
 
     def _take(self, o: Opened, seq: attnd.Sequence) -> None:
         """A new sequence; where less was found than the engine counts on, the row will fail."""
@@ -143,16 +179,23 @@ class Requests:
         h = self.held[o.request] = Held(seq, n, n)
         h.is_behind = n < o.n_shared
 
+    def _take_over(self, o: Opened, seq: attnd.Sequence) -> None:
+        """Another engine's sequence; where it is not what it was found to be, the row will fail."""
+        if set(seq.layer_len) == {o.n_shared}:
+            self.held[o.request] = Held(seq, o.n_shared, o.n_shared)
+        else:
+            self._close(Held(seq))
+
     def _run(self, asked: list[_Asked]) -> None:
         """Carries out what is asked, in few messages; what the daemon is too busy for is asked again.
 
-        Where a sequence or the session is gone, later rows make up for it.
+        Where a sequence or the session is gone, or another's, later rows make up for it.
         """
         until = time.monotonic() + FULL_WAIT_S
         while asked:
             calls = self.pool.calls()
-            for add, _ in asked:
-                add(calls)
+            for one in asked:
+                one.add(calls)
             try:
                 results = calls.run()
             except attnd.NotFoundError:
@@ -160,14 +203,16 @@ class Requests:
                 return
             again = []
             for one, result in zip(asked, results):
-                if isinstance(result, attnd.NotFoundError):
+                if isinstance(result, (attnd.NotFoundError, attnd.StaleEpochError)):
                     continue
-                if isinstance(result, attnd.AttndError):
+                if isinstance(result, attnd.AlreadyExistsError) and one.instead is not None:
+                    again.append(one.instead)
+                elif isinstance(result, attnd.AttndError):
                     if not result.is_retryable or time.monotonic() > until:
                         raise result
                     again.append(one)
-                elif one[1] is not None:
-                    one[1](result)
+                elif one.take is not None:
+                    one.take(result)
             asked = again
             if again:
                 time.sleep(_RETRY_S)
@@ -188,7 +233,7 @@ class Requests:
         for r in rows:
             h = self.held.get(r.request)
             if h is None and r.pos == 0:
-                asked.append((
+                asked.append(_Asked(
                     lambda calls: calls.open(),
                     lambda seq, r=r: self.held.update({r.request: Held(seq)}),
                 ))
@@ -200,11 +245,12 @@ class Requests:
                     f"request {r.request}: position {r.pos}, attnd has {h.n_tokens} tokens"
                 )
             elif r.pos < h.n_tokens:  # drafts that were rejected, or tokens computed again
-                asked.append((lambda calls, h=h, r=r: calls.truncate(h.seq, r.pos), None))
+                asked.append(_Asked(lambda calls, h=h, r=r: calls.truncate(h.seq, r.pos)))
                 h.n_tokens, h.n_told = r.pos, min(h.n_told, r.pos)
             kept.append(r)
         n_restarts = self.n_restarts
         self._run(asked)
+        self._run(self._told_exactly(kept))
         if self.n_restarts != n_restarts:
             return self._ready(rows)
         for r in kept:
@@ -213,6 +259,16 @@ class Requests:
         for r in kept:
             self.held[r.request].is_behind = False
         return kept
+
+    def _told_exactly(self, rows: list[Row]) -> list[_Asked]:
+        asked = []
+        for r in rows:
+            h = self.held.get(r.request)
+            if h is not None and h.ids is not None and len(h.ids) > h.n_told:
+                first, ids = h.n_told, h.ids[h.n_told :]
+                asked.append(_Asked(lambda c, h=h, at=first, ids=ids: c.set_tokens(h.seq, at, ids)))
+                h.n_told = len(h.ids)
+        return asked
 
     def fail(self, row: Row) -> None:
         """The row is not computed: the engine has to go back to what attnd has."""
@@ -263,7 +319,7 @@ class Requests:
     def _close(self, h: Held) -> None:
         try:
             h.seq.close()
-        except attnd.NotFoundError:
+        except (attnd.NotFoundError, attnd.StaleEpochError):
             pass
 
     # ---- a daemon that began anew
@@ -360,10 +416,10 @@ class Step:
 
     def _lose(self, lost: list[Row], e: Exception) -> None:
         for r in lost:
-            if not r.may_fail and r.is_sampled:
+            if not r.may_fail and (r.is_sampled or not self._requests.is_alone):
                 raise RuntimeError(
-                    f"attnd lost the sequence of request {r.request} while its whole prompt was"
-                    " computed, and the engine can't be told to do that again"
+                    f"attnd lost the sequence of request {r.request} while the beginning of its"
+                    " prompt was computed, and the engine can't be told to do that again"
                 ) from e
             self._requests.fail(r)
         held = self._requests.held
