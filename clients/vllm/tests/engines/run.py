@@ -1,14 +1,14 @@
 """Runs vLLM once, with its own attention or with attnd's, and writes what came of it.
 
-    run.py JSON     {"out": file, "model": path, "is_own": bool, "options": of vllm.LLM,
+    run.py JSON     {"out": file, "model": path, "is_own": bool, "fails": bool, "options": of vllm.LLM,
                      "rounds": [{"prompts": [ids], "n": [tokens], "logprobs": n, "kills": n,
                                  "abort": n, "replace": bool, "names": [text], "says": file}]}
 
 A round gives its texts; kills: the daemon, as often, while texts are made ($ENGINES_KEEPER is the
 keeper's pid); replace: it is ended once and another one begins empty ($ENGINES_REPLACE is a file
 that asks for it); abort: the first n requests are aborted in the middle; names: the requests'
-attnd_request; says: each step's texts so far are written there, a line each. At the end the engine must
-hold no sequence.
+attnd_request; says: each step's texts so far are written there, a line each; fails: rows fail now and then. At the end the
+engine must hold no sequence.
 """
 
 import json
@@ -83,18 +83,22 @@ def is_one_process():
     return os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
 
 
-def count_failed():
-    """How many requests vLLM is told to compute again, each time that it is."""
+def fail_some():
+    """Every twelfth step has no blocks for half of its rows. Gives how many rows failed, of each."""
     from attnd_vllm.worker import shared
 
-    counts, take = [], shared.requests.take_failed
+    requests, counts = shared.requests, []
+    ready = requests._ready
 
-    def take_failed():
-        failed = take()
-        counts.append(len(failed))
-        return failed
+    def _ready(rows):
+        kept = ready(rows)
+        short = [r for r in kept if r.may_fail][::2] if len(counts) % 12 == 11 else []
+        for r in short:
+            requests.fail(r)
+        counts.append(len(short))
+        return [r for r in kept if r not in short]
 
-    shared.requests.take_failed = take_failed
+    requests._ready = _ready
     return counts
 
 
@@ -115,7 +119,7 @@ def main():
         pathlib.Path(os.environ["ENGINES_READY"]).write_text("")
         while not pathlib.Path(os.environ["ENGINES_GO"]).exists():
             time.sleep(0.05)
-    n_failed = count_failed() if not asked["is_own"] and is_one_process() else []
+    n_failed = fail_some() if asked.get("fails") else []
     rounds = [run_round(llm, i, r, params) for i, r in enumerate(asked["rounds"])]
     result = {"rounds": rounds}
     if not asked["is_own"] and is_one_process():
