@@ -68,6 +68,7 @@ class ClientInfo(Structure):
         ("reserved", c_uint32),
         ("server_version", c_char * 64),
         ("backend", c_char * 64),
+        ("boot_id", c_uint64),
     ]
 
 
@@ -335,6 +336,8 @@ _FUNCTIONS = {
     "attn_client_drain": (c_int, [c_void_p, c_uint64, c_uint64]),
     "attn_client_fence": (c_int, [c_void_p, c_uint64]),
     "attn_client_retire_seq": (c_int, [c_void_p, c_char_p, c_uint64, c_uint64]),
+    "attn_client_inspect": (c_int, [c_void_p, c_char_p, c_uint64, c_uint64, POINTER(c_void_p)]),
+    "attn_client_drain": (c_int, [c_void_p, c_uint64]),
     "attn_client_fd": (c_int, [c_void_p]),
     "attn_client_poll": (c_int, [c_void_p, c_uint64, POINTER(c_uint32)]),
     "attn_free": (None, [c_void_p]),

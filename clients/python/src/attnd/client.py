@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _lib
@@ -20,17 +21,18 @@ from ._handle import (
     waits_for_signals,
     whole,
 )
-from .errors import OutOfMemoryError, check
+from .errors import InvalidArgumentError, OutOfMemoryError, check
 from .lane import Lane, open_lane
-from .pool import Pool
+from .pool import Pool, Sequence
 from .spec import PoolSpec, check_array_dtype, to_c
 
 
 class ClientInfo(NamedTuple):
-    """What the daemon said at connect; fixed for the connection.
+    """What the daemon said at connect; fixed for the session, except boot_id.
 
     session    give it to connect(session=...) to go on with this session elsewhere
     lease      seconds of silence after which the session's sequences are freed
+    boot_id    of the daemon's process when this was read: changes when it restarts
     """
 
     protocol_version: int
@@ -42,6 +44,7 @@ class ClientInfo(NamedTuple):
     max_seq_tokens: int
     server_version: str
     backend: str
+    boot_id: int
 
 
 class ClientCounters(NamedTuple):
@@ -85,7 +88,8 @@ def connect(
     """Connects to a daemon and opens or resumes a session. The daemon may come up meanwhile.
 
     url              ipc://PATH, tcp://HOST:PORT, tls+tcp://HOST:PORT, or shm://PATH (this host,
-                     through shared memory); None: default_url()
+                     through shared memory); None: default_url(). cluster+REGISTRY: one of many
+                     daemons for each sequence, a ClusterClient of the package attnd-cluster
     timeout          seconds, of calls that name none
     connect_timeout  seconds, of this call; None: timeout
     max_retries      how often a request that was answered with a retryable status is repeated
@@ -100,6 +104,18 @@ def connect(
     Raises ConnectionLostError, TimedOutError, InvalidArgumentError (url), NotFoundError (session),
     LibraryNotFound.
     """
+    if url is not None and url.startswith("cluster+"):
+        return _connect_cluster(
+            url,
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            max_retries=max_retries,
+            name=name,
+            token_file=token_file,
+            ca_file=ca_file,
+            cert_file=cert_file,
+            cert_key_file=cert_key_file,
+        )
     lib = _lib.library()
     if url is None:
         url = default_url()
@@ -123,6 +139,16 @@ def connect(
 
     handle = interruptible(open_client, lib.attn_client_close)
     return Client(handle, url)
+
+
+def _connect_cluster(url: str, **options: Any) -> Any:
+    try:
+        from attnd_cluster import connect as connect_cluster
+    except ImportError as e:
+        raise InvalidArgumentError(
+            f"{url} needs the package attnd-cluster ({e}): pip install clients/cluster"
+        ) from None
+    return connect_cluster(url, **options)
 
 
 def _no_room(e: OutOfMemoryError) -> OutOfMemoryError:
@@ -164,6 +190,7 @@ class Client(Closing, NotPicklable):
             max_seq_tokens=info.max_seq_tokens,
             server_version=info.server_version.decode(),
             backend=info.backend.decode(),
+            boot_id=info.boot_id,
         )
 
     def reopen(self, *, timeout: float | None = None) -> None:
@@ -270,20 +297,39 @@ class Client(Closing, NotPicklable):
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The daemon's counters."""
-        import json
-
         us = timeout_us(timeout)
+        return self._read_json(
+            lambda out: self._lib.attn_client_stats(self._handle, us, ctypes.byref(out))
+        )
+
+    def inspect(
+        self, topic: str, after: int = 0, *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """A list for operators, on a daemon's admin socket: sequences, sessions, pools, ...
+
+        Begins behind `after`; where `next` is in it and not 0, the list goes on there. Topics are
+        those of attn_client_inspect. Raises UnauthenticatedError, UnsupportedError (the topic).
+        """
+        name, behind, us = text("topic", topic), whole("after", after, U64_MAX), timeout_us(timeout)
+        return self._read_json(
+            lambda out: self._lib.attn_client_inspect(
+                self._handle, name, behind, us, ctypes.byref(out)
+            )
+        )
+
+    def _read_json(self, ask: Callable[[ctypes.c_void_p], int]) -> dict[str, Any]:
+        import json
 
         def read() -> bytes:
             json_text = ctypes.c_void_p()
-            check(self._lib.attn_client_stats(self._handle, us, ctypes.byref(json_text)))
+            check(ask(json_text))
             try:
                 return ctypes.string_at(json_text)
             finally:
                 self._lib.attn_free(json_text)
 
-        stats: dict[str, Any] = json.loads(interruptible(read, guard=self._guard))
-        return stats
+        read_json: dict[str, Any] = json.loads(interruptible(read, guard=self._guard))
+        return read_json
 
     def drain(self, hold: float = 0, *, timeout: float | None = None) -> None:
         """Asks the daemon to take no new sessions and sequences and to end when its work is done.
@@ -312,6 +358,22 @@ class Client(Closing, NotPicklable):
         interruptible(
             lambda: check(self._lib.attn_client_fence(self._handle, us)), guard=self._guard
         )
+
+    def move(self, seq_id: int, to: Pool, *, timeout: float | None = None) -> Sequence:
+        """As Sequence.move(), of a sequence of any session that this client's tenant has."""
+        seq_id, us = whole("seq_id", seq_id, U64_MAX), timeout_us(timeout)
+
+        def move() -> Sequence:
+            new = _lib.Seq()
+            with to._inside():
+                check(
+                    self._lib.attn_seq_move(
+                        self._handle, seq_id, to._handle, us, ctypes.byref(new), None
+                    )
+                )
+            return Sequence(to, new)
+
+        return interruptible(move, guard=self._guard)
 
     def counters(self) -> ClientCounters:
         """What this client did so far."""

@@ -127,20 +127,9 @@ class Sequence(Closing, NotPicklable):
         If it raises, the sequence is here; unless it is usable, adopt() it. timeout is of each
         request. Raises what export() and import_sequence() do.
         """
-        pool, us = self.pool, timeout_us(timeout)
-
-        def move() -> Sequence:
-            new = _lib.Seq()
-            with to._inside():
-                check(
-                    pool._lib.attn_seq_move(
-                        pool.client._handle, self.id, to._handle, us, ctypes.byref(new), None
-                    )
-                )
-            self.is_closed = True
-            return Sequence(to, new)
-
-        return interruptible(move, guard=pool._inside())
+        new = self.pool.client.move(self.id, to, timeout=timeout)
+        self.is_closed = True
+        return new
 
     def retain(
         self,

@@ -1,0 +1,22 @@
+"""Many attnd behind one name.
+
+    client = attnd.connect("cluster+etcd://10.0.0.1:2379/attnd")
+
+What is where:
+
+    registry/     etcd, Kubernetes or a file behind one interface: keys, leases, watches
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.2.0"
+__all__ = ["connect"]
+
+
+def connect(url: str, **options: Any) -> Any:
+    """attnd.connect() of a cluster+ url: a ClusterClient."""
+    from .client import connect
+
+    return connect(url, **options)
