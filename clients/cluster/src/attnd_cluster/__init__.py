@@ -5,6 +5,9 @@
 What is where:
 
     registry/     etcd, Kubernetes or a file behind one interface: keys, leases, watches
+    keys.py       what is written there: a record for each daemon
+    members.py    who is there, as a watch tells; frozen while the registry is not
+    agent.py      attnd-agent, beside each daemon: registers it, its metrics, evacuation
 """
 
 from __future__ import annotations

@@ -317,6 +317,27 @@ class Client(Closing, NotPicklable):
             )
         )
 
+    def kill_sequence(
+        self, seq_id: int, tenant: str | None = None, *, timeout: float | None = None
+    ) -> None:
+        """For operators: frees a sequence, whoever has it; who did gets SequenceGoneError.
+
+        tenant: whose it is, where there are tenants; None: the operator's own. Raises NotFoundError.
+        """
+        seq_id, us = whole("seq_id", seq_id, U64_MAX), timeout_us(timeout)
+        whose = text("tenant", tenant) if tenant is not None else None
+        interruptible(
+            lambda: check(self._lib.attn_client_kill_seq(self._handle, whose, seq_id, us)),
+            guard=self._guard,
+        )
+
+    def reload(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """For operators: has the daemon read its settings again; says how many changed."""
+        us = timeout_us(timeout)
+        return self._read_json(
+            lambda out: self._lib.attn_client_reload(self._handle, us, ctypes.byref(out))
+        )
+
     def _read_json(self, ask: Callable[[ctypes.c_void_p], int]) -> dict[str, Any]:
         import json
 

@@ -1,0 +1,384 @@
+"""attnd-agent: beside each daemon of a cluster, on its host.
+
+It registers the daemon under a lease, serves its metrics and probes on an address, and sends its
+sequences to other daemons when the host is to go. No step passes through it: if it dies the daemon
+serves on, and if the registry is away it goes on asking.
+
+    the daemon answers    the lease is kept, the record renewed when the load has changed
+    it is silent          for --patience seconds: the lease is ended, so that workers go elsewhere
+    it was declared dead  its sequences are freed before it registers again: they are made anew
+                          elsewhere, and no old handle shall append to them
+    the registry is away  nothing, but asking again: nobody is declared dead by that
+
+SIGTERM, SIGINT: takes no new sequences, sends away those that are there, unregisters, ends.
+SIGUSR2: ends at once and leaves all as it is, for a newer agent to go on within the lease.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import pathlib
+import secrets
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import attnd
+
+from . import __version__, web
+from .daemon import LocalDaemon
+from .evacuate import Mover
+from .keys import BACK, DEAD, INCARNATIONS, LEAVING, MEMBERS, SERVING, Member, decide
+from .members import Members
+from .registry import Lease, LeaseGone, RegistryLost, open_registry
+
+log = logging.getLogger("attnd.agent")
+_RENEW_SECONDS = 10.0  # a record is written this often though nothing has changed
+_STEPS_OF_LOAD = 50  # free blocks are told in steps of this part of a pool
+_MOVED_TO = 8
+_CHAIN = 32
+
+
+class Agent:
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self._registry = open_registry(options.registry)
+        every = min(1.0, options.ttl / 3)
+        self._every = every
+        self._daemon = LocalDaemon(options.endpoint, every, options.key_file)
+        self._members = Members(self._registry, idle=min(2.0, options.ttl))
+        self._mover = Mover(
+            self._daemon.client,
+            timeout=max(2.0, options.ttl),
+            token_file=options.key_file,
+            ca_file=options.ca_file,
+        )
+        self._moving = threading.Lock()
+        self._state = SERVING
+        self._moved_to: list[str] = []
+        self._n_moved = 0
+        self._n_retired = 0
+        self._lease: Lease | None = None
+        self._registration = ""
+        self._was: tuple[str, ...] = ()
+        self._told: Member | None = None
+        self._told_at = float("-inf")
+        self._is_registry_there = False
+        self._ends = threading.Event()
+        self._evacuated = threading.Event()
+        self._relay = web.Relay(options.metrics)
+        self._web = web.Web(
+            options.http,
+            {
+                "GET /healthz": self._healthz,
+                "GET /readyz": self._readyz,
+                "GET /metrics": self._metrics,
+                "GET /v1/sequences": self._sequences,
+                "POST /v1/move": self._move,
+                "POST /v1/evacuate": self._evacuate_by_http,
+            },
+            {"/v1/sequences", "/v1/move", "/v1/evacuate"},
+            options.token_file,
+            options.tls_cert,
+            options.tls_key,
+        )
+        self._beat = time.monotonic()
+        self._holder = threading.Thread(target=self._hold, name="attnd-lease", daemon=True)
+
+    def start(self) -> None:
+        self._daemon.start()
+        if not self._registry.is_static:
+            self._holder.start()
+
+    # ---- the lease, on a thread of its own
+
+    def _hold(self) -> None:
+        share = self.options.ttl / 3
+        while not self._ends.wait(share if self._lease is not None else min(share, 0.2)):
+            self._beat = time.monotonic()
+            try:
+                if self._daemon.silent_for() > self.options.patience:
+                    self._let_go()
+                elif self._lease is None:
+                    self._register(share)
+                else:
+                    self._lease.keep(share)
+                    self._tell(share)
+                self._is_registry_there = True
+            except LeaseGone as e:
+                log.warning("declared dead: %s", e)
+                self._lease = None
+            except RegistryLost as e:
+                if self._is_registry_there:
+                    log.warning("registry lost, going on: %s", e)
+                self._is_registry_there = False
+            except attnd.AttndError as e:
+                log.warning("daemon: %s", e)
+            except Exception:
+                log.exception("lease")
+
+    def _let_go(self) -> None:
+        """Of a daemon that does not answer, so that nobody waits for it."""
+        if self._lease is None:
+            return
+        log.error("the daemon is silent for %.1f s: unregistered", self._daemon.silent_for())
+        self._lease.end(self.options.ttl / 3)
+        self._lease = None
+
+    def _register(self, timeout: float) -> None:
+        name = self.options.name
+        member_key, incarnation_key = MEMBERS + name, INCARNATIONS + name
+        before = self._registry.list(incarnation_key, timeout).entries.get(incarnation_key)
+        self._registration, self._was = secrets.token_hex(8), ()
+        if before is not None and not self._goes_on_with(before.decode(), timeout):
+            n = self._daemon.retire()
+            self._n_retired += n
+            log.warning("it was declared dead: %d sequences freed before it registers", n)
+        lease = self._registry.grant(self.options.ttl, timeout)
+        record = self._record()
+        self._registry.put(member_key, record.to_json(), lease, timeout)
+        self._registry.put(incarnation_key, self._registration.encode(), None, timeout)
+        self._lease, self._told, self._told_at = lease, record, time.monotonic()
+        log.info("registered as %s, lease of %g s", name, lease.ttl)
+
+    def _goes_on_with(self, was: str, timeout: float) -> bool:
+        """What was registered before, by this agent or another, goes on under the new registration;
+        False: it was declared dead."""
+        chain: list[str] = []
+        while was != self._registration:  # others may have come so far and then ended
+            fate = decide(self._registry, was, BACK + self._registration.encode(), timeout)
+            if fate == DEAD:
+                return False
+            chain.append(was)
+            was = fate[len(BACK) :].decode()
+        self._was = tuple(chain[-_CHAIN:])
+        return True
+
+    def _record(self) -> Member:
+        look = self._daemon.last
+        assert look is not None
+        return Member(
+            self.options.name,
+            self.options.url,
+            self.options.advertise or f"http://{self.options.http}",
+            self._registration,
+            self._was,
+            look.boot_id,
+            look.version,
+            self._state if look.is_ready else LEAVING,
+            look.pools,
+            look.queue_seconds,
+            tuple(self._moved_to),
+        )
+
+    def _tell(self, timeout: float) -> None:
+        """The record, where it says something new."""
+        now = self._record()
+        is_late = time.monotonic() - self._told_at > _RENEW_SECONDS
+        if self._told is None or is_late or _gist(self._told) != _gist(now):
+            self._registry.put(MEMBERS + self.options.name, now.to_json(), self._lease, timeout)
+            self._told, self._told_at = now, time.monotonic()
+
+    # ---- evacuation
+
+    def evacuate(self, seconds: float) -> bool:
+        """Sends away what there is, for so long; whether nothing is left."""
+        self._state = LEAVING
+        until = time.monotonic() + seconds
+        # Other workers see it within a renewal; what they open until then is sent away, too. The
+        # daemon itself has no request yet that refuses new sequences and serves the old ones
+        # (Drain{hold}): it would be made here.
+        while True:
+            try:
+                left = [s for s in self._daemon.sequences()]
+            except attnd.AttndError as e:
+                log.warning("evacuation: %s", e)
+                left = None
+            if left == []:
+                log.info("evacuated: %d sequences moved", self._n_moved)
+                return True
+            moved = sum(self._move_one(s, None) is not None for s in left or ())
+            if time.monotonic() > until:
+                log.error("evacuation ends after %g s, %d sequences are left", seconds, len(left or ()))
+                return False
+            if moved == 0:
+                self._ends.wait(self._every)
+
+    def _move_one(self, sequence: dict[str, Any], to: str | None) -> str | None:
+        with self._moving:
+            taker = self._mover.move(sequence, self._members.now(), self.options.name, to)
+            if taker is not None:
+                self._n_moved += 1
+                if taker in self._moved_to:
+                    self._moved_to.remove(taker)
+                self._moved_to = [*self._moved_to, taker][-_MOVED_TO:]
+            return taker
+
+    def leave(self) -> None:
+        """SIGTERM: in order, so that nobody takes it for dead."""
+        is_empty = self.evacuate(self.options.evacuate)
+        self.stop()
+        if self._lease is not None:
+            try:
+                self._tell(self.options.ttl)  # where all went, for who comes later
+                if is_empty:
+                    self._registry.delete(INCARNATIONS + self.options.name, self.options.ttl)
+                self._lease.end(self.options.ttl)
+            except (RegistryLost, LeaseGone) as e:
+                log.warning("not unregistered, the lease ends: %s", e)
+        self._registry.close()
+        if self.options.evacuated_file is not None:
+            pathlib.Path(self.options.evacuated_file).touch()
+
+    def stop(self) -> None:
+        """Ends its threads; the lease goes on."""
+        self._ends.set()
+        if self._holder.is_alive():
+            self._holder.join(10)
+        self._web.close()
+        self._mover.close()
+        self._daemon.close()
+        self._members.close()
+
+    # ---- HTTP
+
+    def _healthz(self, _: dict[str, Any]) -> web.Answer:
+        silent = time.monotonic() - self._beat
+        if not self._registry.is_static and silent > 10 * self.options.ttl:
+            return web.text(503, f"the lease's thread shows no life for {silent:.0f} s")
+        return web.text(200, "ok")
+
+    def _readyz(self, _: dict[str, Any]) -> web.Answer:
+        look, silent = self._daemon.last, self._daemon.silent_for()
+        if look is None or silent > self.options.patience:
+            return web.text(503, "the daemon does not answer")
+        if not look.is_ready:
+            return web.text(503, "the daemon is not ready, or drains")
+        if self._state != SERVING:
+            return web.text(503, "leaving")
+        return web.text(200, "ok" if self._is_registry_there else "ok, without the registry")
+
+    def _metrics(self, _: dict[str, Any]) -> web.Answer:
+        own = {
+            "attnd_agent_registered": ("gauge", int(self._lease is not None)),
+            "attnd_agent_registry_there": ("gauge", int(self._is_registry_there)),
+            "attnd_agent_members": ("gauge", len(self._members.now())),
+            "attnd_agent_members_frozen": ("gauge", int(self._members.is_frozen)),
+            "attnd_agent_daemon_silent_seconds": ("gauge", self._daemon.silent_for()),
+            "attnd_agent_sequences_moved_total": ("counter", self._n_moved),
+            "attnd_agent_sequences_retired_total": ("counter", self._n_retired),
+        }
+        lines = [f"# TYPE {n} {kind}\n{n} {value}\n" for n, (kind, value) in own.items()]
+        page = self._relay.read() + "".join(lines).encode()
+        return 200, "text/plain; version=0.0.4; charset=utf-8", page
+
+    def _sequences(self, _: dict[str, Any]) -> web.Answer:
+        return web.json_answer(200, {"sequences": list(self._daemon.sequences())})
+
+    def _move(self, body: dict[str, Any]) -> web.Answer:
+        id, to = int(body["sequence"]), body.get("to")
+        for sequence in self._daemon.sequences():
+            if int(sequence["sequence"]) == id:
+                taker = self._move_one(sequence, to)
+                if taker is None:
+                    return web.json_answer(409, {"error": f"{to or 'nobody'} takes sequence {id}"})
+                return web.json_answer(200, {"sequence": str(id), "to": taker})
+        return web.json_answer(404, {"error": f"no sequence {id} here"})
+
+    def _evacuate_by_http(self, body: dict[str, Any]) -> web.Answer:
+        seconds = float(body.get("seconds", self.options.evacuate))
+        threading.Thread(target=self.evacuate, args=(seconds,), daemon=True).start()
+        return web.json_answer(202, {"state": LEAVING})
+
+
+def _gist(m: Member) -> Any:
+    """What of a record has to differ for others to be told: loads in steps."""
+    pools = {
+        name: (p.n_blocks, p.n_free_blocks * _STEPS_OF_LOAD // max(1, p.n_blocks))
+        for name, p in (m.pools or {}).items()
+    }
+    queue = max(0.0, m.queue_seconds)
+    return m._replace(pools=None, queue_seconds=0), pools, len(f"{int(queue * 1e6):b}")
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(
+        prog="attnd-agent",
+        description="Registers an attnd of this host in a cluster, serves its metrics and probes,"
+        " and sends its sequences away when the host is to go (SIGTERM).",
+    )
+    p.add_argument("--registry", required=True, help="etcd://HOST:PORT,.../PREFIX or file:///PATH")
+    p.add_argument("--name", default=os.uname().nodename, help="of the member (the host's name)")
+    p.add_argument("--url", required=True, help="of the daemon for workers, as tls+tcp://HOST:PORT")
+    p.add_argument(
+        "--endpoint",
+        default="ipc:///run/attnd/attnd.sock.admin",
+        help="the daemon's admin socket (%(default)s)",
+    )
+    p.add_argument("--http", default="127.0.0.1:9471", help="HOST:PORT to serve (%(default)s)")
+    p.add_argument("--advertise", help="url of --http for others (http://, then --http)")
+    p.add_argument("--tls-cert", help="of --http: serves https")
+    p.add_argument("--tls-key")
+    p.add_argument("--token-file", help="a token in its first line: who may list and move over HTTP")
+    p.add_argument(
+        "--metrics", help="the daemon's page, as http://127.0.0.1:9470/metrics (not relayed)"
+    )
+    p.add_argument("--ttl", type=float, default=3.0, help="seconds of the lease (%(default)s)")
+    p.add_argument(
+        "--patience",
+        type=float,
+        help="seconds for which a daemon may be silent before it is unregistered (--ttl)",
+    )
+    p.add_argument(
+        "--evacuate",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="how long sending sequences away may take (%(default)s)",
+    )
+    p.add_argument("--evacuated-file", help="made when it has left, for who waits to stop the daemon")
+    p.add_argument("--key-file", help="the tenant's token, for daemons that want one")
+    p.add_argument("--ca-file", help="CAs of tls+tcp:// daemons")
+    p.add_argument("--verbose", action="store_true")
+    p.add_argument("--version", action="version", version=f"attnd-agent {__version__}")
+    o = p.parse_args(argv)
+    if o.ttl < 1:
+        p.error(f"--ttl is {o.ttl:g}, expected 1 or more seconds")
+    o.patience = o.ttl if o.patience is None else o.patience
+    if o.patience < min(1.0, o.ttl / 3):
+        p.error(f"--patience is {o.patience:g}, expected {min(1.0, o.ttl / 3):g} or more seconds")
+    if (o.tls_cert is None) != (o.tls_key is None):
+        p.error("--tls-cert and --tls-key come together")
+    return o
+
+
+def main(argv: list[str] | None = None) -> int:
+    o = arguments(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if o.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    signals = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # of all threads
+    try:
+        agent = Agent(o)
+    except (ValueError, OSError) as e:
+        print(f"attnd-agent: {e}", file=sys.stderr)
+        return 78
+    agent.start()
+    log.info("%s on %s, registry %s", o.name, o.http, o.registry)
+    if signal.sigwait(signals) == signal.SIGUSR2:
+        agent.stop()
+        return 75
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # a second one ends it
+    agent.leave()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

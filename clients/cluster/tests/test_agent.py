@@ -1,0 +1,226 @@
+"""attnd-agent as a process beside a real daemon, on a real etcd: what it registers and serves, and what
+becomes of members and sequences when daemon, agent or registry are killed or stopped."""
+
+import json
+import signal
+import time
+
+import attnd
+import numpy as np
+import pytest
+from conftest import await_
+from rig import SPEC, TOKEN, Host
+
+from attnd_cluster.members import Members
+from attnd_cluster.registry import open_registry
+
+
+@pytest.fixture
+def hosts(tmp_path, etcd1):
+    """Makes hosts; `members` watches."""
+    made = []
+
+    def make(name="a", **options):
+        made.append(Host(tmp_path, name, etcd1.url, **options))
+        return made[-1]
+
+    yield make
+    for host in made:
+        host.close()
+
+
+@pytest.fixture
+def gone():
+    return []
+
+
+@pytest.fixture
+def members(etcd1, gone):
+    registry = open_registry(etcd1.url)
+    m = Members(registry, gone.append, idle=0.5)
+    yield m
+    m.close()
+    registry.close()
+
+
+def await_members(members, *names):
+    assert members.wait(300, lambda now: sorted(now) == sorted(names)), members.now()
+
+
+def feed(pool, n=40, seq=None):
+    """A sequence of n random tokens, and its rows."""
+    rng = np.random.default_rng(7)
+    kv = rng.standard_normal((2, SPEC.num_layers, n, 2, 64)).astype("f4")
+    seq = seq or pool.open(tokens=range(n))
+    for layer in range(SPEC.num_layers):
+        pool.step(layer, [(seq, 0, n)], k=kv[0, layer], v=kv[1, layer])
+    return seq, kv
+
+
+def test_it_registers_what_the_daemon_is_and_has(hosts, members):
+    host = hosts().start()
+    await_members(members, "a")
+    with attnd.connect(host.url) as client:
+        pool = client.create_pool(SPEC)
+        seq, _ = feed(pool, 100)
+        await_("its pool", lambda: "p" in (members.now()["a"].pools or {}))
+
+        def load():
+            return members.now()["a"].pools["p"]
+
+        await_("its sequence", lambda: load().n_sequences == 1)
+        assert load().n_blocks == 128
+        await_("its blocks", lambda: load().n_free_blocks == 121)
+        m = members.now()["a"]
+        assert m.url == host.url and m.agent == f"http://{host.http}" and m.state == "serving"
+        assert m.version == client.info.server_version and m.boot_id == f"{client.info.boot_id:x}"
+        assert [host.get(p)[0] for p in ("/healthz", "/readyz", "/metrics")] == [200] * 3
+        assert "attnd_agent_registered 1\n" in host.get("/metrics")[1]
+        # what lists and moves wants the token
+        for path, body in (("/v1/sequences", None), ("/v1/move", {}), ("/v1/evacuate", {})):
+            assert host.get(path, body)[0] == host.get(path, body, "wrong")[0] == 403
+        status, text = host.get("/v1/sequences", token=TOKEN)
+        assert status == 200
+        assert [s["sequence"] for s in json.loads(text)["sequences"]] == [str(seq.id)]
+        for body, want in (({}, 400), ({"sequence": "x"}, 400), ({"sequence": 1}, 404), ([], 400)):
+            assert host.get("/v1/move", body, TOKEN)[0] == want
+        assert host.get("/v1/move", {"sequence": seq.id, "to": "b"}, TOKEN)[0] == 409
+        assert host.get("/nothing")[0] == 404
+
+
+def test_a_silent_daemon_is_unregistered_and_frees_its_sequences_before_it_is_back(hosts, members, gone):
+    host = hosts(ttl=1).start()
+    await_members(members, "a")
+    with attnd.connect(host.url) as client:
+        pool = client.create_pool(SPEC)
+        seq, kv = feed(pool)
+        host.signal_daemon(signal.SIGSTOP)
+        await_("that it is gone", lambda: [m.name for m in gone] == ["a"])
+        assert host.get("/readyz")[0] == 503 and host.get("/healthz")[0] == 200
+        host.signal_daemon(signal.SIGCONT)
+        await_members(members, "a")
+        with pytest.raises(attnd.SequenceGoneError):
+            pool.step(0, [(seq, 40, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
+        assert "sequences_retired_total 1\n" in host.get("/metrics")[1]
+
+
+def test_an_agent_that_is_killed_takes_the_member_along_but_not_the_daemon(hosts, members, gone):
+    host = hosts(ttl=1).start()
+    await_members(members, "a")
+    with attnd.connect(host.url) as client:
+        pool = client.create_pool(SPEC)
+        seq, kv = feed(pool)
+        host.signal_agent(signal.SIGKILL)
+        await_("that it is gone", lambda: [m.name for m in gone] == ["a"])
+        pool.step(0, [(seq, 40, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
+        host.start_agent()
+        await_members(members, "a")
+        with pytest.raises(attnd.SequenceGoneError):  # it is somebody else's by now
+            pool.step(0, [(seq, 41, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
+
+
+def test_a_newer_agent_within_the_lease_goes_on(hosts, members, gone):
+    host = hosts(ttl=30).start()
+    await_members(members, "a")
+    before = members.now()["a"].registration
+    with attnd.connect(host.url) as client:
+        pool = client.create_pool(SPEC)
+        seq, kv = feed(pool)
+        host.signal_agent(signal.SIGUSR2)
+        assert host.agent.wait(60) == 75
+        host.start_agent()
+        assert members.wait(300, lambda now: "a" in now and now["a"].registration != before)
+        pool.step(0, [(seq, 40, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
+    assert gone == []
+
+
+def test_a_stopped_registry_kills_nobody_also_when_it_ends_all_leases_as_it_comes_back(
+    hosts, members, gone, etcd1
+):
+    host = hosts(ttl=1).start()
+    await_members(members, "a")
+    with attnd.connect(host.url) as client:
+        pool = client.create_pool(SPEC)
+        seq, kv = feed(pool)
+        etcd1.signal(0, signal.SIGSTOP)
+        await_("that members are frozen", lambda: members.is_frozen)
+        time.sleep(2.5)  # more than the lease: that this ends nothing is what is tested
+        assert list(members.now()) == ["a"] and host.get("/readyz")[0] == 200
+        pool.step(0, [(seq, 40, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
+        before = members.now()["a"].registration
+        etcd1.signal(0, signal.SIGCONT)
+        await_("that it is there", lambda: not members.is_frozen and host_is_registered(host))
+        assert members.wait(300, lambda now: "a" in now)
+        print("registered anew:", members.now()["a"].registration != before)
+        pool.step(0, [(seq, 41, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
+    assert gone == []
+
+
+def host_is_registered(host):
+    page = host.get("/metrics")[1]
+    return "attnd_agent_registered 1\n" in page and "attnd_agent_registry_there 1\n" in page
+
+
+def test_sigterm_sends_every_sequence_away_whole(hosts, members, gone):
+    a, b = hosts("a").start(), hosts("b").start()
+    await_members(members, "a", "b")
+    with attnd.connect(a.url) as from_, attnd.connect(b.url) as to:
+        pool, target = from_.create_pool(SPEC), to.create_pool(SPEC)
+        await_("both pools", lambda: all("p" in (m.pools or {}) for m in members.now().values()))
+        fed = [feed(pool, 20 + i) for i in range(8)]
+        q = np.random.default_rng(1).standard_normal((1, 4, 64)).astype("f4")
+        want = [pool.step(1, [(s, 19 + i, 1)], q=q).out for i, (s, _) in enumerate(fed)]
+        a.signal_agent(signal.SIGTERM)
+        assert a.agent.wait(120) == 0
+        await_members(members, "b")
+        for i, (s, _) in enumerate(fed):
+            with pytest.raises(attnd.SequenceGoneError):
+                pool.step(1, [(s, 19 + i, 1)], q=q)
+            moved = target.adopt(s.id)
+            assert moved.layer_len == (20 + i,) * SPEC.num_layers
+            out = target.step(1, [(moved, 19 + i, 1)], q=q).out
+            assert np.array_equal(out, want[i])
+            moved.close()
+        assert [m.moved_to for m in gone] == [("b",)]
+        # an empty daemon that left in order is no dead one when it comes back
+        a.start_agent()
+        await_members(members, "a", "b")
+        assert "retired_total 0\n" in a.get("/metrics")[1]
+
+
+def test_what_nobody_takes_stays_and_the_agent_says_so(hosts, members):
+    host = hosts("a").start()
+    await_members(members, "a")
+    with attnd.connect(host.url) as client:
+        pool = client.create_pool(SPEC)
+        seq, kv = feed(pool)
+        host.signal_agent(signal.SIGKILL)
+        host.start_agent("--evacuate", "1")
+        host.await_agent()
+        host.signal_agent(signal.SIGTERM)
+        assert host.agent.wait(120) == 0
+        assert "1 sequences are left" in host.agent_log.read_text()
+        pool.step(0, [(seq, 40, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        (["--ttl", "0.5"], "--ttl is 0.5"),
+        (["--patience", "0.1"], "--patience is 0.1"),
+        (["--tls-cert", "x"], "--tls-cert and --tls-key"),
+        (["--http", "nowhere"], "http is 'nowhere'"),
+        (["--registry", "zk://a:1"], "registry is 'zk://a:1'"),
+    ],
+)
+def test_wrong_options_are_named(options, named, capsys):
+    from attnd_cluster import agent
+
+    base = ["--registry", "etcd://127.0.0.1:1", "--url", "tcp://127.0.0.1:1", "--http", "127.0.0.1:0"]
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:
+        with pytest.raises(SystemExit) as e:
+            raise SystemExit(agent.main(base + options))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    assert e.value.code in (2, 78) and named in capsys.readouterr().err
