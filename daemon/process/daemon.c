@@ -75,10 +75,18 @@ struct daemon {
 
 /* --- signals and time ------------------------------------------------------------------------- */
 
+/* Ends the loop's run, once it has served the signals that have come: from now on they do nothing,
+ * so that a flood of them can't keep it. */
+static void stop(struct daemon *d)
+{
+    d->is_stopping = true;
+    uv_stop(d->loop);
+}
+
 static void finish(struct daemon *d, int exit_code)
 {
     d->exit_code = exit_code;
-    uv_stop(d->loop);
+    stop(d);
 }
 
 static bool transports_are_idle(const struct daemon *d)
@@ -210,7 +218,7 @@ static void on_tick(uv_timer_t *timer)
     }
     if (is_over(d)) {
         log_info("%s", d->is_handing_over ? "all is answered" : "drained");
-        uv_stop(d->loop);
+        stop(d);
     } else if (now_ns >= d->drain_until_ns && !d->is_handing_over && !d->ends_tokens) {
         log_info("the drain timeout is over: tokens are finished, none is begun");
         end_tokens(d);
@@ -218,7 +226,7 @@ static void on_tick(uv_timer_t *timer)
         log_warn("%" PRIu64 " requests are still in flight after the drain timeout",
                  stats_get(queue_requests));
         if (d->is_handing_over)
-            uv_stop(d->loop);
+            stop(d);
         else
             answer_the_last(d);
     }
