@@ -9,6 +9,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -28,7 +29,8 @@ PROMPTS = [list(TEXT[i * 57 : i * 57 + n]) for i, n in enumerate((5, 20, 70, 130
 PROMPTS += [list(TEXT[100:300]) + list(TEXT[i * 80 : i * 80 + 25]) for i in range(4)]
 
 
-def run(url=None, retracts=False, **options):
+def run(url=None, retracts=False, meanwhile=None, **options):
+    """meanwhile(is_over): called beside it; gives what SGLang said under "log"."""
     env = {
         **os.environ, "PYTHONPATH": ":".join(map(str, (HERE / "stand_in", PACKAGE / "src", HERE.parent / "src"))),
         "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive",
@@ -42,11 +44,20 @@ def run(url=None, retracts=False, **options):
     else:
         options = {"attention_backend": "torch_native", **options}
     command = [os.environ["SGLANG_PYTHON"], HERE / "drive_sglang.py", MODEL, json.dumps(options)]
-    done = subprocess.run(command, env=env, input=json.dumps(PROMPTS), capture_output=True, text=True)
-    said = [line[5:] for line in done.stdout.splitlines() if line.startswith("SAID ")]
-    assert said, done.stderr[-3000:]
-    assert "Failed to apply hooks" not in done.stderr, done.stderr
-    return json.loads(said[0])
+    pipe = subprocess.PIPE
+    sglang = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    is_over = threading.Event()
+    beside = threading.Thread(target=meanwhile or (lambda _: None), args=(is_over,))
+    beside.start()
+    try:
+        out, log = sglang.communicate(json.dumps(PROMPTS))
+    finally:
+        is_over.set()
+        beside.join()
+    said = [line[5:] for line in out.splitlines() if line.startswith("SAID ")]
+    assert said, log[-3000:]
+    assert "Failed to apply hooks" not in log, log
+    return {**json.loads(said[0]), "log": log}
 
 
 @pytest.fixture(scope="module")
@@ -79,4 +90,24 @@ def test_retracted_requests_go_on(own, daemon):
     said = run(daemon.url, retracts=True, max_total_tokens=1024)
     assert said["texts"] == own["texts"]
     assert said["retracted"] > 0
+    assert n_sequences(daemon) == 0
+
+
+def test_what_an_empty_daemon_has_lost_is_computed_again(own, daemon):
+    n = [0]
+
+    def begin_empty(is_over):
+        """Three times, each as requests run."""
+        while n[0] < 3 and not is_over.wait(0.05):
+            try:
+                if n_sequences(daemon) >= 4:
+                    daemon.restart()
+                    n[0] += 1
+            except attnd.AttndError:
+                pass  # it is about to listen
+
+    said = run(daemon.url, meanwhile=begin_empty, log_level="warning")
+    assert n[0] == 3
+    assert said["log"].count("their tokens are computed again") >= 3
+    assert said["texts"] == own["texts"]
     assert n_sequences(daemon) == 0

@@ -267,5 +267,5 @@ def test_a_daemon_that_began_anew_is_an_error_and_no_answer(daemon, engine):
     while len(e.running) < 4 or min(r.n_computed for r in e.running) == 0:
         e.step()
     daemon.restart()
-    with pytest.raises(RuntimeError, match=r"attnd began anew and has lost \d running requests"):
+    with pytest.raises(RuntimeError, match=r"attnd has lost \d running requests"):
         e.run()

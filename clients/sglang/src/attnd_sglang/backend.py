@@ -1,21 +1,32 @@
 """SGLang's attention backend over attnd: a layer is a step of the pool; SGLang's own pages are not
-written."""
+written.
+
+SGLang can't be told to compute a request's tokens again. Where attnd has lost them, passes over the
+model do, inside of the pass that has found out, which then goes on.
+"""
 
 from __future__ import annotations
 
+import copy
+import logging
+import time
 from typing import Any
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 import attnd
 from attnd.serving.model import digest_of_weights, model_name, model_tensors
-from attnd.serving.requests import Requests, Step
+from attnd.serving.requests import FULL_WAIT_S, LostError, Requests, Step
 
 from . import refuse, settings
 from .live import Live, shared
 
+logger = logging.getLogger(__name__)
+
+_AGAIN_TOKENS = 512  # of a pass that computes lost ones again
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -59,6 +70,10 @@ def rows_of(batch: Any) -> list[tuple[str, int, int]]:
     return list(zip(batch.rids, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu))
 
 
+class _Enough(Exception):
+    """Ends a pass whose K and V are all there: nobody wants its logits."""
+
+
 class AttndBackend(AttentionBackend):
     def __init__(self, runner: Any):
         super().__init__()
@@ -71,13 +86,16 @@ class AttndBackend(AttentionBackend):
             settings.endpoint(), timeout=settings.TIMEOUT_S, max_retries=1000, name="sglang"
         )
         shared.live = Live(Requests(client, lambda c: c.create_pool(spec)))
-        self._step: Step | None = None
+        self._model, self._n_layers = runner.model, len(layers)
+        self._batch: Any = None  # SGLang's, of the pass that is on its way
+        self._step: Step | None = None  # None: attnd has lost some of it
         self._rows: list[tuple[str, int, int]] = []
         self._n_tokens = 0
+        self._past: int | None = None  # the layer before which a pass has done enough
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Once for each pass: what has ended, opened and become known since the last one."""
-        self._step = None
+        self._step, self._rows, self._batch = None, [], forward_batch
         if forward_batch.rids is None or forward_batch.forward_mode.is_idle():
             return  # SGLang warms up
         live, rows = shared.live, rows_of(forward_batch)
@@ -85,9 +103,12 @@ class AttndBackend(AttentionBackend):
             req = shared.reqs.get(name)
             if req is not None and live.wants_tokens(name, pos):
                 live.tell(name, (req.origin_input_ids + req.output_ids)[:pos])
-        self._step = live.step(rows)
         self._rows = rows
         self._n_tokens = sum(n for _, _, n in rows)
+        try:
+            self._step = live.step(rows)
+        except LostError:
+            pass  # the first layer computes it again
 
     def _forward(
         self, q: Any, k: Any, v: Any, layer: Any, save_kv_cache: bool, kwargs: dict[str, Any]
@@ -97,12 +118,32 @@ class AttndBackend(AttentionBackend):
         if asked or k is None or v is None or not save_kv_cache:
             what = ", ".join(asked) or "a layer that reads another layer's K and V"
             raise NotImplementedError(f"attnd-sglang does not support {what}")
-        n, live = q.shape[0], shared.live
+        n = q.shape[0]
         out = q.new_empty(n, layer.tp_q_head_num, layer.v_head_dim)
-        if self._step is None:
+        if not self._rows:
             return out.zero_().view(n, -1)
         if n != self._n_tokens:
             raise RuntimeError(f"{n} tokens in a pass of {self._n_tokens}")
+        if layer.layer_id == self._past:
+            raise _Enough
+        until = time.monotonic() + FULL_WAIT_S
+        while True:
+            try:
+                self._attend(layer, q, k, v, out)
+                break
+            except LostError as e:
+                if self._past is not None or time.monotonic() > until:
+                    raise
+                logger.warning("attnd: %s: their tokens are computed again", e)
+                self._compute_again(layer.layer_id)
+        if layer.layer_id + 1 == self._past == self._n_layers:
+            raise _Enough
+        return out.view(n, -1)
+
+    def _attend(self, layer: Any, q: Any, k: Any, v: Any, out: Any) -> None:
+        live, n = shared.live, q.shape[0]
+        if self._step is None:
+            raise LostError("attnd has lost running requests")
 
         def compute(step: Step) -> None:
             live.check(step, self._rows)
@@ -117,7 +158,56 @@ class AttndBackend(AttentionBackend):
 
         self._step.layer(layer.layer_id, compute)
         live.check(self._step, self._rows)
-        return out.view(n, -1)
+
+    def _compute_again(self, at: int) -> None:
+        """K and V of this pass's requests that attnd has lost: of tokens before it in all layers, of its
+        own in those before `at`."""
+        batch, rows, n_tokens = self._batch, self._rows, self._n_tokens
+        try:
+            self._pass_again(batch, rows, at)
+            self._step = shared.live.step(rows)
+        except LostError:  # once more, meanwhile
+            self._step = None
+        self._rows, self._n_tokens = rows, n_tokens
+
+    def _pass_again(self, batch: Any, rows: list[tuple[str, int, int]], at: int) -> None:
+        lost = shared.live.lost(rows)
+        for name, pos, _ in lost:
+            req = shared.reqs[name] if pos > 0 else None
+            for first in range(0, pos, _AGAIN_TOKENS):
+                past = min(pos, first + _AGAIN_TOKENS)
+                ids = (req.origin_input_ids + req.output_ids)[first:past]
+                self._pass(
+                    [(name, first, past - first)],
+                    torch.tensor(ids, dtype=batch.input_ids.dtype),
+                    torch.arange(first, past, dtype=batch.positions.dtype),
+                    self._n_layers,
+                )
+        if at > 0 and lost:
+            start, mine = 0, []
+            for row in rows:
+                if row in lost:
+                    mine += range(start, start + row[2])
+                start += row[2]
+            self._pass(lost, batch.input_ids[mine], batch.positions[mine], at)
+
+    def _pass(
+        self, rows: list[tuple[str, int, int]], ids: torch.Tensor, positions: torch.Tensor, past: int
+    ) -> None:
+        """A pass over the layers before `past`."""
+        batch = copy.copy(self._batch)
+        batch.forward_mode, batch.batch_size = ForwardMode.EXTEND, len(rows)
+        batch.rids, batch.input_ids, batch.positions = [name for name, _, _ in rows], ids, positions
+        batch.global_num_token_non_padded_cpu = None
+        self._rows, self._n_tokens, self._past = rows, len(ids), past
+        try:
+            self._step = shared.live.step(rows)
+            self._model.forward(ids, positions, batch)
+        except _Enough:
+            return
+        finally:
+            self._past = None
+        raise RuntimeError(f"a pass over the model has not come to layer {past}")
 
     def forward_extend(
         self,

@@ -102,6 +102,7 @@ class AttndCache(BasePrefixCache):
             self.token_to_kv_pool_allocator.free(slots)
             return 0, self
         self._slots[req.rid] = slots
+        shared.reqs[req.rid] = req
         return n, self
 
     def load_back_is_cache_owned(self) -> bool:

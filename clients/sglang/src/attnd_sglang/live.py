@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attnd.serving.requests import Opened, Requests, Row, Step, Told
+from attnd.serving.requests import LostError, Opened, Requests, Row, Step, Told
 
 
 class SureRow(Row):
@@ -48,7 +48,8 @@ class Live:
         """Opens the request's sequence with the first n tokens. False: they are gone meanwhile."""
         self.flush()
         self.requests.begin((), [Opened(name, tokens[: n + 1], n, self._adapters[name] or 0)], ())
-        if self.requests.held[name].n_tokens == n:
+        held = self.requests.held.get(name)  # None: attnd began anew
+        if held is not None and held.n_tokens == n:
             return True
         self.requests.begin([name], (), ())
         return False
@@ -94,7 +95,8 @@ class Live:
     def step(self, rows: Sequence[tuple[str, int, int]]) -> Step:
         """A step of rows (request, position, number of tokens), one behind the other.
 
-        Raises RuntimeError where attnd has lost what a row reads, or its position leaves a gap.
+        Raises LostError where attnd has lost what a row reads, RuntimeError where its position leaves
+        a gap.
         """
         all_rows, opened, start = [], [], 0
         for name, pos, n in rows:
@@ -108,13 +110,14 @@ class Live:
         return step
 
     def check(self, step: Step, rows: Sequence[tuple[str, int, int]]) -> None:
-        """Raises RuntimeError unless all of a step's rows are still computed."""
+        """Raises LostError unless all of a step's rows are still computed."""
         if len(step.rows) != len(rows):
             lost = {name for name, _, _ in rows} - {r.request for r in step.rows}
-            raise RuntimeError(
-                f"attnd began anew and has lost {len(lost)} running requests ({min(lost)}, ...);"
-                " SGLang can't be told to compute them again"
-            )
+            raise LostError(f"attnd has lost {len(lost)} running requests ({min(lost)}, ...)")
+
+    def lost(self, rows: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+        """Those of a pass's rows of which attnd has nothing any more."""
+        return [r for r in rows if r[0] not in self.requests.held]
 
     def close(self) -> None:
         self.requests.close()

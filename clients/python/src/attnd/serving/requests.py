@@ -18,6 +18,10 @@ _RETRY_S = 0.01
 _LOST = (attnd.NotFoundError.status, attnd.StaleEpochError.status)
 
 
+class LostError(RuntimeError):
+    """attnd has lost what a row reads, and the engine can't be told to compute that again."""
+
+
 class Opened(NamedTuple):
     """A request that begins: its first tokens, as far as the cache has been found to have them.
 
@@ -363,7 +367,7 @@ class Step:
         """Has compute(self) run layer `at` for the rows that are left. False: none are.
 
         compute raises what Pool.step() raises; it may be called again for fewer rows. Raises
-        RuntimeError where a row can neither be computed nor fail.
+        LostError where a row can neither be computed nor fail.
         """
         if self.items is None:
             self._first(compute)
@@ -417,7 +421,7 @@ class Step:
     def _lose(self, lost: list[Row], e: Exception) -> None:
         for r in lost:
             if not r.may_fail and (r.is_sampled or not self._requests.is_alone):
-                raise RuntimeError(
+                raise LostError(
                     f"attnd lost the sequence of request {r.request} while the beginning of its"
                     " prompt was computed, and the engine can't be told to do that again"
                 ) from e
