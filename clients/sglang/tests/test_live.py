@@ -269,3 +269,8 @@ def test_a_daemon_that_began_anew_is_an_error_and_no_answer(daemon, engine):
     daemon.restart()
     with pytest.raises(RuntimeError, match=r"attnd has lost \d running requests"):
         e.run()
+    rows = [(r.rid, r.n_computed, 1) for r in e.running]
+    assert e.live.lost(rows) == rows  # all can be computed again
+    e.live.matched(rows[0][0], None)  # but for one that has more than ids
+    with pytest.raises(RuntimeError, match="images"):
+        e.live.lost(rows)

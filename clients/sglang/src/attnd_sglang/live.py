@@ -116,8 +116,18 @@ class Live:
             raise LostError(f"attnd has lost {len(lost)} running requests ({min(lost)}, ...)")
 
     def lost(self, rows: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
-        """Those of a pass's rows of which attnd has nothing any more."""
-        return [r for r in rows if r[0] not in self.requests.held]
+        """Those of a pass's rows of which attnd has nothing any more, to be computed again.
+
+        Raises RuntimeError for one whose K and V depend on more than its token ids.
+        """
+        lost = [r for r in rows if r[0] not in self.requests.held]
+        for name, _, _ in lost:
+            if not self.is_shared(name):
+                raise RuntimeError(
+                    f"attnd has lost request {name}, which has more than token ids (images,"
+                    " embeddings): SGLang can't be told to compute it again"
+                )
+        return lost
 
     def close(self) -> None:
         self.requests.close()
