@@ -7,6 +7,10 @@ What is where:
     registry/     etcd, Kubernetes or a file behind one interface: keys, leases, watches
     keys.py       what is written there: a record for each daemon
     members.py    who is there, as a watch tells; frozen while the registry is not
+    hosts.py      a client for each member; what waits for one ends when it is gone
+    place.py      which daemon a sequence goes to: pure functions
+    client.py     connect(): pools (pool.py), steps over all daemons, sequences (sequence.py) that are
+                  found again after a move, and made anew when their host is lost
     agent.py      attnd-agent, beside each daemon: registers it, its metrics, evacuation
 """
 

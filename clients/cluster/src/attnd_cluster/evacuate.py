@@ -47,7 +47,15 @@ class Mover:
     def _pool(self, member: Member, name: str) -> attnd.Pool:
         pool = self._pools.get((member.name, name))
         if pool is None:
-            pool = self._pools[member.name, name] = self._client(member).pool(name)
+            client = self._client(member)
+            try:
+                pool = client.pool(name)
+            except attnd.SessionGoneError:
+                raise
+            except attnd.NotFoundError:  # it has had no sequence of that model yet
+                with self._source().pool(name) as source:
+                    pool = client.create_pool(source.spec)
+            self._pools[member.name, name] = pool
         return pool
 
     def targets(self, members: dict[str, Member], own: str, pool: str, n_blocks: int) -> list[Member]:
@@ -59,9 +67,9 @@ class Mover:
                 self._given = {k: v for k, v in self._given.items() if k[0] != m.name}
             if m.name == own or m.state != SERVING:
                 continue
-            if m.pools is None:  # a static file does not know: try
+            if m.pools is None or pool not in m.pools:  # not known, or it has to be made: try
                 found.append((0, m.name, m))
-            elif pool in m.pools:
+            else:
                 free = m.pools[pool].n_free_blocks - self._given.get((m.name, pool), 0)
                 if free > n_blocks:
                     found.append((-free, m.name, m))

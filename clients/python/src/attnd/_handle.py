@@ -90,6 +90,11 @@ class _Helper:
         helper._calls.put(call)
 
 
+def run_beside(run: Callable[[], None]) -> None:
+    """run() on a thread that does not keep the process from ending."""
+    _Helper.start(run)
+
+
 os.register_at_fork(after_in_child=_Helper._idle.clear)  # the child has one thread
 
 
@@ -171,7 +176,7 @@ def interruptible(
     if guard is not None:
         guard.__enter__()
     c = _Call(call, undo, guard)
-    _Helper.start(c.run)
+    run_beside(c.run)
     return c.wait()
 
 

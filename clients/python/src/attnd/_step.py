@@ -222,6 +222,12 @@ class Step(NotPicklable):
         self._outcome: Result | AttndError | None = None
         self._lock = threading.Lock()
 
+    @property
+    def is_done(self) -> bool:
+        """Its answer has come, or its deadline passed: Client.poll() looks for that, wait() returns
+        at once."""
+        return bool(self._prepared.item_status[0] != PENDING)
+
     def wait(self) -> Result:
         """The step's Result; raises as Pool.step() does. The step's own deadline bounds the wait."""
         with self._lock:
@@ -236,7 +242,7 @@ class Step(NotPicklable):
         client = pool.client
         if waits_for_signals():
             wait = WaitTimes()
-            while self._prepared.item_status[0] == PENDING:
+            while not self.is_done:
                 client.poll_once(next(wait))
         try:
             with client._guard:

@@ -1,0 +1,181 @@
+"""Connections to the members: one client for each, made when it is first wanted.
+
+What waits for a daemon also waits for its end as a member: a call or step on a host that the registry
+has declared gone ends with HostGone, not by its time-out.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import attnd
+from attnd._handle import run_beside
+
+from .keys import Member
+
+_T = TypeVar("_T")
+_POLL_SECONDS = 0.02
+log = logging.getLogger("attnd.cluster")
+
+
+class HostGone(attnd.ConnectionLostError):
+    """The daemon is no member any more."""
+
+
+class Host:
+    """A member, as one registration of it: when it is gone and another comes, that is another Host."""
+
+    def __init__(self, member: Member, options: dict[str, Any], connect_timeout: float):
+        self.member = member
+        self.name = member.name
+        self._options, self._connect_timeout = options, connect_timeout
+        self._client: attnd.Client | None = None
+        self._pools: dict[str, attnd.Pool] = {}
+        self._lock = threading.RLock()
+        self._gone: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.is_released = threading.Event()  # gone, and the library has let go of all arrays
+
+    @property
+    def is_gone(self) -> bool:
+        return self._gone.done()
+
+    def end(self) -> None:
+        """It is gone. Returns at once; what waits for it ends."""
+        if self._say_gone():
+            threading.Thread(target=self.close, name=f"attnd-end-{self.name}", daemon=True).start()
+
+    def _say_gone(self) -> bool:
+        try:
+            self._gone.set_result(None)
+        except concurrent.futures.InvalidStateError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._say_gone()
+        with self._lock:  # who connects has done so
+            client, self._client = self._client, None
+            self._pools.clear()
+        try:
+            if client is not None:
+                client.close()
+        finally:
+            self.is_released.set()
+
+    def _refuse(self) -> HostGone:
+        return HostGone(f"{self.name} ({self.member.url}) is no member of the cluster any more")
+
+    def client(self) -> attnd.Client:
+        """Raises AttndError."""
+        with self._lock:
+            if self._gone.done():
+                raise self._refuse()
+            if self._client is None:
+                self._client = attnd.connect(
+                    self.member.url, connect_timeout=self._connect_timeout, **self._options
+                )
+            return self._client
+
+    def pool(self, spec: attnd.PoolSpec, array_dtype: str | None) -> attnd.Pool:
+        """Its pool of this spec, made if it is missing. Raises AttndError."""
+        with self._lock:
+            pool = self._pools.get(spec.name)
+            if pool is None:
+                pool = self.client().create_pool(spec, array_dtype=array_dtype)
+                self._pools[spec.name] = pool
+            return pool
+
+    def ask(
+        self,
+        spec: attnd.PoolSpec,
+        array_dtype: str | None,
+        what: Callable[[attnd.Pool], _T],
+    ) -> _T:
+        """what(pool), as call(); again where session and pools went with an earlier daemon."""
+        try:
+            return self.call(lambda: what(self.pool(spec, array_dtype)))
+        except (attnd.SessionGoneError, attnd.PoolGoneError):
+            self.call(self.begin_anew)
+            return self.call(lambda: what(self.pool(spec, array_dtype)))
+
+    def begin_anew(self) -> None:
+        """After SessionGoneError: the daemon was restarted without its cache. Raises AttndError."""
+        with self._lock:
+            self._pools.clear()
+            self.client().reopen()
+
+    def release_pool(self, name: str) -> None:
+        with self._lock:
+            pool = self._pools.pop(name, None)
+        if pool is not None:
+            pool.close()
+
+    def call(self, what: Callable[[], _T]) -> _T:
+        """what(), which may ask the daemon; its end as a member ends the wait. Raises AttndError."""
+        if self._gone.done():
+            raise self._refuse()
+        asked: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+        def ask() -> None:
+            try:
+                asked.set_result(what())
+            except BaseException as e:
+                asked.set_exception(e)
+
+        run_beside(ask)
+        concurrent.futures.wait((asked, self._gone), return_when=concurrent.futures.FIRST_COMPLETED)
+        if not asked.done():
+            raise self._refuse()
+        return asked.result()
+
+    def wait(self, step: attnd.Step) -> attnd.Result:
+        """The step's result, as Step.wait(); raises HostGone, too."""
+        client, seconds = step._pool.client, 0.001
+        while not step.is_done:
+            if self._gone.done():
+                raise self._refuse()
+            try:
+                client.poll_once(seconds)
+            except attnd.InvalidArgumentError:
+                if self._gone.done():  # closed meanwhile
+                    raise self._refuse() from None
+                raise
+            seconds = min(2 * seconds, _POLL_SECONDS)
+        return step.wait()
+
+
+class Hosts:
+    """Of all members. Hosts of members that are gone end themselves."""
+
+    def __init__(self, options: dict[str, Any], connect_timeout: float):
+        self._options, self._connect_timeout = options, connect_timeout
+        self._lock = threading.Lock()
+        self._hosts: dict[str, Host] = {}
+
+    def of(self, member: Member) -> Host:
+        with self._lock:
+            host = self._hosts.get(member.name)
+            if host is None or host.is_gone or host.member.url != member.url:
+                host = Host(member, self._options, self._connect_timeout)
+                self._hosts[member.name] = host
+            host.member = member
+            return host
+
+    def end(self, member: Member) -> None:
+        with self._lock:
+            host = self._hosts.pop(member.name, None)
+        if host is not None:
+            host.member = member  # as it was last: where its sequences went
+            host.end()
+
+    def all(self) -> list[Host]:
+        with self._lock:
+            return list(self._hosts.values())
+
+    def close(self) -> None:
+        for host in self.all():
+            host.close()

@@ -1,0 +1,413 @@
+"""A pool of every daemon of a cluster, and steps of sequences wherever they are.
+
+A step goes to each daemon that has some of its sequences, to all of them at once; rows that lie
+together travel from and to the caller's arrays, others are copied. Items whose sequence was moved or
+lost are repeated where it is then: an append names its position, so twice is as once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import attnd
+from attnd._handle import Closing, NotPicklable
+from attnd._tensor import DTYPES, F32, empty
+
+from .hosts import Host, HostGone
+from .place import Candidate, PrefixIndex, home_of, order
+from .sequence import ClusterSequence, random_id
+
+if TYPE_CHECKING:
+    from .calls import ClusterCalls
+    from .client import ClusterClient
+
+log = logging.getLogger("attnd.cluster")
+_T = TypeVar("_T")
+_PROBED = 4  # daemons that are asked what they have of a prompt
+_PROBE_SECONDS = 0.5
+_ATTEMPTS = 5
+_ELSEWHERE = (
+    attnd.ConnectionLostError,
+    attnd.TimedOutError,
+    attnd.DrainingError,
+    attnd.OverloadedError,
+    attnd.OutOfMemoryError,
+    attnd.OutOfBlocksError,
+)
+_FOUND_AGAIN = (attnd.NotFoundError.status, attnd.StaleEpochError.status)
+
+
+class _Part(NamedTuple):
+    """The items of one daemon."""
+
+    host: Host
+    which: list[int]
+    items: attnd.Items
+    versions: list[int]  # of their sequences
+
+
+class ClusterItems:
+    """As attnd.Items; made by ClusterPool.items(). Where its sequences are is looked at with each step."""
+
+    def __init__(self, items: Iterable[Any]):
+        self.rows: list[tuple[ClusterSequence, int, int]] = [(s, p, n) for s, p, n in items]
+        self.n_items = len(self.rows)
+        self.first: list[int] = []  # row of each item
+        self.n_tokens = 0
+        for _, _, n in self.rows:
+            self.first.append(self.n_tokens)
+            self.n_tokens += n
+        self._parts: list[_Part] = []
+
+    def parts(self) -> list[_Part]:
+        versions = [s._version for s, _, _ in self.rows]
+        if self._parts and all(
+            v == versions[i] for p in self._parts for i, v in zip(p.which, p.versions)
+        ):
+            return self._parts
+        by_host: dict[Host, tuple[list[int], list[Any], list[int]]] = {}
+        for i, (s, pos, n) in enumerate(self.rows):
+            with s._lock:
+                host, inner, version = s._host, s._inner, s._version
+            which, items, of = by_host.setdefault(host, ([], [], []))
+            which.append(i)
+            items.append((inner, pos, n))
+            of.append(version)
+        self._parts = [
+            _Part(host, which, attnd.Items(items), of) for host, (which, items, of) in by_host.items()
+        ]
+        return self._parts
+
+
+class _Arrays:
+    """q, k, v, out and lse of a step, and the rows of some of its items."""
+
+    def __init__(self, q: Any, k: Any, v: Any, out: Any, lse: Any):
+        self.q, self.k, self.v, self.out, self.lse = q, k, v, out, lse
+
+    def of(self, items: ClusterItems, which: list[int]) -> tuple[_Arrays, Any]:
+        """Those rows, and which they are: a slice of these arrays, or a list, of copies."""
+        spans = [(items.first[i], items.first[i] + items.rows[i][2]) for i in which]
+        rows: Any
+        if all(a[1] == b[0] for a, b in zip(spans, spans[1:])):
+            rows = slice(spans[0][0], spans[-1][1])
+        else:
+            rows = [r for a, b in spans for r in range(a, b)]
+        part = _Arrays(*(None if x is None else x[rows] for x in self))
+        return part, rows
+
+    def __iter__(self) -> Any:
+        return iter((self.q, self.k, self.v, self.out, self.lse))
+
+    def take(self, part: _Arrays, rows: Any) -> None:
+        if isinstance(rows, list):
+            for mine, its in ((self.out, part.out), (self.lse, part.lse)):
+                if mine is not None:
+                    mine[rows] = its
+
+
+class ClusterPool(Closing, NotPicklable):
+    """As attnd.Pool. Made by ClusterClient.create_pool() and pool()."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        spec: attnd.PoolSpec,
+        asked: attnd.PoolSpec,
+        array_dtype: str | None,
+    ):
+        self.client = client
+        self.spec = spec  # as a daemon has it
+        self._asked = asked
+        self._array_dtype = array_dtype
+        self._dtype = DTYPES[array_dtype or spec.q_dtype]
+        self._index = PrefixIndex(spec.block_tokens)
+
+    def at(self, host: Host, what: Callable[[attnd.Pool], _T]) -> _T:
+        """what(pool) of this pool there. Raises AttndError."""
+        return host.ask(self._asked, self._array_dtype, what)
+
+    # ---- placement
+
+    def candidates(self, tokens: list[int], adapter: int) -> list[tuple[Candidate, Host]]:
+        """The daemons that are asked, with their answers, the best first: those that were given the
+        same beginning, and the emptiest."""
+        client, name = self.client, self.spec.name
+        members = {m.name: m for m in client.serving()}
+        with client.lock:
+            likely = [n for n in self._index.find(tokens, adapter, _PROBED) if n in members]
+            backlog = {n: client.backlog.of(n) for n in members}
+
+        def emptiness(n: str) -> tuple[float, float, str]:
+            pool = (members[n].pools or {}).get(name)
+            free = 1.0 if pool is None else pool.n_free_blocks / max(1, pool.n_blocks)
+            return backlog[n], -free, n
+
+        others = sorted((n for n in members if n not in likely), key=emptiness)
+        n_likely = max(_PROBED // 2, _PROBED - len(others))
+        asked, hosts = [], {}
+        for n in (likely[:n_likely] + others)[:_PROBED]:
+            host = client.host(members[n])
+            try:
+                probe = self.at(
+                    host, lambda pool: pool.probe(tokens, adapter=adapter, timeout=_PROBE_SECONDS)
+                )
+            except attnd.AttndError as e:
+                log.debug("%s is not asked: %s", n, e)
+                continue
+            hosts[n] = host
+            asked.append(
+                Candidate(
+                    n,
+                    probe.cached_tokens,
+                    probe.n_blocks,
+                    probe.n_free_blocks,
+                    members[n].queue_seconds,
+                    backlog[n],
+                )
+            )
+        return [(c, hosts[c.name]) for c in order(asked, len(tokens), self.spec.block_tokens)]
+
+    def place(
+        self, seq_id: int | None, tokens: list[int], adapter: int, timeout: float | None
+    ) -> tuple[Host, attnd.Sequence]:
+        """A new sequence on one of the daemons. Raises the last one's AttndError."""
+        failed: attnd.AttndError | None = None
+        for candidate, host in self.candidates(tokens, adapter):
+            id = random_id(host.name) if seq_id is None else seq_id
+            try:
+                inner = self.at(
+                    host,
+                    lambda pool: pool.open(id, tokens=tokens, adapter=adapter, timeout=timeout),
+                )
+            except _ELSEWHERE as e:
+                failed = e
+                continue
+            with self.client.lock:
+                self.client.backlog.give(host.name, max(1, len(tokens) - inner.n_cached))
+                self._index.note(tokens, adapter, host.name)
+            return host, inner
+        raise failed or attnd.ConnectionLostError(
+            f"{self.client.url}: no member takes sequences: {self.client.members.why or 'none answers'}"
+        )
+
+    def open(
+        self,
+        seq_id: int | None = None,
+        *,
+        tokens: Iterable[int] = (),
+        adapter: int = 0,
+        timeout: float | None = None,
+    ) -> ClusterSequence:
+        ids = list(getattr(tokens, "tolist", lambda: tokens)())
+        host, inner = self.place(seq_id, ids, adapter, timeout)
+        return ClusterSequence(self, host, inner, ids, adapter)
+
+    def probe(
+        self, tokens: Iterable[int] = (), *, adapter: int = 0, timeout: float | None = None
+    ) -> attnd.Probe:
+        """Of the daemon that open() with these tokens would take."""
+        ids = list(getattr(tokens, "tolist", lambda: tokens)())
+        found = self.candidates(ids, adapter)
+        if not found:
+            raise attnd.ConnectionLostError(f"{self.client.url}: no member takes sequences")
+        best = found[0][0]
+        return attnd.Probe(best.cached_tokens, 0, best.n_blocks, best.n_free_blocks, 0)
+
+    def adopt(self, seq_id: int, *, timeout: float | None = None) -> ClusterSequence:
+        """Takes over a sequence wherever it is: where its id says that it began, then all others."""
+        client = self.client
+        members = client.members.now()
+        failed: attnd.AttndError = attnd.SequenceGoneError(f"no member has sequence {seq_id}")
+        for name in sorted(members, key=lambda n: (home_of(n) != seq_id >> 48, n)):
+            host = client.host(members[name])
+            try:
+                inner = self.at(host, lambda pool: pool.adopt(seq_id, timeout=timeout))
+                return ClusterSequence(self, host, inner)
+            except attnd.NotFoundError:
+                continue
+            except (attnd.ConnectionLostError, attnd.TimedOutError) as e:
+                failed = e
+        raise failed
+
+    def calls(self) -> ClusterCalls:
+        from .calls import ClusterCalls
+
+        return ClusterCalls(self)
+
+    def reserve(self, n_blocks: int, *, timeout: float | None = None) -> int:
+        raise attnd.UnsupportedError("reservations are of one daemon: connect to it itself")
+
+    # ---- steps
+
+    def items(self, items: Iterable[Any]) -> ClusterItems:
+        return ClusterItems(items)
+
+    def step(
+        self,
+        layer: int,
+        items: ClusterItems | Iterable[Any],
+        q: Any = None,
+        k: Any = None,
+        v: Any = None,
+        *,
+        out: Any = None,
+        lse: Any = False,
+        timeout: float | None = None,
+    ) -> attnd.Result:
+        """As attnd.Pool.step(). Ends with a host's membership, if it is lost, not by the time-out."""
+        if not isinstance(items, ClusterItems):
+            items = ClusterItems(items)
+        spec, n = self.spec, items.n_tokens
+        is_given = out is not None or (lse is not None and lse is not False and lse is not True)
+        if q is not None and out is None:
+            out = empty(q, (n, spec.num_q_heads, spec.head_dim_v or spec.head_dim_k), self._dtype)
+        if lse is True:
+            lse = empty(q, (n, spec.num_q_heads), F32)
+        arrays = _Arrays(q, k, v, out, None if lse is False else lse)
+        statuses = [0] * items.n_items
+        totals = [0, 0, 0, 0]
+        failed = self._run(layer, items, arrays, timeout, statuses, totals, is_given)
+        result = attnd.Result(out, arrays.lse, tuple(statuses), *totals)
+        if failed is not None:
+            if any(s == 0 for s in statuses):
+                failed.result = result
+            raise failed
+        return result
+
+    def _run(
+        self,
+        layer: int,
+        items: ClusterItems,
+        arrays: _Arrays,
+        timeout: float | None,
+        statuses: list[int],
+        totals: list[int],
+        is_given: bool,
+    ) -> attnd.AttndError | None:
+        """Writes outputs and statuses; what is left wrong."""
+        n_attempts = 0
+        while True:
+            n_attempts += 1
+            failed: attnd.AttndError | None = None
+            again: list[tuple[int, int]] = []  # items to be found again, their versions then
+            for part, error, its in self._send(layer, items, arrays, timeout, totals, is_given):
+                for i, version, status in zip(part.which, part.versions, its):
+                    statuses[i] = status
+                    seq, pos, n = items.rows[i]
+                    if status == 0:
+                        seq._acknowledged(layer, pos + n)
+                    elif isinstance(error, HostGone) or status in _FOUND_AGAIN:
+                        again.append((i, version))
+                    else:
+                        failed = failed or error
+            if failed is not None or not again:
+                return failed
+            if n_attempts == _ATTEMPTS:
+                return attnd.SequenceGoneError("sequences went each time that they were found")
+            for i, version in again:
+                try:
+                    items.rows[i][0]._recover(
+                        version, statuses[i] == attnd.StaleEpochError.status
+                    )
+                except attnd.AttndError as e:
+                    failed = failed or e
+            if failed is not None:
+                return failed
+            which = [i for i, _ in again]
+            subset = ClusterItems(items.rows[i] for i in which)
+            part_arrays, rows = arrays.of(items, which)
+            new = [0] * len(which)
+            failed = self._run(layer, subset, part_arrays, timeout, new, totals, is_given)
+            arrays.take(part_arrays, rows)
+            for i, status in zip(which, new):
+                statuses[i] = status
+            return failed
+
+    def _send(
+        self,
+        layer: int,
+        items: ClusterItems,
+        arrays: _Arrays,
+        timeout: float | None,
+        totals: list[int],
+        is_given: bool,
+    ) -> list[tuple[_Part, attnd.AttndError | None, list[int]]]:
+        """Each daemon's part, with its error and its items' statuses."""
+        parts = items.parts()
+        started: list[tuple[_Part, _Arrays, Any, Any]] = []
+        for part in parts:
+            mine, rows = (arrays, None) if len(parts) == 1 else arrays.of(items, part.which)
+            step: Any
+            try:
+                pool = part.host._pools.get(self.spec.name) or self.at(part.host, lambda p: p)
+                step = pool.step_start(
+                    layer,
+                    part.items,
+                    mine.q,
+                    mine.k,
+                    mine.v,
+                    out=mine.out,
+                    lse=False if mine.lse is None else mine.lse,
+                    timeout=timeout,
+                )
+            except attnd.AttndError as e:
+                step = e
+            started.append((part, mine, rows, step))
+        done = []
+        for part, mine, rows, step in started:
+            error: attnd.AttndError | None = None
+            its = [0] * len(part.which)
+            try:
+                if isinstance(step, attnd.AttndError):
+                    raise step
+                result = part.host.wait(step)
+                self._count(totals, result)
+                arrays.take(mine, rows)
+            except attnd.AttndError as e:
+                error = e
+                if part.host.is_gone and not isinstance(e, HostGone):
+                    error = HostGone(f"{part.host.name} is no member any more: {e.message}")
+                if isinstance(error, HostGone) and is_given:
+                    part.host.is_released.wait()  # its late answer is not to be written to them
+                if isinstance(step, attnd.Step) and step.is_done and e.result is not None:
+                    its = list(e.result.item_status)
+                    self._count(totals, e.result)
+                    arrays.take(mine, rows)
+                else:
+                    its = [e.status or attnd.InternalError.status] * len(part.which)
+                if isinstance(e, (attnd.SessionGoneError, attnd.PoolGoneError)):
+                    self._begin_anew(part.host)
+            done.append((part, error, its))
+        return done
+
+    def _begin_anew(self, host: Host) -> None:
+        try:
+            host.call(host.begin_anew)
+        except attnd.AttndError as e:
+            log.warning("%s: %s", host.name, e)
+
+    @staticmethod
+    def _count(totals: list[int], r: attnd.Result) -> None:
+        totals[:] = [
+            max(totals[0], r.queue_ns),
+            max(totals[1], r.device_ns),
+            max(totals[2], r.total_ns),
+            max(totals[3], r.n_sends),
+        ]
+
+    # ---- the end
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Lets the pool go on every daemon, if no other handle of this client has it."""
+        self._close(timeout)
+
+    def _close(self, timeout: float | None = None, releases: bool = True) -> bool:
+        if not self.client.is_closed:
+            self.client.forget_pool(self)
+        return True
+
+    def __repr__(self) -> str:
+        return f"<attnd_cluster.ClusterPool {self.spec.name!r}>"

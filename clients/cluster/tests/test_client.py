@@ -1,0 +1,308 @@
+"""A client of a cluster: placement, steps over several daemons, moves, lost hosts; every output against
+float64, every sequence against what was acknowledged."""
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+
+import attnd
+import numpy as np
+import pytest
+from conftest import await_
+from ledger import L, VOCAB, Text, decode_together, rebuild, rows
+from rig import SPEC, Host
+
+import attnd_cluster
+
+SEED = random.randrange(1 << 30)
+LONG = 600.0  # seconds that nothing here may wait for: what ends sooner ended by membership
+
+
+@pytest.fixture
+def cluster(tmp_path, etcd1):
+    """make(n): hosts with agents, all registered, and a client's options."""
+    print("seed", SEED)
+    made, clients = [], []
+
+    class Cluster:
+        hosts = {}
+
+        def start(self, *names, ttl=1):
+            for name in names:
+                host = Host(tmp_path, name, etcd1.url, ttl=ttl)
+                made.append(host)
+                self.hosts[name] = host.start()
+
+        def connect(self, n=None, **options):
+            options = {"rebuild": rebuild, "timeout": LONG, "idle": 0.5, **options}
+            client = attnd.connect if not options else attnd_cluster.connect
+            client = client(f"cluster+{etcd1.url}", **options)
+            clients.append(client)
+            want = set(self.hosts) if n is None else n
+            assert client.members.wait(300, lambda now: set(now) == want)
+            return client
+
+    Cluster.hosts = {}
+    yield Cluster()
+    for client in clients:
+        client.close()
+    for host in made:
+        host.close()
+
+
+def prompt(rng, n):
+    return [int(x) for x in rng.integers(0, VOCAB, n)]
+
+
+def test_sequences_spread_and_prompts_go_where_their_beginning_is(cluster):
+    cluster.start("a", "b", "c")
+    client = cluster.connect()
+    pool = client.create_pool(SPEC)
+    rng = np.random.default_rng(SEED)
+    texts = [Text(pool, prompt(rng, 100)) for _ in range(12)]
+    counts = {n: sum(t.seq.where == n for t in texts) for n in "abc"}
+    assert all(3 <= c <= 5 for c in counts.values()), counts
+    for t in texts:  # the next turn of each conversation, by this client and by one that knows nothing
+        again = Text(pool, t.ids + prompt(rng, 30))
+        assert again.seq.where == t.seq.where and again.seq.n_cached == 96
+        again.seq.close()
+    stranger = cluster.connect().create_pool(SPEC)
+    again = Text(stranger, texts[0].ids + prompt(rng, 30))
+    assert again.seq.where == texts[0].seq.where and again.seq.n_cached >= 96
+    # one step for all of them, whoever is where
+    for _ in range(3):
+        rng.shuffle(texts)
+        decode_together(pool, texts)
+    for t in texts:
+        t.verify()
+        t.seq.close()
+
+
+def test_the_methods_of_a_plain_client(cluster):
+    cluster.start("a", "b")
+    with attnd.connect(cluster.connect().url, timeout=LONG) as client:
+        assert client.info.backend == "cpu" and client.ping() > 0
+        assert sorted(client.stats()) == ["a", "b"]
+        with pytest.raises(attnd.NotFoundError):
+            client.pool("p")
+        pool = client.create_pool(SPEC)
+        assert client.pool("p").spec == pool.spec
+        rng = np.random.default_rng(SEED)
+        t = Text(pool, prompt(rng, 50))
+        assert pool.probe(t.ids).cached_tokens == 48
+        fork = t.seq.fork()
+        assert fork.where == t.seq.where and fork.layer_len == (50,) * L and fork.tokens == t.ids
+        t.seq.truncate(20)
+        t.ids = t.ids[:20]
+        t.decode(2)
+        t.verify()
+        calls = pool.calls()
+        calls.open(tokens=fork.tokens)
+        calls.adopt(1)
+        calls.adopt(fork.id)
+        calls.set_tokens(t.seq, 22, [1])
+        calls.truncate(t.seq, 20)
+        calls.probe(fork.tokens)
+        calls.fork(t.seq)
+        calls.close(t.seq.fork())
+        opened, missing, adopted, nothing, cut, probe, forked, closed = calls.run()
+        assert opened.n_cached == 48 and isinstance(missing, attnd.SequenceGoneError)
+        assert adopted.id == fork.id and nothing is None and cut is t.seq
+        assert probe.cached_tokens == 48 and forked.layer_len == (20,) * L and closed is None
+        with pytest.raises(attnd.NotFoundError, match="'nobody'"):
+            t.seq.move("nobody")
+        other = "b" if t.seq.where == "a" else "a"
+        t.ids = t.ids[:20]
+        assert t.seq.move(other).where == other
+        t.decode(2)
+        t.verify()
+        with pytest.raises(attnd.UnsupportedError):
+            client.open_lane()
+        with pytest.raises(attnd.InvalidArgumentError):
+            pool.step(0, [(t.seq, 999, 1)], *rows(0, [1], 0))
+
+
+class Worker(threading.Thread):
+    """Decodes a text until it is told to stop; what goes wrong is raised by join()."""
+
+    def __init__(self, texts, pool):
+        super().__init__(daemon=True)
+        self.texts, self.pool, self.failed = list(texts), pool, None
+        self.n, self.ends = 0, threading.Event()
+        self.start()
+
+    def run(self):
+        try:
+            while not self.ends.is_set():
+                decode_together(self.pool, self.texts)
+                self.n += 1
+                if len(self.texts[0].ids) > 400:  # a pool holds so many
+                    for t in self.texts:
+                        t.seq.truncate(20)
+                        del t.ids[20:]
+        except BaseException as e:
+            self.failed = e
+
+    def more(self, n=3):
+        want = self.n + n
+        await_("tokens", lambda: self.n >= want or self.failed)
+        if self.failed:
+            raise self.failed
+
+    def stop(self):
+        self.ends.set()
+        self.join(300)
+        assert not self.is_alive()
+        if self.failed:
+            raise self.failed
+
+
+def test_an_evacuation_loses_no_token_of_sequences_that_decode_meanwhile(cluster):
+    cluster.start("a", "b")
+    pool = cluster.connect().create_pool(SPEC)
+    rng = np.random.default_rng(SEED)
+    texts = [Text(pool, prompt(rng, 20)) for _ in range(4)]
+    workers = [Worker(texts[:2], pool), Worker(texts[2:], pool)]
+    for w in workers:
+        w.more()
+    a = cluster.hosts["a"]
+    a.signal_agent(signal.SIGTERM)
+    assert a.agent.wait(300) == 0
+    a.signal_daemon(signal.SIGKILL)
+    for w in workers:
+        w.more()
+        w.stop()
+    for t in texts:
+        assert t.seq.where == "b" and t.seq.n_rebuilt == 0
+        t.verify()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
+def test_a_lost_host_costs_its_own_sequences_a_rebuild_and_nobody_a_timeout(cluster, number):
+    cluster.start("a", "b", "c")
+    pool = cluster.connect().create_pool(SPEC)
+    rng = np.random.default_rng(SEED)
+    texts = [Text(pool, prompt(rng, 40)) for _ in range(6)]
+    worker = Worker(texts, pool)
+    worker.more()
+    lost = texts[0].seq.where
+    host = cluster.hosts[lost]
+    at = {t: t.seq.where for t in texts}
+    if number == signal.SIGKILL:
+        host.signal_agent(number)
+    host.signal_daemon(number)
+    start = time.monotonic()
+    await_("that it is noticed", lambda: lost not in pool.client.members.now())
+    seen = time.monotonic() - start
+    worker.more()
+    print(f"seen after {seen:.2f} s, three tokens later after {time.monotonic() - start:.2f} s")
+    worker.stop()
+    for t in texts:
+        assert t.seq.n_rebuilt == (at[t] == lost), (at[t], lost)
+        assert t.seq.where != lost
+        t.verify()
+    if number == signal.SIGSTOP:  # it comes back, with what it had freed
+        host.signal_daemon(signal.SIGCONT)
+        assert pool.client.members.wait(300, lambda now: lost in now)
+        with attnd.connect(f"ipc://{host.socket}") as operator:
+            await_("nothing in it", lambda: operator.inspect("sequences")["sequences"] == [])
+
+
+def test_without_a_callback_a_lost_sequence_is_said_to_be_gone_and_others_are_answered(cluster):
+    cluster.start("a", "b")
+    pool = cluster.connect(rebuild=None).create_pool(SPEC)
+    rng = np.random.default_rng(SEED)
+    texts = [Text(pool, prompt(rng, 40)) for _ in range(4)]
+    lost = [t for t in texts if t.seq.where == "a"]
+    assert 0 < len(lost) < 4
+    cluster.hosts["a"].signal_agent(signal.SIGKILL)
+    cluster.hosts["a"].signal_daemon(signal.SIGKILL)
+    qkv = [rows(0, t.ids[39:], 39) for t in texts]
+    q = np.concatenate([x[0] for x in qkv])
+    out = np.full_like(q, np.nan)
+    with pytest.raises(attnd.SequenceGoneError, match="went with a") as e:
+        pool.step(0, [(t.seq, 39, 1) for t in texts], q, out=out)
+    for i, t in enumerate(texts):
+        if t in lost:
+            assert e.value.result.item_status[i] != 0
+        else:
+            assert e.value.result.item_status[i] == 0
+            t.check(0, out[i], 39)
+            t.verify()
+
+
+def test_a_registry_that_stops_is_not_noticed_by_steps_nor_by_new_sequences(cluster, etcd1):
+    cluster.start("a", "b")
+    client = cluster.connect()
+    pool = client.create_pool(SPEC)
+    rng = np.random.default_rng(SEED)
+    texts = [Text(pool, prompt(rng, 40)) for _ in range(4)]
+    worker = Worker(texts, pool)
+    worker.more()
+    etcd1.signal(0, signal.SIGSTOP)
+    await_("that members are frozen", lambda: client.members.is_frozen)
+    worker.more(20)
+    texts.append(Text(pool, prompt(rng, 40)))
+    time.sleep(1.5)  # more than the lease: that nothing comes of it is what is tested
+    worker.more(20)
+    etcd1.signal(0, signal.SIGCONT)
+    await_("that they are not", lambda: not client.members.is_frozen)
+    assert client.members.wait(300, lambda now: set(now) == {"a", "b"})
+    worker.more(5)
+    worker.stop()
+    for t in texts:
+        assert t.seq.n_rebuilt == 0
+        t.verify()
+
+
+def test_a_daemon_that_restarts_empty_has_its_sequences_made_anew(cluster):
+    cluster.start("a")
+    pool = cluster.connect().create_pool(SPEC)
+    t = Text(pool, prompt(np.random.default_rng(SEED), 40))
+    host = cluster.hosts["a"]
+    host.signal_daemon(signal.SIGKILL)
+    host.start_daemon()
+    t.decode(3)
+    assert t.seq.n_rebuilt == 1
+    t.verify()
+
+
+def test_a_static_file_serves_without_agents(tmp_path, cluster, etcd1):
+    hosts = [Host(tmp_path, name, etcd1.url) for name in ("x", "y")]
+    try:
+        for host in hosts:
+            host.start_daemon()
+        path = tmp_path / "members.json"
+        path.write_text(json.dumps({"members": [{"name": h.name, "url": h.url} for h in hosts]}))
+        with attnd_cluster.connect(f"cluster+file://{path}", idle=0.05) as client:
+            pool = client.create_pool(SPEC)
+            rng = np.random.default_rng(SEED)
+            texts = [Text(pool, prompt(rng, 40)) for _ in range(4)]
+            assert {t.seq.where for t in texts} == {"x", "y"}
+            decode_together(pool, texts)
+            for t in texts:
+                t.verify()
+            new = tmp_path / "new.json"
+            new.write_text(json.dumps({"members": [{"name": "y", "url": hosts[1].url}]}))
+            os.replace(new, path)
+            assert client.members.wait(300, lambda now: set(now) == {"y"})
+            assert Text(pool, prompt(rng, 40)).seq.where == "y"
+    finally:
+        for host in hosts:
+            host.close()
+
+
+@pytest.mark.parametrize(
+    "url, error, named",
+    [
+        ("cluster+zk://a:1", attnd.InvalidArgumentError, "registry is"),
+        ("cluster+file:///nowhere.json", attnd.ConnectionLostError, "nowhere.json"),
+        ("cluster+etcd://127.0.0.1:9", attnd.ConnectionLostError, "127.0.0.1:9"),
+    ],
+)
+def test_a_registry_that_is_wrong_or_away_is_named(url, error, named):
+    with pytest.raises(error, match=named):
+        attnd.connect(url, connect_timeout=0.5)
