@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pathlib
@@ -35,6 +36,12 @@ class Host:
         self.socket = f"/tmp/{directory.name[:8]}{os.getpid()}{name}.sock"  # paths of sockets are short
         self.log, self.agent_log = self._dir / "attnd.log", self._dir / "agent.log"
         (self._dir / "token").write_text(TOKEN + "\n")
+        self.key_file = None
+        if ip is not None:  # beyond loopback workers need a token
+            self.key_file = str(self._dir / "token")
+            digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+            (self._dir / "tenants").touch(0o600)
+            (self._dir / "tenants").write_text(f"[t]\ntoken_sha256 = {digest}\n")
         self.daemon: subprocess.Popen | None = None
         self.agent: subprocess.Popen | None = None
 
@@ -49,15 +56,27 @@ class Host:
         command += ["--device.kv_memory", "64M", "--cache.io_memory", "64M", "--listen", self.url]
         command += ["--listen.admin", self.socket, "--listen.http", "off"]
         command += ["--listen.insecure_tcp", "yes", *settings]
+        if self.key_file is not None:
+            command += ["--listen.tenants", str(self._dir / "tenants")]
         self.daemon = self._run(command + ["--supervise"] * supervised, self.log)
-        with attnd.connect(f"ipc://{self.socket}", connect_timeout=120):
-            pass
+
+        def is_there():
+            assert self.daemon.poll() is None, self.log.read_text()
+            try:
+                attnd.connect(f"ipc://{self.socket}", connect_timeout=0.5).close()
+                return True
+            except attnd.AttndError:
+                return False
+
+        await_("the daemon", is_there)
 
     def start_agent(self, *options: str) -> None:
         command = [sys.executable, "-B", "-m", "attnd_cluster.agent", "--registry", self.registry]
         command += ["--name", self.name, "--url", self.url, "--endpoint", f"ipc://{self.socket}"]
         command += ["--http", self.http, "--ttl", str(self.ttl), "--evacuate", "60"]
         command += ["--token-file", str(self._dir / "token"), *options]
+        if self.key_file is not None:
+            command += ["--key-file", self.key_file]
         self.agent = self._run(command, self.agent_log)
 
     def start(self) -> Host:
