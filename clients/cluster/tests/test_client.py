@@ -139,7 +139,7 @@ class Worker(threading.Thread):
             while not self.ends.is_set():
                 decode_together(self.pool, self.texts)
                 self.n += 1
-                if len(self.texts[0].ids) > 400:  # a pool holds so many
+                if len(self.texts[0].ids) > 150:  # a pool holds so many
                     for t in self.texts:
                         t.seq.truncate(20)
                         del t.ids[20:]

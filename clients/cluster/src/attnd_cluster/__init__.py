@@ -12,6 +12,8 @@ What is where:
     client.py     connect(): pools (pool.py), steps over all daemons, sequences (sequence.py) that are
                   found again after a move, and made anew when their host is lost
     agent.py      attnd-agent, beside each daemon: registers it, its metrics, evacuation
+    controller.py attnd-controller, one by a lease: rebalances, divides quotas (balance.py decides)
+    command.py    attnd-cluster, for operators
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ SIGUSR2: ends at once and leaves all as it is, for a newer agent to go on within
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import pathlib
@@ -29,10 +30,10 @@ from typing import Any
 
 import attnd
 
-from . import __version__, web
+from . import __version__, shares, web
 from .daemon import LocalDaemon
 from .evacuate import Mover
-from .keys import BACK, DEAD, INCARNATIONS, LEAVING, MEMBERS, SERVING, Member, decide
+from .keys import BACK, DEAD, INCARNATIONS, LEAVING, MEMBERS, SERVING, SHARES, Member, decide
 from .members import Members
 from .registry import Lease, LeaseGone, RegistryLost, open_registry
 
@@ -41,6 +42,7 @@ _RENEW_SECONDS = 10.0  # a record is written this often though nothing has chang
 _STEPS_OF_LOAD = 50  # free blocks are told in steps of this part of a pool
 _MOVED_TO = 8
 _CHAIN = 32
+_SHARES_SECONDS = 2.0
 
 
 class Agent:
@@ -78,14 +80,17 @@ class Agent:
                 "GET /readyz": self._readyz,
                 "GET /metrics": self._metrics,
                 "GET /v1/sequences": self._sequences,
+                "GET /v1/tenants": self._tenants,
                 "POST /v1/move": self._move,
                 "POST /v1/evacuate": self._evacuate_by_http,
             },
-            {"/v1/sequences", "/v1/move", "/v1/evacuate"},
+            {"/v1/sequences", "/v1/tenants", "/v1/move", "/v1/evacuate"},
             options.token_file,
             options.tls_cert,
             options.tls_key,
         )
+        self._shares = b""
+        self._look_for_shares_at = 0.0
         self._beat = time.monotonic()
         self._holder = threading.Thread(target=self._hold, name="attnd-lease", daemon=True)
 
@@ -108,6 +113,7 @@ class Agent:
                 else:
                     self._lease.keep(share)
                     self._tell(share)
+                    self._apply_shares(share)
                 self._is_registry_there = True
             except LeaseGone as e:
                 log.warning("declared dead: %s", e)
@@ -144,6 +150,23 @@ class Agent:
         self._registry.put(incarnation_key, self._registration.encode(), None, timeout)
         self._lease, self._told, self._told_at = lease, record, time.monotonic()
         log.info("registered as %s, lease of %g s", name, lease.ttl)
+
+    def _apply_shares(self, timeout: float) -> None:
+        """What the controller has given this daemon of the cluster's quotas."""
+        if self.options.tenants is None or time.monotonic() < self._look_for_shares_at:
+            return
+        self._look_for_shares_at = time.monotonic() + _SHARES_SECONDS
+        key = SHARES + self.options.name
+        value = self._registry.list(key, timeout).entries.get(key)
+        if value is None or value == self._shares:
+            return
+        try:
+            if shares.apply(self.options.tenants, json.loads(value)):
+                self._daemon.client().reload()
+                log.info("shares: %s", value.decode())
+            self._shares = value
+        except (OSError, ValueError) as e:
+            log.error("shares: %s", e)
 
     def _goes_on_with(self, was: str, timeout: float) -> bool:
         """What was registered before, by this agent or another, goes on under the new registration;
@@ -279,6 +302,9 @@ class Agent:
     def _sequences(self, _: dict[str, Any]) -> web.Answer:
         return web.json_answer(200, {"sequences": list(self._daemon.sequences())})
 
+    def _tenants(self, _: dict[str, Any]) -> web.Answer:
+        return web.json_answer(200, self._daemon.client().inspect("tenants"))
+
     def _move(self, body: dict[str, Any]) -> web.Answer:
         id, to = int(body["sequence"]), body.get("to")
         for sequence in self._daemon.sequences():
@@ -326,6 +352,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--token-file", help="a token in its first line: who may list and move over HTTP")
     p.add_argument(
         "--metrics", help="the daemon's page, as http://127.0.0.1:9470/metrics (not relayed)"
+    )
+    p.add_argument(
+        "--tenants", help="the daemon's listen.tenants, into which its shares of quotas are written"
     )
     p.add_argument("--ttl", type=float, default=3.0, help="seconds of the lease (%(default)s)")
     p.add_argument(

@@ -4,10 +4,11 @@
     GET /readyz               200 while the daemon answers, is ready, and nobody leaves
     GET /metrics              the daemon's page, and the agent's own
     GET /v1/sequences         what the daemon has open             with the token
+    GET /v1/tenants           who shares it, and what they use     with the token
     POST /v1/move             {"sequence": N, "to": NAME}          with the token
     POST /v1/evacuate         sends all away, as SIGTERM does      with the token
 
-The token is in a file, as `Authorization: Bearer TOKEN`; without the file the last three answer
+The token is in a file, as `Authorization: Bearer TOKEN`; without the file those answer
 nobody. One request for each connection, a bounded number at a time, each within seconds.
 """
 

@@ -1,0 +1,209 @@
+"""The controller and what operators ask: decisions as pure functions, then two controllers on a real etcd, of which
+the leader is killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import attnd
+import numpy as np
+import pytest
+from conftest import await_
+from ledger import VOCAB, Text, rebuild
+from rig import SPEC, Host
+
+import attnd_cluster
+from attnd_cluster import shares
+from attnd_cluster.balance import choose, divide, gaps
+from attnd_cluster.keys import LEAVING, Member, PoolLoad
+from attnd_cluster.place import Backlog, Candidate, PrefixIndex, order
+
+
+def member(name, free, state="serving", n=100):
+    return Member(name, f"tcp://{name}:1", state=state, pools={"p": PoolLoad(n, free, 1)})
+
+
+def test_a_wide_gap_is_closed_by_half_and_a_narrow_one_is_left():
+    members = {m.name: m for m in (member("a", 10), member("b", 90), member("c", 50))}
+    (gap,) = gaps(members)
+    assert (gap.source, gap.target, gap.n_blocks) == ("a", "b", 40)
+    assert gaps({m.name: m for m in (member("a", 45), member("b", 60))}) == []
+    assert gaps({m.name: m for m in (member("a", 10), member("b", 90, LEAVING))}) == []
+    listed = [{"sequence": str(i), "pool": "p", "blocks": b} for i, b in enumerate((41, 40, 3, 0))]
+    assert choose(gap, listed)["sequence"] == "1"
+    assert choose(gap, [{**s, "pool": "q"} for s in listed]) is None
+
+
+def test_parts_of_a_quota_sum_up_and_cover_what_is_used():
+    rng = random.Random(5)
+    for _ in range(2000):
+        used = {str(i): rng.choice((0, rng.randrange(50))) for i in range(rng.randrange(1, 9))}
+        total = rng.randrange(1, 300)
+        parts = divide(total, used)
+        assert sum(parts.values()) == total or sum(used.values()) == 0 < total
+        assert sum(parts.values()) == total
+        if sum(used.values()) <= total:
+            assert all(parts[n] >= used[n] for n in used)
+    assert divide(10, {}) == {} and divide(9, {"a": 0, "b": 6}) == {"a": 1, "b": 8}
+
+
+def test_shares_go_into_the_sections_of_their_tenants_and_nothing_else_changes(tmp_path):
+    file = tmp_path / "tenants"
+    file.write_text("# ours\n[t]\ntoken_sha256 = ab\nsequences = 5\n\n[other]\nsequences = 9\n")
+    file.chmod(0o640)
+    assert shares.apply(str(file), {"t": {"sequences": 7, "sessions": 3}, "nobody": {"sequences": 1}})
+    want = "# ours\n[t]\ntoken_sha256 = ab\nsequences = 7\nsessions = 3\n\n[other]\nsequences = 9\n"
+    assert file.read_text() == want and file.stat().st_mode & 0o777 == 0o640
+    assert not shares.apply(str(file), {"t": {"sequences": 7, "sessions": 3}})
+
+
+def candidate(name, cached=0, free=1000, queue=0.0, backlog=0.0):
+    return Candidate(name, cached, 1000, free, queue, backlog)
+
+
+def test_a_prompt_goes_where_its_beginning_is_unless_that_is_far_behind():
+    def best(*candidates, n=1000):
+        return order(candidates, n, 16)[0].name
+
+    assert best(candidate("a"), candidate("b", cached=800)) == "b"
+    assert best(candidate("a"), candidate("b", cached=800, backlog=10_000)) == "a"
+    assert best(candidate("a"), candidate("b", cached=800, queue=1.0)) == "a"
+    assert best(candidate("a"), candidate("b", cached=800, free=3)) == "a"
+    assert best(candidate("a", free=500), candidate("b")) == "b"
+    assert [c.name for c in order([candidate("a", free=1), candidate("b", free=2)], 1000, 16)] == ["b", "a"]
+
+
+def test_the_index_finds_the_longest_beginning_and_forgets_the_oldest():
+    index = PrefixIndex(4, n_entries=8)
+    ids = list(range(64))
+    index.note(ids[:16], 0, "a")
+    index.note(ids, 0, "b")
+    assert index.find(ids, 0, 4) == ["b", "a"]
+    assert index.find(ids[:20] + [0] * 20, 0, 4) == ["b", "a"]
+    assert index.find(ids, 1, 4) == [] and index.find([9] * 64, 0, 4) == [] and index.find(ids[:3], 0, 4) == []
+    for i in range(3):
+        index.note([1000 + i] * 64, 0, "c")
+    assert index.find(ids, 0, 4) == []
+
+
+def test_backlog_is_of_what_was_given_lately():
+    backlog = Backlog()
+    for _ in range(1000):
+        backlog.give("a", 100)
+    assert 6000 < backlog.of("a") < 6500 and backlog.of("b") == 0
+    for _ in range(300):
+        backlog.give("b", 100)
+    assert backlog.of("a") < 100
+
+
+@pytest.fixture
+def cluster(tmp_path, etcd1):
+    """Two hosts with a tenant, both registered."""
+    hosts = [Host(tmp_path, n, etcd1.url, ip="127.0.0.1", ttl=1) for n in "ab"]
+    for host in hosts:
+        host.start_daemon()
+        host.start_agent("--tenants", str(tmp_path / host.name / "tenants"))
+    options = {"rebuild": rebuild, "idle": 0.5, "token_file": hosts[0].key_file}
+    with attnd_cluster.connect(f"cluster+{etcd1.url}", **options) as client:
+        assert client.members.wait(300, lambda now: len(now) == 2)
+        yield hosts, client
+    for host in hosts:
+        host.close()
+
+
+def start_controller(etcd, host, log):
+    command = [sys.executable, "-B", "-m", "attnd_cluster.controller", "--registry", etcd.url]
+    command += ["--token-file", host.key_file, "--ttl", "1", "--every", "0.1"]
+    with open(log, "ab") as f:
+        return subprocess.Popen(command, stdout=f, stderr=f, start_new_session=True)
+
+
+def ask(etcd, host, *words):
+    command = [sys.executable, "-B", "-m", "attnd_cluster.command", "--registry", etcd.url]
+    command += ["--token-file", host.key_file, "--json", *words]
+    r = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return (r.returncode, json.loads(r.stdout) if r.stdout else r.stderr)
+
+
+def test_one_controller_leads_rebalances_and_divides_and_another_follows_its_death(
+    cluster, etcd1, tmp_path
+):
+    hosts, client = cluster
+    pool = client.create_pool(SPEC)
+    rng = np.random.default_rng(3)
+    texts = [Text(pool, [int(x) for x in rng.integers(0, VOCAB, 200)]) for _ in range(6)]
+    for t in texts:
+        t.seq.move("a")
+    logs = [tmp_path / "c0.log", tmp_path / "c1.log"]
+    controllers = [start_controller(etcd1, hosts[0], log) for log in logs]
+    try:
+        await_("that one leads", lambda: sum("leads" in log.read_text() for log in logs) == 1)
+        first = 0 if "leads" in logs[0].read_text() else 1
+
+        def moved():
+            return [t for t in texts if t.seq.where == "b"]
+
+        def on_b():
+            with attnd.connect(f"ipc://{hosts[1].socket}") as operator:
+                return operator.inspect("sequences")["sequences"]
+
+        await_("a rebalance", lambda: len(on_b()) >= 2)
+        for t in texts:  # its worker finds it where it is
+            t.decode()
+            t.verify()
+        assert 2 <= len(moved()) <= 3
+        # quotas over both
+        quotas = tmp_path / "quotas.json"
+        quotas.write_text('{"t": {"sequences": 20}}')
+        assert ask(etcd1, hosts[0], "quotas", str(quotas)) == (0, {"t": {"sequences": 20}})
+
+        def most(host):
+            with attnd.connect(f"ipc://{host.socket}") as operator:
+                (t,) = operator.inspect("tenants")["tenants"]
+                return t["max_sequences"] or 0
+
+        await_("the shares", lambda: sum(most(h) for h in hosts) == 20)
+        assert min(most(h) for h in hosts) >= 8
+        # the leader dies
+        os.killpg(controllers[first].pid, signal.SIGKILL)
+        controllers[first].wait()
+        await_("another", lambda: "leads" in logs[1 - first].read_text())
+        for t in texts:
+            t.decode()
+            t.verify()
+        quotas.write_text('{"t": {"sequences": 30}}')
+        assert ask(etcd1, hosts[0], "quotas", str(quotas))[0] == 0
+        await_("its shares", lambda: sum(most(h) for h in hosts) == 30)
+    finally:
+        for c in controllers:
+            if c.poll() is None:
+                c.send_signal(signal.SIGTERM)
+                assert c.wait(60) == 0
+
+
+def test_operators_see_and_move_what_is_there(cluster, etcd1):
+    hosts, client = cluster
+    pool = client.create_pool(SPEC)
+    t = Text(pool, range(40))
+    was, to = t.seq.where, "b" if t.seq.where == "a" else "a"
+    code, listed = ask(etcd1, hosts[0], "members")
+    assert code == 0 and sorted(m["name"] for m in listed["members"]) == ["a", "b"]
+    assert ask(etcd1, hosts[0], "where", str(t.seq.id))[1]["member"] == was
+    assert ask(etcd1, hosts[0], "move", str(t.seq.id), to) == (
+        0,
+        {"sequence": str(t.seq.id), "from": was, "to": to},
+    )
+    t.decode()
+    assert t.seq.where == to
+    t.verify()
+    assert ask(etcd1, hosts[0], "rebalance") == (0, {"moved": 0})
+    assert ask(etcd1, hosts[0], "evacuate", to)[0] == 0
+    await_("that it has gone", lambda: ask(etcd1, hosts[0], "where", str(t.seq.id))[1]["member"] == was)
+    t.decode()
+    t.verify()
+    for words, named in ((("where", "1"), "sequence 1"), (("evacuate", "z"), "'z': a, b")):
+        code, said = ask(etcd1, hosts[0], *words)
+        assert code == 1 and named in said
