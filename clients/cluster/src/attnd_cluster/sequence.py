@@ -89,8 +89,8 @@ class ClusterSequence(Closing, NotPicklable):
                 raise attnd.SequenceGoneError(f"sequence {self.id} is closed")
             if is_stale and not self._host.is_gone and self._await_move():
                 return
-            # A daemon that knows where its sequence went will answer `moved` with url, id and epoch;
-            # until it does, the others are asked.
+            # A daemon that knows where its sequence went will answer `moved` with url, id and
+            # epoch; until it does, the others are asked.
             if not self._host.is_gone or self._member().state == LEAVING:
                 if self._find():
                     return

@@ -133,6 +133,10 @@ class Client(_Closing):
     drain = _awaited(_sync.Client.drain, _itself)
     fence = _awaited(_sync.Client.fence, _itself)
     retire = _awaited(_sync.Client.retire, _itself)
+    inspect = _awaited(_sync.Client.inspect, _itself)
+    kill_sequence = _awaited(_sync.Client.kill_sequence, _itself)
+    move = _awaited(_sync.Client.move, _itself)
+    reload = _awaited(_sync.Client.reload, _itself)
 
     @property
     def info(self) -> _sync.ClientInfo:

@@ -104,7 +104,7 @@ def connect(
     Raises ConnectionLostError, TimedOutError, InvalidArgumentError (url), NotFoundError (session),
     LibraryNotFound.
     """
-    if url is not None and url.startswith("cluster+"):
+    if isinstance(url, str) and url.startswith("cluster+"):
         return _connect_cluster(
             url,
             timeout=timeout,
