@@ -105,7 +105,7 @@ struct transport_sp {
     struct sp_loop loops[];
 };
 
-enum sp_refusal { SP_ACCEPTED, SP_OVERSIZE, SP_OVERLOAD };
+enum sp_refusal { SP_ACCEPTED, SP_OVERSIZE, SP_OVERLOAD, SP_TOO_MANY };
 
 struct sp_peer {
     struct transport_sp *t;
@@ -133,6 +133,7 @@ struct sp_peer {
     uint64_t n_looked; /* n_body when its progress was last checked */
     size_t n_large; /* bytes of its buffer, if that is a large one */
     enum sp_refusal refusal;
+    const struct share *full; /* of SP_TOO_MANY: itself or its principal */
 
     uint32_t n_requests; /* in the engine */
     STAILQ_HEAD(, request) replies; /* to be written, oldest first */

@@ -189,6 +189,18 @@ void sp_peer_expire_write(struct sp_peer *p)
 
 /* ---- reading ---- */
 
+/* The messages that there is room for, and those that n others leave. */
+static uint32_t messages_most(const struct transport_env *env)
+{
+    return config_now(env->cfg, max_queue_requests) + config_now(env->cfg, max_peers);
+}
+
+static uint32_t messages_free(const struct transport_env *env, uint32_t n)
+{
+    uint32_t all = messages_most(env);
+    return all > n ? all - n : 0;
+}
+
 /* Answers a message that is refused; p->req has as many of its first bytes as have come. */
 static void refuse_message(struct sp_peer *p)
 {
@@ -196,7 +208,7 @@ static void refuse_message(struct sp_peer *p)
     struct request *req = p->req;
     enum sp_refusal refusal = p->refusal;
     struct wire_preamble preamble;
-    char why[256];
+    char why[SHARE_TEXT_BYTES];
     p->req = NULL;
     p->refusal = SP_ACCEPTED;
     p->n_requests++;
@@ -217,6 +229,12 @@ static void refuse_message(struct sp_peer *p)
                             "message of %llu bytes is over the limit of %llu (listen.max_message)",
                             (unsigned long long)p->body_bytes,
                             (unsigned long long)config_now(t->env->cfg, max_message_bytes));
+    } else if (refusal == SP_TOO_MANY) {
+        stats_add(requests_refused_overload, 1);
+        request_reply_error(req, ATTN_EOVERLOAD, RETRY_AFTER_US, "%s",
+                            share_say(p->full, SHARE_MESSAGES,
+                                      messages_free(t->env, atomic_load(&t->env->n_messages)),
+                                      why));
     } else {
         stats_add(requests_refused_overload, 1);
         request_reply_error(req, ATTN_EOVERLOAD, RETRY_AFTER_US,
@@ -296,21 +314,24 @@ static void message_grow(struct sp_peer *p)
         message_drop(p, SP_OVERLOAD);
 }
 
-/* Counts one more message of the peer. false: with its unread replies it has too many, and was
- * cut. */
+/* Counts one more message of the peer. One over its share is refused, or if its replies are not
+ * read, or few messages are left for others, the peer was cut: false. */
 static bool message_count(struct sp_peer *p)
 {
     struct transport_env *env = p->t->env;
-    uint32_t all = config_now(env->cfg, max_queue_requests) + config_now(env->cfg, max_peers);
-    uint32_t n_others = atomic_fetch_add(&env->n_messages, 1);
-    uint32_t n_free = all > n_others ? all - n_others : 0;
-    const struct share *full = share_take(p->share, SHARE_MESSAGES, 1, n_free, all);
-    if (full == NULL)
+    uint32_t n_free = messages_free(env, atomic_fetch_add(&env->n_messages, 1));
+    p->full = share_take(p->share, SHARE_MESSAGES, 1, n_free, messages_most(env));
+    if (p->full == NULL)
         return true;
+    if (!atomic_load_explicit(&p->share->is_behind, memory_order_relaxed) &&
+        n_free > messages_most(env) / 8) {
+        share_add(p->share, SHARE_MESSAGES, 1);
+        return true;
+    }
     atomic_fetch_sub(&env->n_messages, 1);
     char why[SHARE_TEXT_BYTES];
     stats_add(peers_cut_slow_reader, 1);
-    sp_peer_cut(p, share_say(full, SHARE_MESSAGES, n_free, why));
+    sp_peer_cut(p, share_say(p->full, SHARE_MESSAGES, n_free, why));
     return false;
 }
 
@@ -324,9 +345,11 @@ static void message_begin(struct sp_peer *p)
     bool is_oversize = p->body_bytes > config_now(t->env->cfg, max_message_bytes);
     if (!message_count(p))
         return;
-    if (!is_oversize)
+    if (!is_oversize && p->full == NULL)
         p->req = request_new(t->base.ops, p, p->share, t->env->bufs, next_room(p->body_bytes, 0));
-    if (p->req == NULL && !message_drop(p, is_oversize ? SP_OVERSIZE : SP_OVERLOAD)) {
+    if (p->req == NULL && !message_drop(p, is_oversize       ? SP_OVERSIZE
+                                           : p->full != NULL ? SP_TOO_MANY
+                                                             : SP_OVERLOAD)) {
         message_uncount(t, p->share);
         return;
     }

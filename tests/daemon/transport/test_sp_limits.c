@@ -307,6 +307,52 @@ static void who_sends_many_messages_at_once_lets_others_be_read(void **state)
     }
 }
 
+/* As a client does that repeats all it has in flight once it is connected again. */
+static void who_sends_more_than_its_share_is_answered_overloaded(void **state)
+{
+    (void)state;
+    enum { N = 100 };
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        bool is_ipc = kind == 0;
+        server_init(&s);
+        s.cfg.max_queue_requests = 64;
+        s.cfg.max_peers = 64;
+        server_start(&s, kinds[kind]);
+        uint64_t cut = stats_get(peers_cut_slow_reader);
+        int fd = raw_connect(s.url), n_of[2] = {0, 0};
+        raw_handshake(fd);
+        engine_hold(&s.engine);
+        for (uint64_t i = 1; i <= N; i++)
+            sp_send_step(fd, is_ipc, i, 64);
+        for (int i = 0; i < N; i++) {
+            struct wire_arena a;
+            struct wire_reply r;
+            uint32_t id;
+            size_t n;
+            char why[256];
+            uint8_t *reply = raw_receive_message(fd, is_ipc, 1, &id, &n);
+            assert_non_null(reply);
+            wire_arena_init(&a, NULL, 0, WIRE_ARENA_LIMIT_BYTES);
+            assert_int_equal(wire_reply_decode(reply, n, &a, &r, why, sizeof why), ATTN_OK);
+            bool is_refused = r.header->status != ATTN_OK;
+            n_of[is_refused]++;
+            if (is_refused) {
+                assert_int_equal(r.header->status, ATTN_EOVERLOAD);
+                assert_non_null(strstr(r.header->message, "messages and unread replies"));
+            }
+            wire_arena_reset(&a);
+            free(reply);
+            engine_release(&s.engine, false); /* the first answers are refusals */
+        }
+        assert_in_range(n_of[0], 1, N - 1);
+        assert_int_equal(n_of[0] + n_of[1], N);
+        assert_int_equal(stats_get(peers_cut_slow_reader), cut);
+        close(fd);
+        server_stop(&s);
+    }
+}
+
 static void peers_over_the_cap_are_refused_and_counted(void **state)
 {
     (void)state;
@@ -398,6 +444,7 @@ int main(void)
         cmocka_unit_test(a_reader_that_stops_is_cut_at_the_write_timeout),
         cmocka_unit_test(a_reader_with_too_many_replies_waiting_is_cut_at_once),
         cmocka_unit_test(who_sends_many_messages_at_once_lets_others_be_read),
+        cmocka_unit_test(who_sends_more_than_its_share_is_answered_overloaded),
         cmocka_unit_test(peers_over_the_cap_are_refused_and_counted),
         cmocka_unit_test(running_out_of_descriptors_refuses_peers_without_spinning),
     };
