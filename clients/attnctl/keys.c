@@ -265,6 +265,18 @@ static bool make_tenant(struct maker *m, const char *tenant)
     return exists(m, tenant, ".token") || make_token(m, tenant);
 }
 
+/* Makes the folder of the keys, for its owner alone, and the one that it is in. */
+static bool make_folder(const char *dir)
+{
+    const char *slash = strrchr(dir, '/');
+    char above[4096];
+    if (slash != NULL && slash > dir && slash[1] != '\0' && slash - dir < (int)sizeof above) {
+        snprintf(above, sizeof above, "%.*s", (int)(slash - dir), dir);
+        (void)mkdir(above, 0755); /* why it can't be made, the next one says, too */
+    }
+    return mkdir(dir, 0700) == 0 || errno == EEXIST;
+}
+
 bool keys_make(const struct keys_wanted *w, char *why, size_t why_bytes)
 {
     struct maker m = {.wanted = w, .why = why, .why_bytes = why_bytes};
@@ -272,7 +284,7 @@ bool keys_make(const struct keys_wanted *w, char *why, size_t why_bytes)
     bool ok = names_of(&m, sizeof names, names);
     for (size_t i = 0; ok && i < w->n_tenants; i++)
         ok = check_tenant(&m, w->tenants[i]);
-    if (ok && mkdir(w->dir, 0700) != 0 && errno != EEXIST)
+    if (ok && !make_folder(w->dir))
         return fail(&m, "%s: %s", w->dir, strerror(errno));
     ok = ok && make_ca(&m);
     if (ok && !exists(&m, "server", ".crt"))

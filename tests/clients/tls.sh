@@ -11,7 +11,7 @@ says() { grep -qE -e "$1" "$dir/err.log" "$dir/out" || die "no \"$1\""; } # on e
 # knows WORDS TENANT: attnctl's answer to these words
 knows() { "${op[@]}" --json $1 >"$dir/out" && grep -q "\"tenant\": \"$2\"" "$dir/out"; }
 knows_not() { "${op[@]}" --json $1 >"$dir/out" && ! grep -q "\"tenant\": \"$2\"" "$dir/out"; }
-ctl=$bin/attnctl load=$bin/attnload keys=$dir/keys
+ctl=$bin/attnctl load=$bin/attnload keys=$dir/etc/keys
 host=localhost
 getent hosts $host >"$dir/out" || host=127.0.0.1 # a bare system has no /etc/hosts
 
@@ -19,7 +19,7 @@ getent hosts $host >"$dir/out" || host=127.0.0.1 # a bare system has no /etc/hos
 expect 0 "$ctl" keys "$keys" --host localhost --host 127.0.0.1 --tenant alpha --tenant beta
 says "^tls_key = $keys/server.key$"
 says "^export ATTND_KEY_FILE=$keys/alpha.token$"
-[[ $(stat -c %a "$keys"/* | sort -u) == 600 ]] || die "modes: $(ls -l "$keys")"
+[[ $(stat -c %a "$keys"/* | sort -u)$(stat -c %a "$keys") == 600700 ]] || die "modes: $(ls -l "$keys")"
 for name in alpha beta; do # 32 random bytes in hexadecimal; the daemon's file has their hash
   [[ $(<"$keys/$name.token") =~ ^[0-9a-f]{64}$ ]] || die "no token of 256 bits: $(<"$keys/$name.token")"
   grep -q "$(tr -d '\n' <"$keys/$name.token" | sha256sum | cut -d' ' -f1)" "$keys/tenants.conf" || die "not its hash"
