@@ -38,6 +38,17 @@ struct direct {
     SSL *ssl;
 };
 
+/* A call on a socket with a time limit may also be interrupted where no signal comes: by what a ring
+ * of libuv's has to do on the thread that made it. */
+#define UNINTERRUPTED(call)                                                                        \
+    ({                                                                                             \
+        int k_;                                                                                    \
+        do                                                                                         \
+            errno = 0, k_ = (call);                                                                \
+        while (k_ <= 0 && errno == EINTR);                                                         \
+        k_;                                                                                        \
+    })
+
 static void open_with(struct direct *c, const char *url, int version, SSL_SESSION *earlier)
 {
     uint8_t got[8];
@@ -49,9 +60,9 @@ static void open_with(struct direct *c, const char *url, int version, SSL_SESSIO
     assert_int_equal(SSL_set_fd(c->ssl, c->fd), 1);
     if (earlier != NULL)
         assert_int_equal(SSL_set_session(c->ssl, earlier), 1);
-    assert_int_equal(SSL_connect(c->ssl), 1);
-    assert_int_equal(SSL_write(c->ssl, hello_req, 8), 8);
-    assert_int_equal(SSL_read(c->ssl, got, 8), 8);
+    assert_int_equal(UNINTERRUPTED(SSL_connect(c->ssl)), 1);
+    assert_int_equal(UNINTERRUPTED(SSL_write(c->ssl, hello_req, 8)), 8);
+    assert_int_equal(UNINTERRUPTED(SSL_read(c->ssl, got, 8)), 8);
     assert_memory_equal(got, hello_rep, 8);
 }
 
@@ -82,10 +93,10 @@ static bool direct_step(struct direct *c, uint64_t id)
     framed[11] = 7;
     memcpy(framed + 12, msg, n);
     free(msg);
-    if (SSL_write(c->ssl, framed, (int)n + 12) <= 0)
+    if (UNINTERRUPTED(SSL_write(c->ssl, framed, (int)n + 12)) <= 0)
         return false;
     for (size_t want = 12; at < want;) {
-        int k = SSL_read(c->ssl, reply + at, (int)(want - at));
+        int k = UNINTERRUPTED(SSL_read(c->ssl, reply + at, (int)(want - at)));
         if (k <= 0)
             return false;
         at += (size_t)k;
