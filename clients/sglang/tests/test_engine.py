@@ -67,7 +67,7 @@ def own():
 
 @pytest.fixture
 def daemon():
-    with Daemon(**{"device.kv_memory": "128M", "engine.lease": "2s"}) as d:
+    with Daemon(**{"device.kv_memory": "128M", "engine.lease": "60s"}) as d:
         yield d
 
 

@@ -171,9 +171,14 @@ def is_alive(group):
         return False
 
 
-def test_an_empty_daemon_costs_computation_only(model, own, daemon, tmp_path):
+RANKS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_an_empty_daemon_costs_computation_only(model, own, daemon, tmp_path, n_ranks):
     ask = tmp_path / "replace"
-    engine = Engine(model, [round_of(replace=True)], daemon.url, {"ENGINES_REPLACE": str(ask)})
+    env = {"ENGINES_REPLACE": str(ask), **(RANKS if n_ranks > 1 else {})}
+    engine = Engine(model, [round_of(replace=True)], daemon.url, env, tensor_parallel_size=n_ranks)
     while engine.process.poll() is None and not ask.exists():
         threading.Event().wait(0.05)
     group = daemon.process.pid
@@ -186,7 +191,8 @@ def test_an_empty_daemon_costs_computation_only(model, own, daemon, tmp_path):
     ask.unlink(missing_ok=True)
     r = engine.result()
     check_same(r["rounds"][0], own)
-    assert r["restarts"] == 1 and r["held"] == 0
+    if n_ranks == 1:
+        assert r["restarts"] == 1 and r["held"] == 0
     check_empty(daemon)
 
 
@@ -265,8 +271,7 @@ def test_an_engine_killed_at_64_requests_computes_no_token_again(model, tmp_path
 
 def test_two_ranks(model, own, daemon):
     """Tensor parallelism: each rank has its heads in a pool of its own."""
-    env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    r = Engine(model, [round_of(), round_of(10)], daemon.url, env, tensor_parallel_size=2).result()
+    r = Engine(model, [round_of(), round_of(10)], daemon.url, RANKS, tensor_parallel_size=2).result()
     for texts in r["rounds"]:
         check_same(texts, own)
     assert sum(t["cached"] > 0 for t in r["rounds"][1]) > 5
