@@ -152,14 +152,13 @@ class Requests:
                 self.held[t.request].ids = t.tokens
 
     def _opening(self, o: Opened) -> _Asked:
-        if o.is_there:
-            return _Asked(
-                lambda calls: calls.adopt(o.number), lambda seq: self._take_over(o, seq)
-            )
+        number = o.number
+        if o.is_there and number is not None:
+            return _Asked(lambda calls: calls.adopt(number), lambda seq: self._take_over(o, seq))
         return _Asked(
-            lambda calls: calls.open(o.number, tokens=o.tokens, adapter=o.adapter),
+            lambda calls: calls.open(number, tokens=o.tokens, adapter=o.adapter),
             lambda seq: self._take(o, seq),
-            None if o.number is None else self._opening(o._replace(number=None)),
+            None if number is None else self._opening(o._replace(number=None)),
         )
 
     def _tell(self, asked: list[_Asked], t: Told) -> None:
