@@ -51,15 +51,21 @@ static void on_async(uv_async_t *async)
 static void on_idle(uv_idle_t *spinner)
 {
     const struct loop *l = spinner->data;
-    if (clock_now_ns() - l->worked_ns >= l->spin_ns)
+    uint64_t worked_ns = atomic_load(&l->worked_ns); /* first: it may be set meanwhile */
+    if (clock_now_ns() - worked_ns >= l->spin_ns)
         uv_idle_stop(spinner);
+}
+
+void loop_stay(struct loop *l)
+{
+    atomic_store(&l->worked_ns, clock_now_ns());
 }
 
 void loop_worked(struct loop *l, uint64_t spin_us)
 {
     if (spin_us == 0)
         return;
-    l->worked_ns = clock_now_ns();
+    loop_stay(l);
     l->spin_ns = spin_us * 1000;
     uv_idle_start(l->spinner, on_idle);
 }

@@ -26,8 +26,8 @@ struct loop {
     _Atomic uint32_t n_peers; /* connections that it has, or that are on their way to it */
     struct loop_thread *thread; /* NULL: the first, which has none here */
     struct uv_idle_s *spinner; /* runs while the loop does not sleep */
-    uint64_t worked_ns,
-        spin_ns; /* when it had something to do last, and how long it watches then */
+    _Atomic uint64_t worked_ns; /* when it had something to do last */
+    uint64_t spin_ns; /* how long it watches then */
 };
 
 /* How many to begin where nothing else is said: by the cores that this process may use. */
@@ -48,6 +48,8 @@ uint32_t loops_choose(struct loops *loops);
 void loop_call(struct loop *l, void (*fn)(void *arg), void *arg);
 /* The loop had something to do: it does not sleep for the next spin_us. On its thread. */
 void loop_worked(struct loop *l, uint64_t spin_us);
+/* If it does not sleep, it watches for as long again. Any thread. */
+void loop_stay(struct loop *l);
 /* Whether every other loop has turned since the last time this was asked, which it never waits
  * for. */
 bool loops_have_turned(struct loops *loops);

@@ -120,6 +120,9 @@ static void sp_reply(struct request *req)
 {
     struct sp_peer *p = req->peer;
     struct sp_loop *on = p->on;
+    sp_peer_put_head(p, req);
+    if (sp_peer_answer(p, req))
+        return;
     /* as soon as the reply is pushed, the loop may send it and close the transport; it waits for
      * n_pushing before it closes what uv_async_send uses */
     atomic_fetch_add(&on->n_pushing, 1);

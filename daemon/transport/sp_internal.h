@@ -6,7 +6,8 @@
  * The listener is the first loop's. What it accepts goes to one of all loops (loops.h) and stays
  * there: a peer, its reading, deadlines and writing are that loop's alone, and struct sp_loop is
  * what a transport has on each. Only what is pushed on a stack of that struct comes from elsewhere:
- * connections from the first loop, replies from any thread.
+ * connections from the first loop, replies from any thread. There is one exception: while nothing
+ * waits to be written to a peer, the thread that has a short reply for it writes it (sp_writer).
  *
  * Every nanomsg and nng client can talk to it. A message's id stack is kept with the request; its
  * body is received straight into an iobuf. Each peer has limits and deadlines; one that breaks any
@@ -105,13 +106,22 @@ struct transport_sp {
     struct sp_loop loops[];
 };
 
+/* Who may write to a peer's socket and close it. A loop takes it from nobody, or waits the few
+ * microseconds that another thread has it, and gives it up when nothing is left to be written. */
+enum sp_writer {
+    SP_WRITER_LOOP,
+    SP_WRITER_NOBODY, /* no bytes wait */
+    SP_WRITER_OTHER, /* the thread that brings a reply */
+    SP_WRITER_TORN, /* that thread has written a part of p->torn, which is on its way to the loop */
+};
+
 enum sp_refusal { SP_ACCEPTED, SP_OVERSIZE, SP_OVERLOAD, SP_TOO_MANY };
 
 struct sp_peer {
     struct transport_sp *t;
     struct sp_loop *on;
     struct sp_peer *next; /* while it is on its way to its loop */
-    int fd; /* until its loop has it in io */
+    int fd; /* its loop has it in io, too */
     LIST_ENTRY(sp_peer) entry;
     union sp_stream io;
     struct principal principal;
@@ -135,7 +145,9 @@ struct sp_peer {
     enum sp_refusal refusal;
     const struct share *full; /* of SP_TOO_MANY: itself or its principal */
 
-    uint32_t n_requests; /* in the engine */
+    _Atomic uint32_t n_requests; /* in the engine */
+    _Atomic enum sp_writer writer;
+    struct request *torn;
     STAILQ_HEAD(, request) replies; /* to be written, oldest first */
     uint64_t write_bytes; /* of the queue, with heads */
     size_t write_offset; /* bytes of the first reply that are already written */
@@ -169,6 +181,9 @@ void sp_peer_close(struct sp_peer *p);
 /* Whether there is room for it among all peers and those of its principal; if not, it is closed. */
 bool sp_peer_is_welcome(struct sp_peer *p);
 void sp_peer_free_if_done(struct sp_peer *p);
+/* Frees a request, which no longer counts as a message. NULL is fine. Any thread. */
+void sp_message_free(struct transport_sp *t, struct request *req);
+/* The same for one that was owed. */
 void sp_request_done(struct sp_loop *on, struct request *req);
 /* Cuts a peer that has broken a rule; the caller has counted it by reason. */
 void sp_peer_cut(struct sp_peer *p, const char *why);
@@ -186,6 +201,13 @@ void sp_peer_expire_progress(struct sp_peer *p);
 void sp_peer_expire_write(struct sp_peer *p);
 
 /* transport/sp_write.c */
+/* Takes the writing from whoever else may have it: until sp_peer_flush has nothing left to write. */
+void sp_peer_hold(struct sp_peer *p);
+/* Writes a short reply if nobody writes and few messages are on their way, so that no other thread
+ * has to be woken for it. Any thread. true: the request is gone; false: it must be queued. */
+bool sp_peer_answer(struct sp_peer *p, struct request *req);
+/* Writes the head of a reply in its request. Any thread. */
+void sp_peer_put_head(const struct sp_peer *p, struct request *req);
 /* Queues a reply that came back from the engine; sp_peer_flush sends it. */
 void sp_peer_queue(struct sp_peer *p, struct request *req);
 void sp_peer_flush(struct sp_peer *p);

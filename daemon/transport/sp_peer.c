@@ -77,7 +77,7 @@ static void message_uncount(struct transport_sp *t, struct share *share)
     atomic_fetch_sub(&t->env->n_messages, 1);
 }
 
-static void message_free(struct transport_sp *t, struct request *req)
+void sp_message_free(struct transport_sp *t, struct request *req)
 {
     if (req != NULL)
         message_uncount(t, req->share);
@@ -86,7 +86,7 @@ static void message_free(struct transport_sp *t, struct request *req)
 
 void sp_request_done(struct sp_loop *on, struct request *req)
 {
-    message_free(on->t, req);
+    sp_message_free(on->t, req);
     atomic_fetch_sub(&on->n_owed, 1);
 }
 
@@ -119,12 +119,13 @@ void sp_peer_close(struct sp_peer *p)
     if (p->is_closing)
         return;
     struct transport_sp *t = p->t;
+    sp_peer_hold(p);
     p->is_closing = true;
     sp_wait_stop(&p->read_wait);
     sp_wait_stop(&p->hello_wait);
     sp_wait_stop(&p->write_wait);
     hold_large(p, 0);
-    message_free(t, p->req);
+    sp_message_free(t, p->req);
     p->req = NULL;
     LIST_REMOVE(p, entry);
     peer_uncount(p);
@@ -224,6 +225,7 @@ static void refuse_message(struct sp_peer *p)
         log_limited("oversized messages", LOG_LEVEL_INFO, log_write,
                     "%s: peer sent a message of %llu bytes, over listen.max_message (%s)", t->url,
                     (unsigned long long)p->body_bytes, p->name);
+        sp_peer_hold(p); /* whatever is answered, the loop closes it */
         p->is_doomed = true;
         request_reply_error(req, ATTN_EINVAL, 0,
                             "message of %llu bytes is over the limit of %llu (listen.max_message)",
@@ -460,10 +462,11 @@ void sp_peer_end_of_file(struct sp_peer *p)
 {
     /* a half-closed peer may still read its answers; an incomplete message is dropped */
     uv_read_stop(&p->io.stream);
+    sp_peer_hold(p);
     p->is_eof = true;
     sp_wait_stop(&p->read_wait);
     hold_large(p, 0);
-    message_free(p->t, p->req);
+    sp_message_free(p->t, p->req);
     p->req = NULL;
     sp_peer_leave_if_done(p);
 }

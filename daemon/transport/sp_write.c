@@ -1,12 +1,19 @@
 /* sp_write.c: writes replies to a connection. They wait in the peer's queue and are written many at
  * a time, first without waiting (uv_try_write), the rest with one uv_write at a time. Those of a
- * TLS peer go through transport/sp_tls.c.
+ * TLS peer go through transport/sp_tls.c. A single short reply does not come here: the engine's
+ * thread has written it already.
  */
+#include <sched.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "daemon/transport/sp_internal.h"
 
-enum { MAX_GATHER_BYTES = 4 << 20 };
+enum {
+    MAX_GATHER_BYTES = 4 << 20,
+    ANSWER_BYTES = 32 << 10, /* a reply of this size takes some 5 us to write */
+    ANSWER_MESSAGES = 2, /* with more on their way the loops do better side by side */
+};
 
 static void on_shutdown(uv_shutdown_t *shutdown, int status)
 {
@@ -114,9 +121,61 @@ static void on_written(uv_write_t *write, int status)
     sp_peer_flush(p);
 }
 
+void sp_peer_hold(struct sp_peer *p)
+{
+    enum sp_writer writer = SP_WRITER_NOBODY;
+    while (!atomic_compare_exchange_strong(&p->writer, &writer, SP_WRITER_LOOP) &&
+           writer != SP_WRITER_LOOP && writer != SP_WRITER_TORN) {
+        writer = SP_WRITER_NOBODY;
+        sched_yield();
+    }
+}
+
+/* Lets other threads write, unless something is left that only the loop can do. */
+static void let_go(struct sp_peer *p)
+{
+    if (p->tls == NULL && STAILQ_EMPTY(&p->replies) && !p->is_closing && !p->is_eof &&
+        !p->is_doomed && p->hello_wait.list == NULL)
+        atomic_store(&p->writer, SP_WRITER_NOBODY);
+}
+
+bool sp_peer_answer(struct sp_peer *p, struct request *req)
+{
+    struct sp_loop *on = p->on;
+    size_t n = reply_bytes(req);
+    struct iovec pieces[2] = {{req->peer_data, req->peer_data_bytes},
+                              {req->reply->data + req->reply->offset, req->reply->n_bytes}};
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 2};
+    enum sp_writer writer = SP_WRITER_NOBODY;
+    if (n > ANSWER_BYTES || atomic_load(&p->t->env->n_messages) > ANSWER_MESSAGES ||
+        !atomic_compare_exchange_strong(&p->writer, &writer, SP_WRITER_OTHER))
+        return false;
+    ssize_t written = -1; /* the loop has to know the tenant that the engine has identified */
+    if (strcmp(req->principal.tenant, p->principal.tenant) == 0)
+        written = sendmsg(p->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (written == (ssize_t)n) {
+        stats_add(sent_bytes, n);
+        request_sent(req);
+        sp_message_free(p->t, req);
+        loop_stay(on->loop);
+        atomic_fetch_sub(&p->n_requests, 1);
+        atomic_fetch_sub(&on->n_owed, 1);
+        atomic_store(&p->writer, SP_WRITER_NOBODY); /* all may be gone from here on */
+        return true;
+    }
+    bool is_torn = written > 0;
+    p->torn = is_torn ? req : NULL;
+    p->write_offset = is_torn ? (size_t)written : 0;
+    atomic_store(&p->writer, is_torn ? SP_WRITER_TORN : SP_WRITER_NOBODY);
+    return false;
+}
+
 void sp_peer_flush(struct sp_peer *p)
 {
     uv_buf_t bufs[SP_MAX_PIECES];
+    sp_peer_hold(p);
+    if (atomic_load(&p->writer) == SP_WRITER_TORN)
+        return; /* the rest of that reply comes first */
     if (p->tls != NULL)
         sp_tls_flush(p);
     while (p->tls == NULL && !STAILQ_EMPTY(&p->replies) && p->n_writing == 0 && !p->is_closing) {
@@ -141,6 +200,16 @@ void sp_peer_flush(struct sp_peer *p)
         }
     }
     sp_peer_leave_if_done(p);
+    let_go(p);
+}
+
+void sp_peer_put_head(const struct sp_peer *p, struct request *req)
+{
+    uint32_t n_ids = req->peer_data_bytes / 4;
+    uint8_t ids[4 * SP_MAX_IDS];
+    memcpy(ids, req->peer_data, req->peer_data_bytes);
+    req->peer_data_bytes = (uint32_t)sp_head_encode(p->t->is_ipc, ids, n_ids, req->reply->n_bytes,
+                                                    (uint8_t *)req->peer_data);
 }
 
 void sp_peer_queue(struct sp_peer *p, struct request *req)
@@ -152,18 +221,20 @@ void sp_peer_queue(struct sp_peer *p, struct request *req)
         sp_peer_free_if_done(p);
         return;
     }
-    uint32_t n_ids = req->peer_data_bytes / 4;
-    uint8_t ids[4 * SP_MAX_IDS];
-    memcpy(ids, req->peer_data, req->peer_data_bytes);
-    req->peer_data_bytes = (uint32_t)sp_head_encode(t->is_ipc, ids, n_ids, req->reply->n_bytes,
-                                                    (uint8_t *)req->peer_data);
     if (req->principal.tenant[0] != '\0') { /* the engine has identified the connection's tenant */
+        sp_peer_hold(p);
         p->principal = req->principal;
         sp_wait_stop(&p->hello_wait);
     }
     iobuf_release(req->msg); /* only the reply is needed from here */
     req->msg = NULL;
-    STAILQ_INSERT_TAIL(&p->replies, req, queued);
+    if (atomic_load(&p->writer) == SP_WRITER_TORN && req == p->torn) {
+        p->torn = NULL;
+        STAILQ_INSERT_HEAD(&p->replies, req, queued);
+        atomic_store(&p->writer, SP_WRITER_LOOP);
+    } else {
+        STAILQ_INSERT_TAIL(&p->replies, req, queued);
+    }
     bool is_first = p->write_bytes == 0;
     p->write_bytes += reply_bytes(req);
     if (!is_first && p->write_bytes > config_now(t->env->cfg, max_peer_write_bytes)) {
