@@ -106,8 +106,9 @@ struct transport_sp {
     struct sp_loop loops[];
 };
 
-/* Who may write to a peer's socket and close it. A loop takes it from nobody, or waits the few
- * microseconds that another thread has it, and gives it up when nothing is left to be written. */
+/* Who may write to a peer's socket and close it, or use its TLS stream. A loop takes it from
+ * nobody, or waits the few microseconds that another thread has it, and gives it up when nothing is
+ * left to be written. */
 enum sp_writer {
     SP_WRITER_LOOP,
     SP_WRITER_NOBODY, /* no bytes wait */
@@ -201,8 +202,10 @@ void sp_peer_expire_progress(struct sp_peer *p);
 void sp_peer_expire_write(struct sp_peer *p);
 
 /* transport/sp_write.c */
-/* Takes the writing from whoever else may have it: until sp_peer_flush has nothing left to write. */
+/* Takes the writing from whoever else may have it, until nothing is left to write. */
 void sp_peer_hold(struct sp_peer *p);
+/* Lets other threads write, unless something is left that only the loop can do. */
+void sp_peer_let_go(struct sp_peer *p);
 /* Writes a short reply if nobody writes and few messages are on their way, so that no other thread
  * has to be woken for it. Any thread. true: the request is gone; false: it must be queued. */
 bool sp_peer_answer(struct sp_peer *p, struct request *req);
@@ -226,6 +229,11 @@ void sp_tls_free(struct sp_peer *p);
 void sp_tls_take(struct sp_peer *p, const uint8_t *bytes, size_t n);
 bool sp_tls_is_inside(const struct sp_peer *p); /* part of a record is missing */
 void sp_tls_flush(struct sp_peer *p);
+/* Encrypts a short reply and sends what the socket takes: the loop sends the rest. By the thread
+ * that brings it. Returns how much is encrypted, all of it, or -1. */
+ssize_t sp_tls_answer(struct sp_peer *p, const struct iovec *pieces, size_t n_pieces,
+                      bool *is_sent);
+bool sp_tls_is_quiet(const struct sp_peer *p); /* nothing waits to be sent, or to be secured */
 /* Sends close-notify if that is possible without waiting. */
 void sp_tls_end(struct sp_peer *p);
 

@@ -510,6 +510,7 @@ static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
     else if (p->tls == NULL)
         sp_peer_take(p, bytes != p->on->read_ahead ? NULL : bytes, (size_t)n_read);
     watch_parts(p);
+    sp_peer_let_go(p); /* which TLS has held to read */
 }
 
 void sp_peer_stop_reading(struct sp_peer *p)

@@ -9,6 +9,7 @@
 #include <openssl/ssl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "daemon/base/log.h"
 #include "daemon/transport/sp_internal.h"
@@ -96,8 +97,29 @@ static void send_cipher(struct sp_peer *p)
         sp_peer_close(p);
 }
 
+ssize_t sp_tls_answer(struct sp_peer *p, const struct iovec *pieces, size_t n_pieces, bool *is_sent)
+{
+    size_t n;
+    ssize_t taken = tls_stream_write(p->tls, pieces, n_pieces, SIZE_MAX);
+    const uint8_t *bytes = tls_stream_pending(p->tls, &n);
+    ssize_t sent = taken > 0 ? send(p->fd, bytes, n, MSG_DONTWAIT | MSG_NOSIGNAL) : -1;
+    if (sent > 0)
+        tls_stream_sent(p->tls, (size_t)sent);
+    *is_sent = sent == (ssize_t)n;
+    return taken;
+}
+
+bool sp_tls_is_quiet(const struct sp_peer *p)
+{
+    size_t n;
+    tls_stream_pending(p->tls, &n);
+    return p->is_secure && p->cipher == NULL && n == 0;
+}
+
 void sp_tls_flush(struct sp_peer *p)
 {
+    if (atomic_load(&p->writer) == SP_WRITER_TORN)
+        return; /* the rest of that reply comes first */
     while (!p->is_closing && p->cipher == NULL) {
         size_t n;
         tls_stream_pending(p->tls, &n);
@@ -122,6 +144,7 @@ void sp_tls_flush(struct sp_peer *p)
 
 void sp_tls_end(struct sp_peer *p)
 {
+    sp_peer_hold(p);
     if (p->is_secure && p->cipher == NULL) {
         tls_stream_end(p->tls);
         send_cipher(p);
@@ -163,6 +186,7 @@ static bool shake_hands(struct sp_peer *p)
 
 void sp_tls_take(struct sp_peer *p, const uint8_t *bytes, size_t n)
 {
+    sp_peer_hold(p);
     tls_stream_feed(p->tls, bytes, n);
     if (!p->is_secure && !shake_hands(p))
         return;

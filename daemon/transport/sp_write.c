@@ -131,29 +131,41 @@ void sp_peer_hold(struct sp_peer *p)
     }
 }
 
-/* Lets other threads write, unless something is left that only the loop can do. */
-static void let_go(struct sp_peer *p)
+void sp_peer_let_go(struct sp_peer *p)
 {
-    if (p->tls == NULL && STAILQ_EMPTY(&p->replies) && !p->is_closing && !p->is_eof &&
-        !p->is_doomed && p->hello_wait.list == NULL)
+    if (STAILQ_EMPTY(&p->replies) && !p->is_closing && !p->is_eof && !p->is_doomed &&
+        p->hello_wait.list == NULL && atomic_load(&p->writer) == SP_WRITER_LOOP &&
+        (p->tls == NULL || sp_tls_is_quiet(p)))
         atomic_store(&p->writer, SP_WRITER_NOBODY);
+}
+
+/* Writes what the socket takes of a reply. Returns how much of it needs no more writing, by the
+ * socket's or the TLS stream's doing; -1: none. is_sent: the socket has all of it. */
+static ssize_t write_now(struct sp_peer *p, const struct request *req, bool *is_sent)
+{
+    struct iovec pieces[2] = {{(void *)(uintptr_t)req->peer_data, req->peer_data_bytes},
+                              {req->reply->data + req->reply->offset, req->reply->n_bytes}};
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 2};
+    if (strcmp(req->principal.tenant, p->principal.tenant) != 0)
+        return -1; /* the loop has to know the tenant that the engine has identified */
+    if (p->tls != NULL)
+        return sp_tls_answer(p, pieces, 2, is_sent);
+    ssize_t written = sendmsg(p->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    *is_sent = written == (ssize_t)reply_bytes(req);
+    return written;
 }
 
 bool sp_peer_answer(struct sp_peer *p, struct request *req)
 {
     struct sp_loop *on = p->on;
     size_t n = reply_bytes(req);
-    struct iovec pieces[2] = {{req->peer_data, req->peer_data_bytes},
-                              {req->reply->data + req->reply->offset, req->reply->n_bytes}};
-    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 2};
     enum sp_writer writer = SP_WRITER_NOBODY;
     if (n > ANSWER_BYTES || atomic_load(&p->t->env->n_messages) > ANSWER_MESSAGES ||
         !atomic_compare_exchange_strong(&p->writer, &writer, SP_WRITER_OTHER))
         return false;
-    ssize_t written = -1; /* the loop has to know the tenant that the engine has identified */
-    if (strcmp(req->principal.tenant, p->principal.tenant) == 0)
-        written = sendmsg(p->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (written == (ssize_t)n) {
+    bool is_sent = false;
+    ssize_t written = write_now(p, req, &is_sent);
+    if (is_sent) {
         stats_add(sent_bytes, n);
         request_sent(req);
         sp_message_free(p->t, req);
@@ -200,7 +212,7 @@ void sp_peer_flush(struct sp_peer *p)
         }
     }
     sp_peer_leave_if_done(p);
-    let_go(p);
+    sp_peer_let_go(p);
 }
 
 void sp_peer_put_head(const struct sp_peer *p, struct request *req)
@@ -215,6 +227,7 @@ void sp_peer_put_head(const struct sp_peer *p, struct request *req)
 void sp_peer_queue(struct sp_peer *p, struct request *req)
 {
     struct transport_sp *t = p->t;
+    bool is_torn = atomic_load(&p->writer) == SP_WRITER_TORN && req == p->torn;
     p->n_requests--;
     if (p->is_closing) {
         sp_request_done(p->on, req);
@@ -228,17 +241,20 @@ void sp_peer_queue(struct sp_peer *p, struct request *req)
     }
     iobuf_release(req->msg); /* only the reply is needed from here */
     req->msg = NULL;
-    if (atomic_load(&p->writer) == SP_WRITER_TORN && req == p->torn) {
+    if (is_torn) {
         p->torn = NULL;
         STAILQ_INSERT_HEAD(&p->replies, req, queued);
         atomic_store(&p->writer, SP_WRITER_LOOP);
     } else {
         STAILQ_INSERT_TAIL(&p->replies, req, queued);
     }
-    bool is_first = p->write_bytes == 0;
+    bool is_first = is_torn || p->write_bytes == 0;
     p->write_bytes += reply_bytes(req);
     if (!is_first && p->write_bytes > config_now(t->env->cfg, max_peer_write_bytes)) {
         stats_add(peers_cut_slow_reader, 1);
         sp_peer_cut(p, "replies waiting for it are over listen.max_peer_write");
+    } else if (is_torn && p->write_offset == reply_bytes(req)) {
+        p->write_offset = 0; /* the TLS stream has all of it */
+        write_pop(p);
     }
 }
