@@ -1,9 +1,9 @@
 /* sp.c: the transports ipc://, tcp://, tls+tcp:// and admin://: listening, deadlines, and passing
  * connections from the first loop, and replies from the engine's thread, to a connection's loop.
  *
- * Replies that are not written at once (sp_peer_answer) are pushed on a stack (stack.h) and the loop
- * is woken with uv_async_send; the loop takes all of them, queues each at its peer and then flushes
- * every such peer once. Deadlines are in
+ * Replies that are not written at once (sp_peer_answer) are pushed on a stack (stack.h) and the
+ * loop is woken with uv_async_send; the loop takes all of them, queues each at its peer and then
+ * flushes every such peer once. Deadlines are in
  * lists, each ordered because its members wait equally long; one timer checks the heads by the
  * daemon's clock.
  *
