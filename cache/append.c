@@ -12,8 +12,8 @@ static uint32_t *journal_table_entry(const struct kv *kv, const struct kv_journa
     return kv_row(kv, e->seq) + e->index;
 }
 
-static void journal_put(struct kv *kv, uint32_t seq, uint32_t index, uint32_t old_block,
-                        uint32_t new_block)
+void kv_journal_put(struct kv *kv, uint32_t seq, uint32_t index, uint32_t old_block,
+                    uint32_t new_block)
 {
     struct kv_heads *h = kv->heads;
     uint32_t i = h->journal_free;
@@ -88,8 +88,11 @@ bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t
            count_shared(kv, seq.index, &kv->pools[s->pool], pos, (uint64_t)pos + n_tokens) > 0;
 }
 
+/* Whose tokens a reserve is for. */
+enum reserve_kind { OF_STEP, OF_COPY, OF_TREE };
+
 static attn_status range_check(struct kv *kv, uint32_t seq, uint32_t layer, uint32_t pos,
-                               uint32_t n_tokens, bool is_copied)
+                               uint32_t n_tokens, enum reserve_kind kind)
 {
     const struct kv_seq_rec *s = &kv->seqs[seq];
     const struct kv_pool_rec *p = &kv->pools[s->pool];
@@ -103,7 +106,13 @@ static attn_status range_check(struct kv *kv, uint32_t seq, uint32_t layer, uint
     if (pos > len)
         return kv_fail(kv, ATTN_EINVAL, "sequence %llu: pos is %u, layer %u has %u tokens", name,
                        pos, layer, len);
-    bool is_behind = is_copied && pos >= (uint64_t)kv->holes[seq] << p->block_shift;
+    if (kind != OF_TREE && (uint64_t)pos + n_tokens > kv_below_tree(kv, seq))
+        return kv_fail(kv, ATTN_EINVAL,
+                       "sequence %llu: pos %u + n_tokens %u, it has a tree of %u nodes at %u: "
+                       "commit a path of it or truncate first",
+                       name, pos, n_tokens, kv_tree_n(&kv->trees[seq]),
+                       kv_tree_pos(&kv->trees[seq]));
+    bool is_behind = kind == OF_COPY && pos >= (uint64_t)kv->holes[seq] << p->block_shift;
     if (p->window_tokens != 0 && !is_behind && kv_seq_sees(kv, (kv_seq_id){seq}, pos) != ATTN_OK)
         return ATTN_EINVAL;
     if ((uint64_t)pos + n_tokens > kv_max_tokens(kv, p))
@@ -112,9 +121,8 @@ static attn_status range_check(struct kv *kv, uint32_t seq, uint32_t layer, uint
     return ATTN_OK;
 }
 
-/* Checks that n_new blocks and n_copies copies can be had, so that nothing fails after it. */
-static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint32_t n_copies,
-                              const struct kv_effects *fx)
+attn_status kv_append_room(struct kv *kv, uint32_t seq, uint32_t n_new, uint32_t n_copies,
+                           const struct kv_effects *fx)
 {
     const struct kv_seq_rec *s = &kv->seqs[seq];
     struct kv_pool_rec *p = &kv->pools[s->pool];
@@ -158,12 +166,12 @@ static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint3
 }
 
 static attn_status reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
-                           uint32_t n_tokens, bool is_copied, struct kv_effects *fx)
+                           uint32_t n_tokens, enum reserve_kind kind, struct kv_effects *fx)
 {
     struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
     if (s == NULL)
         return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", seq.index);
-    attn_status st = range_check(kv, seq.index, layer, pos, n_tokens, is_copied);
+    attn_status st = range_check(kv, seq.index, layer, pos, n_tokens, kind);
     if (st != ATTN_OK)
         return st;
     if (kv->links[seq.index].n_paged_out > 0)
@@ -175,7 +183,7 @@ static attn_status reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_
         kv_forks_part(kv, seq.index, first << p->block_shift);
     uint32_t n_new = past > s->n_blocks ? past - s->n_blocks : 0;
     uint32_t n_copies = count_shared(kv, seq.index, p, pos, end);
-    st = room_check(kv, seq.index, n_new, n_copies, fx);
+    st = kv_append_room(kv, seq.index, n_new, n_copies, fx);
     if (st == ATTN_OK)
         st = kv_room_take(kv, s->tenant, s->name, kv->given[seq.index].n_ids, s->n_blocks + n_new,
                           &kv->links[seq.index].n_pages);
@@ -190,7 +198,7 @@ static attn_status reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_
         if (kv_block(kv, p, old_block)->n_refs == 1)
             continue;
         uint32_t new_block = kv_block_alloc(kv, p);
-        journal_put(kv, seq.index, i, old_block, new_block);
+        kv_journal_put(kv, seq.index, i, old_block, new_block);
         kv_publish32(&row[i], new_block); /* the journal entry now refers to old_block */
         fx->copies[fx->n_copies++] = (struct kv_copy){.src = old_block, .dst = new_block};
         fx->patches[fx->n_patches++] =
@@ -212,13 +220,19 @@ static attn_status reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_
 attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                               uint32_t n_tokens, struct kv_effects *fx)
 {
-    return reserve(kv, seq, layer, pos, n_tokens, false, fx);
+    return reserve(kv, seq, layer, pos, n_tokens, OF_STEP, fx);
 }
 
 attn_status kv_copy_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                             uint32_t n_tokens, struct kv_effects *fx)
 {
-    return reserve(kv, seq, layer, pos, n_tokens, true, fx);
+    return reserve(kv, seq, layer, pos, n_tokens, OF_COPY, fx);
+}
+
+attn_status kv_append_reserve_nodes(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                                    uint32_t n_tokens, struct kv_effects *fx)
+{
+    return reserve(kv, seq, layer, pos, n_tokens, OF_TREE, fx);
 }
 
 void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
@@ -245,12 +259,27 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
         s->n_maybe_shared = s->n_blocks;
 }
 
+void kv_journal_end(struct kv *kv, uint32_t seq)
+{
+    struct kv_seq_rec *s = &kv->seqs[seq];
+    while (s->journal_head != 0) {
+        const struct kv_journal_rec *e = &kv->journal[s->journal_head - 1];
+        uint32_t old_block = e->old_block;
+        if (s->n_maybe_shared == e->index + 1)
+            s->n_maybe_shared = e->index;
+        kv_journal_drop(kv, s);
+        kv_block_unref(kv, &kv->pools[s->pool], old_block);
+    }
+}
+
 /* Ends a reserve. The last one to end releases the blocks that no length covers and publishes full
- * blocks. */
+ * blocks; a tree that no layer has got is gone. */
 static void reserve_end(struct kv *kv, uint32_t seq)
 {
     struct kv_seq_rec *s = &kv->seqs[seq];
     if (--s->n_outstanding == 0) {
+        if (s->longest <= kv_below_tree(kv, seq))
+            kv_publish64(&kv->trees[seq].at, 0);
         kv_seq_trim(kv, seq, kv_blocks_of(&kv->pools[s->pool], s->longest));
         kv_room_trim(kv, seq);
     }
@@ -267,14 +296,7 @@ void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos
     uint32_t *len = &kv_lens(kv, seq.index)[layer];
     uint64_t end = (uint64_t)pos + n_tokens, covered = (uint64_t)s->n_blocks << p->block_shift;
 
-    while (s->journal_head != 0) {
-        const struct kv_journal_rec *e = &kv->journal[s->journal_head - 1];
-        uint32_t old_block = e->old_block;
-        if (s->n_maybe_shared == e->index + 1)
-            s->n_maybe_shared = e->index;
-        kv_journal_drop(kv, s);
-        kv_block_unref(kv, p, old_block);
-    }
+    kv_journal_end(kv, seq.index);
     if (pos <= *len && end > *len && end <= covered && end <= UINT32_MAX)
         kv_publish32(len, (uint32_t)end);
     if (*len > s->longest)

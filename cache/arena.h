@@ -18,7 +18,7 @@
 #include "cache/kv_seq.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 12
+#define KV_ARENA_VERSION 13
 #define KV_ARENA_PAGE_BYTES 4096
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
@@ -36,6 +36,7 @@
     X(SEQS, struct kv_seq_rec, c->max_sequences)                                                   \
     X(LENS, uint32_t, (uint64_t)c->max_sequences * c->max_layers)                                  \
     X(HOLES, uint32_t, c->max_sequences)                                                           \
+    X(TREES, struct kv_tree_rec, c->max_sequences)                                                 \
     X(GIVEN, struct kv_given_rec, c->max_sequences)                                                \
     X(GIVEN_IDS, uint32_t, c->max_sequences *kv_row_words(c->max_seq_tokens))                      \
     X(PUBLISHED, struct kv_published_rec, c->max_blocks)                                           \
@@ -156,6 +157,22 @@ struct kv_given_rec {
     uint32_t parent; /* plus one: the published block equal to the last of them */
     uint64_t parent_serial; /* the parent's; if it differs now, the parent was evicted since */
 };
+
+/* The tree of a sequence's last tokens, until a path of it is committed. */
+struct kv_tree_rec {
+    uint64_t at; /* where it begins << 32 | nodes; 0: none. Written after the parents */
+    int8_t parents[KV_MAX_TREE_NODES];
+};
+
+static inline uint32_t kv_tree_n(const struct kv_tree_rec *t)
+{
+    return (uint32_t)t->at;
+}
+
+static inline uint32_t kv_tree_pos(const struct kv_tree_rec *t)
+{
+    return (uint32_t)(t->at >> 32);
+}
 
 /* A published block: full in every layer, never written to, found by its key. */
 struct kv_published_rec {

@@ -57,6 +57,24 @@ bool kv_may_read(const struct kv *kv, uint32_t seq, uint32_t src, uint32_t longe
            (g->has_own_ids || kv->given[src].n_ids >= g->n_ids);
 }
 
+/* A layer has all of its nodes, or none and nothing behind where it begins. */
+static bool tree_is_damaged(const struct kv *kv, uint32_t seq, uint32_t longest)
+{
+    const struct kv_tree_rec *t = &kv->trees[seq];
+    const uint32_t n = kv_tree_n(t), pos = kv_tree_pos(t);
+    if (n == 0)
+        return t->at != 0;
+    if (n > KV_MAX_TREE_NODES || longest > (uint64_t)pos + n)
+        return true;
+    for (uint32_t i = 0; i < kv->pools[kv->seqs[seq].pool].n_layers; i++)
+        if (kv_lens(kv, seq)[i] > pos && kv_lens(kv, seq)[i] != pos + n)
+            return true;
+    for (uint32_t i = 0; i < n; i++)
+        if (t->parents[i] < -1 || t->parents[i] >= (int)i)
+            return true;
+    return false;
+}
+
 const char *kv_seq_damage(const struct kv *kv, uint32_t seq)
 {
     const struct kv_seq_rec *s = &kv->seqs[seq];
@@ -81,6 +99,8 @@ const char *kv_seq_damage(const struct kv *kv, uint32_t seq)
         return "redo_len";
     if (s->redo_len == 0 && kv_hole_is_damaged(kv, seq))
         return "hole";
+    if (s->redo_len == 0 && tree_is_damaged(kv, seq, longest))
+        return "tree";
     uint32_t row_of = kv->given[seq].row_of;
     if (row_of != 0 && !kv_may_read(kv, seq, row_of - 1, longest))
         return "row_of";

@@ -26,6 +26,9 @@ attn_status kv_seq_export_read(struct kv *kv, kv_seq_id seq, struct kv_seq_expor
                        (unsigned long long)s->name, s->n_outstanding);
     if (kv->links[seq.index].n_paged_out > 0)
         return kv_paged_out(kv, seq.index);
+    if (kv_tree_n(&kv->trees[seq.index]) > 0)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: its tree is not committed",
+                       (unsigned long long)s->name);
     const struct kv_given_rec *g = &kv->given[seq.index];
     uint32_t owner = kv_owner_of(s);
     *out = (struct kv_seq_export){

@@ -3,7 +3,8 @@
  *
  *   kv_pool.h   pools: create, resize, drop       kv_owner.h  sessions and repeated requests
  *   kv_seq.h    sequences: open, fork, truncate   kv_tier.h   evicted blocks, kept elsewhere
- *   kv_append.h appends, early commits, windows   kv_move.h   sequences from and to other caches
+ *   kv_append.h appends, trees, early commits, windows   kv_move.h   sequences from and to other
+ *   caches
  *   kv_idle.h   idle sequences in host memory     tier_store.h a store for kv_tier.h
  *
  * The cache knows block ids, lengths and names. It knows no device, no bytes of K or V, no socket

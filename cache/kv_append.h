@@ -1,5 +1,5 @@
-/* kv_append.h: appending tokens, early commits by a device, and freeing blocks that no window
- * reaches.
+/* kv_append.h: appending tokens, trees of tokens, early commits by a device, and freeing blocks
+ * that no window reaches.
  *
  * An append is two calls. kv_append_reserve, before the batch, allocates blocks and copies shared
  * ones. kv_append_commit or kv_append_cancel ends it when the batch is back. Lengths change at
@@ -36,6 +36,48 @@ void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos
  *          changed, cancel again */
 attn_status kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                              uint32_t n_tokens, struct kv_effects *fx);
+
+/* --- trees ------------------------------------------------------------------------------------
+ *
+ * The nodes of a tree (a speculative one, of beams) are the last tokens of their sequence, behind
+ * those that are committed. They are truth as other tokens are, and survive a kill, but until one
+ * of their paths is committed they are nobody else's: no block of them is published, no fork,
+ * import or move has them, and nothing is appended behind them. A truncation to where the tree
+ * begins, or before it, drops it. */
+#define KV_MAX_TREE_NODES 64
+
+/* kv_tree_reserve: kv_append_reserve for a layer's nodes of a tree, which begins where the layer
+ * ends: parents[i] is -1 or the index of an earlier node. The first layer's begins the tree; the
+ * others' must be equal. kv_append_commit or kv_append_cancel ends it; a tree of which no layer has
+ * nodes is gone.
+ * Errors   as kv_append_reserve; ATTN_EINVAL another layer has more tokens, or another tree is
+ *          there, or parents are none; ATTN_EOVERLOAD also: it begins and appends are
+ *          outstanding */
+attn_status kv_tree_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                            const int32_t *parents, uint32_t n, struct kv_effects *fx);
+
+/* One token, in all layers. */
+struct kv_token_copy {
+    uint32_t from_block, from_slot, to_block, to_slot;
+};
+/* Who copies tokens on the device, behind everything that was launched. No block is both read and
+ * written. */
+struct kv_token_ops {
+    void *user;
+    attn_status (*copy)(void *user, const struct kv_token_copy *list, uint32_t n);
+};
+
+/* kv_tree_commit: keeps the path of these nodes, from one without a parent downwards, as the next
+ * tokens of the sequence, and drops the others; raises the epoch. n 0 drops them all. A path whose
+ * nodes follow each other from the first on stays where it is. Else the blocks that it comes to lie
+ * in are replaced: tokens are copied from the old ones to new ones, so that a kill before the end
+ * leaves the tree as it was. Adds the changed table entries to fx. All or nothing.
+ * Errors   ATTN_EINVAL there is no tree, a layer has no nodes yet, nodes are no path;
+ *          ATTN_ENOBLOCKS; ATTN_EOVERLOAD appends are outstanding, blocks are in idle memory, no
+ *          epoch is left, fx or the journal is full; those of copy */
+attn_status kv_tree_commit(struct kv *kv, kv_seq_id seq, const uint32_t *nodes, uint32_t n,
+                           uint64_t request, const struct kv_token_ops *ops, struct kv_effects *fx,
+                           uint32_t *out_epoch);
 
 /* --- early commits ----------------------------------------------------------------------------
  *

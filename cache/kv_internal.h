@@ -5,6 +5,7 @@
  *   open     makes or maps the arena      check        proves derived state against truth
  *   pools    create, find, drop           resize       pools grow and shrink
  *   recover  derived state from truth     import       moves between caches; holds
+ *   tree     trees that wait for a commit
  *   seq      open, fork, truncate, close  early_commit answered before the commit
  *   append   reserve, commit, journal     damage       what truth alone tells of a record
  *   idle     blocks in host memory        reserve      blocks that owners have set aside
@@ -55,6 +56,7 @@ struct kv {
     uint32_t *lens; /* [max_sequences][max_layers] */
     uint32_t *holes; /* [max_sequences] past the kept entries, those below this one name no block */
     uint32_t *latest; /* [max_sequences][max_layers] position of the latest append, for windows */
+    struct kv_tree_rec *trees; /* [max_sequences] */
     struct kv_given_rec *given; /* [max_sequences] */
     uint32_t *given_ids; /* [max_sequences][kv_row_words(max_seq_tokens)] */
     struct kv_published_rec *published; /* [max_blocks] */
@@ -143,6 +145,13 @@ static inline uint32_t kv_owner_of(const struct kv_seq_rec *s)
 static inline uint64_t kv_epoch_owner(uint32_t epoch, uint32_t owner)
 {
     return (uint64_t)epoch << 32 | owner;
+}
+
+/* The tokens that no tree has, at most: what may be shared. */
+static inline uint32_t kv_below_tree(const struct kv *kv, uint32_t seq)
+{
+    const struct kv_tree_rec *t = &kv->trees[seq];
+    return kv_tree_n(t) > 0 ? kv_tree_pos(t) : UINT32_MAX;
 }
 
 /* The number of blocks that n_tokens take. */
@@ -419,6 +428,9 @@ uint32_t kv_record_next(const struct kv *kv);
 uint32_t kv_record_take(struct kv *kv, const struct kv_birth *b);
 void kv_record_publish(struct kv *kv, uint32_t seq);
 void kv_owner_link(struct kv *kv, uint32_t seq);
+/* Shortens the layers that are longer to len and publishes the epoch, which has been announced;
+ * blocks that were replaced are the new ones from here on. Ends the sequence's tree. */
+void kv_seq_cut(struct kv *kv, uint32_t seq, uint32_t len, uint32_t epoch);
 
 /* fork.c. Links the sequence, derived state, to that of row_of, whose table it reads. */
 void kv_fork_link(struct kv *kv, uint32_t seq);
@@ -452,9 +464,20 @@ void kv_epoch_end(struct kv *kv, uint32_t epoch);
 /* The next epoch of a sequence is about to be published, made by this request. */
 void kv_epoch_announce(struct kv_seq_rec *s, uint32_t epoch, uint64_t request);
 
-/* append.c. Takes the first entry of the sequence's journal list out of truth and frees its
- * record. */
+/* append.c. kv_append_reserve for a tree's nodes. */
+attn_status kv_append_reserve_nodes(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                                    uint32_t n_tokens, struct kv_effects *fx);
+/* Checks that n_new blocks and n_copies in place of others can be had, so that nothing fails after
+ * it. */
+attn_status kv_append_room(struct kv *kv, uint32_t seq, uint32_t n_new, uint32_t n_copies,
+                           const struct kv_effects *fx);
+/* Until its entry is dropped, recovery puts old_block back. */
+void kv_journal_put(struct kv *kv, uint32_t seq, uint32_t index, uint32_t old_block,
+                    uint32_t new_block);
+/* Takes the first entry of the sequence's journal list out of truth and frees its record. */
 void kv_journal_drop(struct kv *kv, struct kv_seq_rec *s);
+/* Drops all of them and releases the blocks that were replaced. */
+void kv_journal_end(struct kv *kv, uint32_t seq);
 /* Releases the blocks past the first n_blocks. */
 void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks);
 

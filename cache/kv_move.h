@@ -29,7 +29,8 @@ struct kv_seq_export {
 };
 /* Describes the sequence. The pointers in out refer to this cache's arena and are valid until the
  * sequence changes.
- * Errors   ATTN_ENOTFOUND; ATTN_EOVERLOAD appends are outstanding, or blocks are in idle memory */
+ * Errors   ATTN_ENOTFOUND; ATTN_EOVERLOAD appends are outstanding, blocks are in idle memory, or it
+ *          has a tree */
 attn_status kv_seq_export_read(struct kv *kv, kv_seq_id seq, struct kv_seq_export *out);
 /* kv_seq_export_hold: holds n blocks of the sequence from entry first on while the caller reads
  * them beside this cache's launches: they are not written to, whatever happens to the sequence.

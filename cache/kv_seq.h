@@ -58,6 +58,8 @@ struct kv_seq_info {
      * row, and block_table may be its source's, valid until either changes */
     bool is_notified;
     const uint32_t *layer_len; /* [n_layers] committed tokens; valid as block_table is */
+    uint32_t tree_pos, n_nodes; /* tokens [tree_pos, tree_pos + n_nodes), where a layer has them,
+                                   are a tree (kv_append.h); n_nodes 0: there is none */
     uint32_t n_cached; /* tokens that every layer had when it was opened */
     uint32_t n_ids; /* tokens from the start whose ids are known */
     uint64_t adapter;
@@ -77,8 +79,9 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
  * layers have length len. The cost does not depend on len: without windows, the fork reads its
  * source's table row until it is written to or materialized, or until the source changes tokens
  * that both have.
- * Errors   as kv_seq_open_with; ATTN_EINVAL a layer of src has fewer tokens, or a query at len
- *          would see a hole; ATTN_EOVERLOAD also: src has a copy pending, or blocks in idle
+ * Errors   as kv_seq_open_with; ATTN_EINVAL a layer of src has fewer tokens, they are a tree's, or
+ *          a query at len would see a hole; ATTN_EOVERLOAD also: src has a copy pending, or blocks
+ *          in idle
  * memory */
 attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_t len,
                         uint32_t owner, uint64_t request, kv_seq_id *out_seq);
@@ -95,7 +98,8 @@ attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint
 attn_status kv_seq_retain(struct kv *kv, kv_seq_id seq, const struct kv_retention *r, uint32_t n);
 /* kv_seq_truncate: shortens layers longer than len to len and raises the epoch, all or nothing even
  * when killed half way (recovery finishes it). Blocks past the longest layer are released.
- * Errors   ATTN_EINVAL len is beyond the longest layer, or a query there would see a hole;
+ * Errors   ATTN_EINVAL len is beyond the longest layer or within a tree, or a query there would see
+ *          a hole;
  *          ATTN_EOVERLOAD appends are outstanding, or no epoch is left */
 attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t request,
                             uint32_t *out_epoch);

@@ -189,6 +189,7 @@ static void bind_sections(struct kv *kv)
     kv->lens = (void *)(kv->base + offset[KV_LENS]);
     kv->holes = (void *)(kv->base + offset[KV_HOLES]);
     kv->latest = (void *)(kv->base + offset[KV_LATEST]);
+    kv->trees = (void *)(kv->base + offset[KV_TREES]);
     kv->given = (void *)(kv->base + offset[KV_GIVEN]);
     kv->given_ids = (void *)(kv->base + offset[KV_GIVEN_IDS]);
     kv->published = (void *)(kv->base + offset[KV_PUBLISHED]);

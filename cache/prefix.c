@@ -235,6 +235,8 @@ static uint32_t n_publishable(const struct kv *kv, uint32_t seq)
     const struct kv_pool_rec *p = &kv->pools[s->pool];
     const struct kv_given_rec *g = &kv->given[seq];
     uint32_t n = g->n_ids < s->longest ? g->n_ids : s->longest;
+    if (n > kv_below_tree(kv, seq))
+        n = kv_below_tree(kv, seq);
     if (n >> p->block_shift <= g->n_looked_at || kv_in_hole(kv, p, seq, g->n_looked_at))
         return 0;
     for (uint32_t i = p->n_layers; i-- > 0 && n > 0;) /* the last layer is appended last */

@@ -110,6 +110,14 @@ static void recover_published(struct kv *kv, uint32_t *n_dropped)
         kv_publish64(&kv->epochs->clock, 0);
 }
 
+/* A commit of a tree's path had decided: the blocks that it replaced are not put back. */
+static void journal_keep_new(struct kv *kv, uint32_t seq)
+{
+    for (uint32_t i = 0; i < kv->journal_capacity; i++)
+        if (kv->journal[i].state == KV_LIVE && kv->journal[i].seq == seq)
+            kv_publish32(&kv->journal[i].state, 0);
+}
+
 static void recover_records(struct kv *kv, uint32_t *n_dropped)
 {
     for (uint32_t seq = 0; seq < kv->config.max_sequences; seq++) {
@@ -123,11 +131,13 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
         const struct kv_pool_rec *p = &kv->pools[s->pool];
         uint32_t *lens = kv_lens(kv, seq);
         if (s->redo_len != 0) {
+            journal_keep_new(kv, seq);
             for (uint32_t i = 0; i < p->n_layers; i++)
                 if (lens[i] > s->redo_len - 1)
                     lens[i] = s->redo_len - 1;
             if (kv->given[seq].n_ids > s->redo_len - 1)
                 kv->given[seq].n_ids = s->redo_len - 1;
+            kv_publish64(&kv->trees[seq].at, 0);
             if (s->made > kv_epoch_of(s)) /* the truncation announced it */
                 kv_publish64(&s->epoch_owner, kv_epoch_owner(s->made, kv_owner_of(s)));
             if (kv_hole_is_past(p, kv_longest_layer(kv, seq)))
@@ -144,6 +154,8 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
             kv_request_see(kv, kv_owner_of(s), s->request);
         kv_retention_recover(kv, seq);
         s->longest = kv_longest_layer(kv, seq);
+        if (s->longest <= kv_below_tree(kv, seq)) /* no layer got its nodes */
+            kv_publish64(&kv->trees[seq].at, 0);
         s->n_blocks = s->n_maybe_shared = kv_blocks_of(p, s->longest);
         s->n_outstanding = 0;
         s->is_lazy = kv->given[seq].row_of != 0;

@@ -120,6 +120,7 @@ uint32_t kv_record_take(struct kv *kv, const struct kv_birth *b)
     s->seal = kv_seq_seal(kv, seq);
     for (uint32_t i = 0; i < kv->pools[b->pool].n_layers; i++)
         kv_lens(kv, seq)[i] = b->len;
+    kv->trees[seq].at = 0;
     kv->holes[seq] = b->hole;
     if (kv->pools[b->pool].window_tokens != 0)
         memset(kv_latest(kv, seq), 0, kv->pools[b->pool].n_layers * sizeof kv_latest(kv, seq)[0]);
@@ -288,6 +289,8 @@ void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out)
         .block_table = kv_row(kv, seq.index),
         .n_paged_out = kv->links[seq.index].n_paged_out,
         .layer_len = kv_lens(kv, seq.index),
+        .tree_pos = kv_tree_pos(&kv->trees[seq.index]),
+        .n_nodes = kv_tree_n(&kv->trees[seq.index]),
         .n_cached = kv->given[seq.index].n_cached,
         .n_ids = kv->given[seq.index].n_ids,
         .adapter = kv->given[seq.index].adapter,
@@ -316,6 +319,10 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
         if (kv_lens(kv, src.index)[i] < len)
             return kv_fail(kv, ATTN_EINVAL, "sequence %llu: fork at %u, layer %u has %u tokens",
                            src_name, len, i, kv_lens(kv, src.index)[i]);
+    if (len > kv_below_tree(kv, src.index))
+        return kv_fail(kv, ATTN_EINVAL,
+                       "sequence %llu: fork at %u, its tree at %u is not committed", src_name, len,
+                       kv_below_tree(kv, src.index));
     if (kv_hole_is_past(p, len))
         b.hole = 0;
     else if (kv_seq_sees(kv, src, len) == ATTN_OK)
@@ -379,6 +386,38 @@ static uint32_t epoch_next(struct kv *kv, const struct kv_seq_rec *s)
     return epoch;
 }
 
+void kv_seq_cut(struct kv *kv, uint32_t seq, uint32_t len, uint32_t epoch)
+{
+    struct kv_seq_rec *s = &kv->seqs[seq];
+    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    struct kv_given_rec *g = &kv->given[seq];
+    uint32_t *lens = kv_lens(kv, seq), *latest = kv_latest(kv, seq);
+    bool has_no_hole = kv_hole_is_past(p, len);
+    kv_forks_part(kv, seq, len);
+    kv_publish32(&s->redo_len, len + 1);
+    kv_journal_end(kv, seq);
+    for (uint32_t i = 0; i < p->n_layers; i++)
+        if (lens[i] > len)
+            lens[i] = len;
+    for (uint32_t i = 0; i < p->n_layers && p->window_tokens != 0; i++)
+        if (latest[i] > len)
+            latest[i] = len;
+    if (g->n_ids > len)
+        g->n_ids = len;
+    s->has_ids = g->n_ids > 0;
+    kv_publish64(&kv->trees[seq].at, 0);
+    kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
+    s->longest = len;
+    kv_prefix_rewind(kv, seq, len >> p->block_shift);
+    kv_seq_trim(kv, seq, kv_blocks_of(p, len));
+    if (has_no_hole)
+        kv_publish32(&kv->holes[seq], 0);
+    kv_publish32(&s->redo_len, 0);
+    if (len == 0)
+        kv_fork_materialize(kv, seq);
+    kv_room_trim(kv, seq);
+}
+
 attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t request,
                             uint32_t *out_epoch)
 {
@@ -391,6 +430,11 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t
     if (s->n_outstanding > 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding",
                        (unsigned long long)s->name, s->n_outstanding);
+    if (len > kv_below_tree(kv, seq.index))
+        return kv_fail(kv, ATTN_EINVAL,
+                       "sequence %llu: len is %u, it has a tree at %u: commit a path of it, or "
+                       "truncate to there or less",
+                       (unsigned long long)s->name, len, kv_below_tree(kv, seq.index));
     const struct kv_pool_rec *p = &kv->pools[s->pool];
     bool has_no_hole = kv_hole_is_past(p, len);
     if (!has_no_hole && kv_seq_sees(kv, seq, len) != ATTN_OK)
@@ -399,31 +443,10 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t
     if (epoch == 0)
         return ATTN_EOVERLOAD;
     kv_epoch_announce(s, epoch, request);
-    struct kv_given_rec *g = &kv->given[seq.index];
+    const struct kv_given_rec *g = &kv->given[seq.index];
     bool ends_hole = has_no_hole && kv->holes[seq.index] > 0;
     if (len < s->longest || len < g->n_ids || ends_hole) { /* so len + 1 does not wrap */
-        uint32_t *lens = kv_lens(kv, seq.index), *latest = kv_latest(kv, seq.index);
-        kv_forks_part(kv, seq.index, len);
-        kv_publish32(&s->redo_len, len + 1);
-        for (uint32_t i = 0; i < p->n_layers; i++)
-            if (lens[i] > len)
-                lens[i] = len;
-        for (uint32_t i = 0; i < p->n_layers && p->window_tokens != 0; i++)
-            if (latest[i] > len)
-                latest[i] = len;
-        if (g->n_ids > len)
-            g->n_ids = len;
-        s->has_ids = g->n_ids > 0;
-        kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
-        s->longest = len;
-        kv_prefix_rewind(kv, seq.index, len >> p->block_shift);
-        kv_seq_trim(kv, seq.index, kv_blocks_of(p, len));
-        if (has_no_hole)
-            kv_publish32(&kv->holes[seq.index], 0);
-        kv_publish32(&s->redo_len, 0);
-        if (len == 0)
-            kv_fork_materialize(kv, seq.index);
-        kv_room_trim(kv, seq.index);
+        kv_seq_cut(kv, seq.index, len, epoch);
     } else {
         kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
     }

@@ -90,6 +90,10 @@ static attn_status free_to_check(struct kv *kv, uint32_t seq, uint32_t first, ui
                        s->n_outstanding);
     if (kv->links[seq].n_paged_out > 0)
         return kv_paged_out(kv, seq);
+    if (kv_tree_n(&kv->trees[seq]) > 0)
+        return kv_fail(kv, ATTN_EINVAL,
+                       "sequence %llu: blocks are freed to %u, it has a tree at %u", name, past,
+                       kv_tree_pos(&kv->trees[seq]));
     if (ends_inside(kv, seq, first, past))
         return kv_fail(kv, ATTN_EINVAL,
                        "sequence %llu: blocks are freed from %u to %u: a layer ends between them",

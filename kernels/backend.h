@@ -22,9 +22,10 @@
 #ifndef ATTND_KERNELS_BACKEND_H
 #define ATTND_KERNELS_BACKEND_H
 
+#include "kernels/tree.h"
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 13
+#define BACKEND_ABI 14
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* What leaves f32 room on the way to a score, at any distance, of values of about unit size.
@@ -108,6 +109,10 @@ struct backend_item {
     const void *v;
     void *out; /* [n_tokens][num_q_heads][head_dim_v] q_dtype; ATTEND only */
     float *lse; /* [n_tokens][num_q_heads] natural log, may be NULL */
+    /* [n_tokens], TREE_MAX_NODES at most: the tokens are a tree; query t sees the cached tokens
+     * below pos as from position pos + nodes[t].depth, and the nodes that it names. NULL: they
+     * follow each other. Not of layers that are full or dilated */
+    const struct tree_node *nodes;
 };
 
 /* entry `index` of `row` of the block table becomes `block`; backends with a mirror apply it before
@@ -119,6 +124,11 @@ struct backend_patch {
 /* whole block src -> dst (all layers), before any append of the batch; a dst is in one copy only */
 struct backend_copy {
     uint32_t src, dst;
+};
+
+/* One token of all layers, K and V with their scales. */
+struct backend_token_copy {
+    uint32_t from_block, from_slot, to_block, to_slot;
 };
 
 /* A word that says how far others are: 4-byte aligned, where an item's addresses may be. It is
@@ -226,6 +236,7 @@ enum {
     BACKEND_HAS_DEVICE_ADDRESSES = 1 << 1, /* items may lie in the device's memory */
     BACKEND_HAS_REGIONS = 1 << 2, /* region_open and the four behind it */
     BACKEND_HAS_MERGES = 1 << 3, /* batches may have merges; it has words and regions, too */
+    BACKEND_HAS_TREES = 1 << 4, /* items may have nodes; it has tokens_copy */
 };
 
 /* Which device it is, for a process that would share memory of it. All zeros: host memory. */
@@ -323,6 +334,10 @@ struct backend_ops {
      * scales if quantised), after all batches submitted before. Block until done. */
     attn_status (*block_read)(struct backend_pool *p, uint32_t block, void *out_bytes);
     attn_status (*block_write)(struct backend_pool *p, uint32_t block, const void *bytes);
+    /* Copies n tokens, after all batches submitted before; no block is both read and written.
+     * Blocks until done. ATTN_EINVAL a block or slot out of range; ATTN_EDEVICE. */
+    attn_status (*tokens_copy)(struct backend_pool *p, const struct backend_token_copy *list,
+                               uint32_t n);
     /* Begins to move blocks beside the batches and returns at once. A move waits for nothing, so
      * the caller sees to it that until it is done no batch writes to a block that goes out, a
      * peer's too (its bytes are worthless then), and none reads or writes one that comes in. close

@@ -192,6 +192,12 @@ const char *backend_item_fault(const struct backend_pool_config *c, const struct
     const uint32_t both = BACKEND_APPEND | BACKEND_ATTEND;
     if ((item->flags & BACKEND_FULL) && (l->window_tokens != 0 || l->n_branches != 0))
         return "full, in a layer with a window or branches";
+    if (item->nodes != NULL && item->n_tokens > TREE_MAX_NODES)
+        return "a tree of more than 64 nodes";
+    if (item->nodes != NULL && (layer_is_full(l, item->flags) || l->n_branches != 0))
+        return "a tree, in a layer that is full or has branches";
+    if (item->nodes != NULL && c->n_stripes > 0)
+        return "a tree, in a pool of stripes";
     if (c->n_stripes > 0 && l->n_branches > 0 && (item->flags & both) == both)
         return "appends and attends, in a dilated layer of a pool of stripes";
     return NULL;

@@ -185,6 +185,28 @@ static uint32_t times_seen(const struct attn_layer_spec *spec, uint32_t kv_head,
     return spec->n_branches == 0 ? 1 : n;
 }
 
+/* The position of token j, which is one of a tree's if it is not below pos. */
+static uint32_t position_of(const struct reference_seen *x, uint32_t pos, uint32_t j)
+{
+    uint32_t depth = 0;
+    if (x == NULL || x->parents == NULL || j < pos)
+        return j;
+    for (int32_t i = x->parents[j - pos]; i >= 0; i = x->parents[i])
+        depth++;
+    return pos + depth;
+}
+
+/* Is token j on the way from query t to the tree's root, or below pos? */
+static bool is_on_path(const struct reference_seen *x, uint32_t pos, uint32_t t, uint32_t j)
+{
+    if (x == NULL || x->parents == NULL || j < pos)
+        return true;
+    int32_t i = (int32_t)t;
+    while (i >= 0 && pos + (uint32_t)i != j)
+        i = x->parents[i];
+    return i >= 0;
+}
+
 /* A row as float64; n is at most MAX_DIM. The dtype is looked at once for each row: tests spend
  * most of their time here. */
 static void read_row(attn_dtype dtype, const void *array, size_t at, uint32_t n, double *out)
@@ -247,10 +269,11 @@ static double attend_row(const struct attn_layer_spec *spec, uint32_t head, uint
     return max + log(sum);
 }
 
-attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_heads,
-                             uint32_t num_kv_heads, uint32_t dk, uint32_t dv, attn_dtype dtype,
-                             const void *q, uint32_t n_q, uint32_t pos, const void *k,
-                             const void *v, uint32_t n_kv, double *out, double *lse)
+attn_status reference_attend_seen(const struct attn_layer_spec *spec, uint32_t num_q_heads,
+                                  uint32_t num_kv_heads, uint32_t dk, uint32_t dv, attn_dtype dtype,
+                                  const void *q, uint32_t n_q, uint32_t pos, const void *k,
+                                  const void *v, uint32_t n_kv, const struct reference_seen *x,
+                                  double *out, double *lse)
 {
     if (dk > MAX_DIM || dv > MAX_DIM)
         return ATTN_EINVAL;
@@ -259,19 +282,23 @@ attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_
     attn_status st = s == NULL || seen == NULL ? ATTN_ENOMEM : ATTN_OK;
     uint32_t group = num_q_heads / num_kv_heads, end = pos + n_q < n_kv ? pos + n_q : n_kv;
     for (uint32_t t = 0; st == ATTN_OK && t < n_q; t++) {
+        const uint32_t p = position_of(x, pos, pos + t);
         for (uint32_t h = 0; h < num_q_heads; h++) {
             size_t row = (size_t)t * num_q_heads + h;
             double q_row[MAX_DIM], k_row[MAX_DIM];
             read_row(dtype, q, row * dk, dk, q_row);
             for (uint32_t j = 0; j < n_kv; j++) {
+                const uint32_t at = position_of(x, pos, j);
                 if (h % group == 0) /* the group's other heads see the same */
-                    seen[j] = (uint8_t)times_seen(spec, h / group, pos + t, j, end);
+                    seen[j] =
+                        (uint8_t)(is_on_path(x, pos, t, j) ? times_seen(spec, h / group, p, at, end)
+                                                           : 0);
                 if (!seen[j])
                     continue;
                 read_row(dtype, k, ((size_t)j * num_kv_heads + h / group) * dk, dk, k_row);
                 s[j] = score(spec, q_row, k_row, dk);
                 if (spec->alibi_slopes)
-                    s[j] += (double)spec->alibi_slopes[h] * ((double)j - (double)(pos + t));
+                    s[j] += (double)spec->alibi_slopes[h] * ((double)at - (double)p);
             }
             double l = attend_row(spec, h, n_kv, s, seen, dtype, v, (size_t)(h / group) * dv,
                                   (size_t)num_kv_heads * dv, dv, out + row * dv);
@@ -282,6 +309,15 @@ attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_
     free(seen);
     free(s);
     return st;
+}
+
+attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_heads,
+                             uint32_t num_kv_heads, uint32_t dk, uint32_t dv, attn_dtype dtype,
+                             const void *q, uint32_t n_q, uint32_t pos, const void *k,
+                             const void *v, uint32_t n_kv, double *out, double *lse)
+{
+    return reference_attend_seen(spec, num_q_heads, num_kv_heads, dk, dv, dtype, q, n_q, pos, k, v,
+                                 n_kv, NULL, out, lse);
 }
 
 struct reference_bound reference_bound_of(attn_dtype q_dtype, attn_dtype kv_dtype)

@@ -25,6 +25,20 @@ attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_
                              const void *q, uint32_t n_q, uint32_t pos, const void *k,
                              const void *v, uint32_t n_kv, double *out, double *lse);
 
+/* What else there is to what the queries see. */
+struct reference_seen {
+    /* [n_q] the tokens at pos are a tree: query t sees those below pos, and itself and the tokens
+     * that its parents lead to; -1: none. The position of such a token is pos plus how many they
+     * are. NULL: no tree */
+    const int32_t *parents;
+};
+/* The same with that; NULL: nothing. */
+attn_status reference_attend_seen(const struct attn_layer_spec *spec, uint32_t num_q_heads,
+                                  uint32_t num_kv_heads, uint32_t dk, uint32_t dv, attn_dtype dtype,
+                                  const void *q, uint32_t n_q, uint32_t pos, const void *k,
+                                  const void *v, uint32_t n_kv, const struct reference_seen *seen,
+                                  double *out, double *lse);
+
 /* Element i of an array of dtype (f32, f16, bf16), widened or rounded to nearest even. */
 double reference_get(attn_dtype dtype, const void *array, size_t i);
 void reference_put(attn_dtype dtype, void *array, size_t i, double x);

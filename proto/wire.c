@@ -178,6 +178,11 @@ static attn_status step_check(const Attnd__Step *s, const char *prefix, char *wh
         snprintf(why, why_bytes, "%sstep.plan is not supported: a step names its items", prefix);
         return ATTN_ENOTSUP;
     }
+    if ((s->n_parent > 0) != ((s->flags & WIRE_STEP_TREE) != 0)) {
+        snprintf(why, why_bytes, "%sstep.parent has %zu elements, step.flags is 0x%x: tree is 8",
+                 prefix, s->n_parent, s->flags);
+        return ATTN_EPROTO;
+    }
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i].n == s->n_seq)
             continue;

@@ -28,7 +28,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "attnd's messages are 
 /* an arena of this limit unpacks every header that is inside the limits (wire_limits.h) */
 #define WIRE_ARENA_LIMIT_BYTES ((size_t)8 << 20)
 
-enum { WIRE_STEP_APPEND = 1, WIRE_STEP_ATTEND = 2, WIRE_STEP_LSE = 4 };
+enum { WIRE_STEP_APPEND = 1, WIRE_STEP_ATTEND = 2, WIRE_STEP_LSE = 4, WIRE_STEP_TREE = 8 };
 
 struct wire_preamble {
     uint16_t version, flags;
@@ -137,9 +137,9 @@ struct wire_step_layout {
 };
 /* Computes the layout of a step. dtype is the pool's q_dtype. The step was decoded or filled in by
  * the caller, with arrays of equal length.
- * Errors   ATTN_EINVAL flags are 0 or unknown, lse without attend, s->dtype is another, no items,
- *          an item of 0 tokens, positions or sizes that overflow 32 bits. *out is then
- * untouched. */
+ * Errors   ATTN_EINVAL flags are 0 or unknown, lse without attend, a tree without append and
+ *          attend, s->dtype is another, no items, an item of 0 tokens, positions or sizes that
+ *          overflow 32 bits. *out is then untouched. */
 attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint32_t num_kv_heads,
                                 uint32_t head_dim_k, uint32_t head_dim_v, bool is_v_in_k,
                                 attn_dtype dtype, struct wire_step_layout *out, char *why,

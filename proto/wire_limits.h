@@ -9,6 +9,8 @@
 #define WIRE_MAX_SUBMESSAGES 1100u /* of one header: layer specs are the many */
 #define WIRE_MAX_FIELDS 32768u /* of one header, unknown ones and unpacked elements included */
 #define WIRE_MAX_STEP_ITEMS 4096u
+#define WIRE_MAX_PARENTS 65536u /* of one step: tokens of its trees */
+#define WIRE_MAX_TREE_NODES 64u /* of one sequence */
 #define WIRE_MAX_TOKENS 131072u /* ids of one message */
 #define WIRE_MAX_RETENTIONS 8 /* ranges of tokens in one message */
 #define WIRE_MAX_CALLS 128u /* of one message: half of the ids that a session remembers */

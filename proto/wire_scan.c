@@ -48,7 +48,9 @@ static const struct {
     const char *field; /* NULL: all of the kind's together */
     uint32_t max_elements;
 } element_limits[] = {
+    {&attnd__step__descriptor, "parent", WIRE_MAX_PARENTS},
     {&attnd__step__descriptor, NULL, WIRE_MAX_STEP_ITEMS},
+    {&attnd__commit__descriptor, NULL, WIRE_MAX_TREE_NODES},
     {&attnd__step_reply__descriptor, NULL, WIRE_MAX_STEP_ITEMS},
     {&attnd__open__descriptor, NULL, WIRE_MAX_TOKENS},
     {&attnd__tokens__descriptor, "retention", WIRE_MAX_RETENTIONS},

@@ -415,6 +415,14 @@ ATTN_API attn_status attn_seq_fork(attn_pool *p, const struct attn_seq *seq, uin
  * tokens to positions that any earlier request has named, whether it was answered or not. */
 ATTN_API attn_status attn_seq_truncate(attn_pool *p, struct attn_seq *seq, uint32_t len,
                                        uint64_t timeout_us);
+/* Of the tree that every layer has at the sequence's end (attn_step.parents), keeps the path of
+ * these nodes as its next tokens: indices of nodes, from one whose parent is -1 downwards. Drops
+ * the others; n 0: all of them, also where some layers have none yet. seq gets the new epoch. Nodes
+ * numbered as a path that is committed, 0, 1, 2.., need not be moved, which costs least.
+ * Errors   ATTN_EINVAL no tree, or no path of it; ATTN_ENOBLOCKS none for what moves, nothing
+ *          changed */
+ATTN_API attn_status attn_seq_commit(attn_pool *p, struct attn_seq *seq, const uint32_t *nodes,
+                                     uint32_t n, uint64_t timeout_us);
 /* Closes and frees the sequence. ATTN_OK also when its session is gone. */
 ATTN_API attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, uint64_t timeout_us);
 /* Takes over a sequence, of any session of the same tenant, under a new epoch. out_layer_len
@@ -445,6 +453,7 @@ typedef enum attn_call_kind {
     ATTN_CALL_TRUNCATE, /* seq, len; gives seq.epoch */
     ATTN_CALL_CLOSE, /* seq */
     ATTN_CALL_PROBE, /* tokens; gives probe */
+    ATTN_CALL_COMMIT, /* seq; tokens.ids are the nodes of the path; gives seq.epoch */
 } attn_call_kind;
 struct attn_seq_call {
     uint32_t struct_size;
@@ -598,6 +607,13 @@ struct attn_step {
     int32_t *item_status; /* [n_items] statuses, written however the step ends; may be NULL */
     uint64_t timeout_us;
     const struct attn_in_place *in_place; /* instead of q, k, v, out and lse; NULL: those */
+    /* [T] of a step that appends and attends: the items' tokens are trees (of drafts, of beams), up
+     * to 64 nodes each, at the end of their sequences. Each is the index, in its item, of an
+     * earlier token, or -1. A token sees the cached ones, those that its parents lead to, and
+     * itself; it is at the position behind its parent's. Until attn_seq_commit keeps a path of
+     * them, every layer may have the same tree and nothing else is appended behind it. NULL: tokens
+     * follow each other. */
+    const int32_t *parents;
 };
 
 /* How a step ended. With 0 < n_failed < n_items the step partly failed: out and lse are written,

@@ -149,6 +149,10 @@ static void go_ahead(struct engine *e, struct card_move *m)
         stays(e, m, ATTN_EOVERLOAD, "blocks of it are in idle memory");
         return;
     }
+    if (info.n_nodes > 0) {
+        stays(e, m, ATTN_EOVERLOAD, "it has a tree that is not committed");
+        return;
+    }
     const struct pool *p = pool_of_kv(e, info.pool);
     uint32_t n_full = info.n_blocks, most = chunk(m, pool_block_bytes(p));
     for (uint32_t i = 0; i < p->config.num_layers; i++) {

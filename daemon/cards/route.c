@@ -196,6 +196,9 @@ static void send_on(struct cards *c, struct request *req, struct engine *from)
     case ATTND__REQUEST__BODY_TRUNCATE:
         send_by_name(c, req, from, h->truncate->seq);
         return;
+    case ATTND__REQUEST__BODY_COMMIT:
+        send_by_name(c, req, from, h->commit->seq);
+        return;
     case ATTND__REQUEST__BODY_CLOSE:
         send_by_name(c, req, from, h->close->seq);
         return;

@@ -368,6 +368,10 @@ bool request_seq(const Attnd__Request *h, uint64_t *out_name, uint32_t *out_epoc
         *out_name = h->truncate->seq;
         *out_epoch = h->truncate->epoch;
         return true;
+    case ATTND__REQUEST__BODY_COMMIT:
+        *out_name = h->commit->seq;
+        *out_epoch = h->commit->epoch;
+        return true;
     case ATTND__REQUEST__BODY_TOKENS:
         *out_name = h->tokens->seq;
         *out_epoch = h->tokens->epoch;

@@ -139,6 +139,56 @@ static attn_status cpu_block_write(struct backend_pool *p, uint32_t block, const
     return st;
 }
 
+static void copy_rows(uint8_t *to, const uint8_t *from, uint64_t head_bytes, uint64_t row_bytes,
+                      uint32_t n_heads, const struct backend_token_copy *t)
+{
+    for (uint32_t h = 0; h < n_heads; h++)
+        memcpy(to + h * head_bytes + t->to_slot * row_bytes,
+               from + h * head_bytes + t->from_slot * row_bytes, row_bytes);
+}
+
+/* One layer of a token; from and to are the layer's parts of the blocks. */
+static void copy_token(const struct backend_pool *p, uint8_t *to, const uint8_t *from,
+                       const struct backend_token_copy *t)
+{
+    const struct kv_layout *l = &p->geometry.layout;
+    const uint32_t n = p->config.num_kv_heads, per_block = p->config.block_tokens;
+    const uint64_t scale_bytes = sizeof(float);
+    copy_rows(to, from, l->k_head_bytes, l->k_head_bytes / per_block, n, t);
+    if (l->is_quantised)
+        copy_rows(to + l->k_scales, from + l->k_scales, per_block * scale_bytes, scale_bytes, n, t);
+    if (l->v_offset == 0)
+        return;
+    copy_rows(to + l->v_offset, from + l->v_offset, l->v_head_bytes, l->v_row_bytes, n, t);
+    if (l->is_quantised)
+        copy_rows(to + l->v_scales, from + l->v_scales, per_block * scale_bytes, scale_bytes, n, t);
+}
+
+static attn_status cpu_tokens_copy(struct backend_pool *p, const struct backend_token_copy *list,
+                                   uint32_t n)
+{
+    const struct kv_layout *l = &p->geometry.layout;
+    for (uint32_t i = 0; i < n; i++) {
+        attn_status st = check_block(p, list[i].from_block);
+        if (st == ATTN_OK)
+            st = check_block(p, list[i].to_block);
+        if (st != ATTN_OK)
+            return st;
+        if (list[i].from_slot >= p->config.block_tokens ||
+            list[i].to_slot >= p->config.block_tokens) {
+            cpu_fail(p->b, "slot is %" PRIu32 " or %" PRIu32 " of %" PRIu32, list[i].from_slot,
+                     list[i].to_slot, p->config.block_tokens);
+            return ATTN_EINVAL;
+        }
+    }
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t layer = 0; layer < p->config.num_layers; layer++)
+            copy_token(p, p->base + list[i].to_block * l->block_bytes + layer * l->layer_bytes,
+                       p->base + list[i].from_block * l->block_bytes + layer * l->layer_bytes,
+                       &list[i]);
+    return ATTN_OK;
+}
+
 /* On a thread of the mover's: touches nothing that the engine's does but the bytes. */
 static attn_status cpu_move(void *arg, uint32_t thread, struct backend_move *m, uint32_t n)
 {
@@ -306,6 +356,7 @@ static const struct backend_ops cpu_ops = {
     .poll = cpu_poll,
     .block_read = cpu_block_read,
     .block_write = cpu_block_write,
+    .tokens_copy = cpu_tokens_copy,
     .moves_submit = cpu_moves_submit,
     .export_memory = cpu_export_memory,
     .host_alloc = cpu_host_alloc,

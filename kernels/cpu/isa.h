@@ -51,6 +51,10 @@ static inline struct visible rows_visible(const struct attend_rows *r, struct br
 {
     uint32_t pos = r->item->pos, first = r->row0 / r->g->group;
     uint32_t last = (r->row0 + r->n_rows - 1) / r->g->group;
+    if (r->item->nodes != NULL) { /* any node may be the root, or the deepest */
+        first = 0;
+        last = r->item->n_tokens - 1;
+    }
     return layer_visible_to_some(r->spec, r->g->stripes, r->item->flags, b, pos + first, pos + last,
                                  pos + r->item->n_tokens);
 }

@@ -298,18 +298,43 @@ INLINE void piece_sum(const struct tile_state *t, attn_dtype dtype, const uint8_
     }
 }
 
-/* Columns [from, to) that one query sees, cut to a tile: two ranges, either may be empty. */
+/* Columns [from, to) that one query sees, cut to a tile: two ranges, either may be empty; and those
+ * of a tree's nodes, one bit each. */
 struct columns {
     uint32_t from[2], to[2];
+    uint32_t nodes;
 };
+
+/* The position of the row's query. */
+INLINE uint32_t position_of_row(const struct tile_state *t, uint32_t row)
+{
+    const struct backend_item *item = t->r->item;
+    uint32_t token = row / t->g->group;
+    return item->pos + (item->nodes != NULL ? item->nodes[token].depth : token);
+}
+
+/* Of the nodes, those in the tile of keys from `key` on. */
+static uint32_t node_columns(uint64_t seen, uint32_t pos, uint32_t key)
+{
+    if (key >= pos)
+        return key - pos < 64 ? (uint32_t)(seen >> (key - pos)) : 0;
+    return pos - key < TILE_TOKENS ? (uint32_t)(seen << (pos - key)) : 0;
+}
 
 static struct columns columns_of(const struct tile_state *t, const struct step *step, uint32_t row)
 {
     const struct backend_item *item = t->r->item;
-    struct visible v = layer_visible(t->r->spec, t->g->stripes, item->flags, step->branch,
-                                     item->pos + row / t->g->group, item->pos + item->n_tokens);
+    const struct attn_layer_spec *spec = t->r->spec;
+    const struct tree_node *node = item->nodes ? &item->nodes[row / t->g->group] : NULL;
+    struct visible v =
+        node ? tree_visible(node, spec->window_tokens, spec->sink_tokens, item->pos)
+             : layer_visible(spec, t->g->stripes, item->flags, step->branch,
+                             item->pos + row / t->g->group, item->pos + item->n_tokens);
     uint32_t ends[2][2] = {{0, v.sinks}, {v.first, v.end}}, key = step->key;
-    struct columns c;
+    struct columns c = {.nodes = 0};
+    if (node)
+        c.nodes = node_columns(tree_seen(node, spec->window_tokens, spec->sink_tokens, item->pos),
+                               item->pos, key);
     for (int i = 0; i < 2; i++) {
         uint32_t from = ends[i][0] > key ? ends[i][0] - key : 0;
         uint32_t to = ends[i][1] > key ? ends[i][1] - key : 0;
@@ -336,6 +361,13 @@ INLINE vf distances(const struct tile_state *t, const struct step *step, uint32_
     for (uint32_t i = 0; i < VEC; i++)
         x[i] = is_even ? first + i * b.rate
                        : stripes_position(s, stripes_token(s, b, step->key + j + i)) - p;
+    const struct backend_item *item = t->r->item;
+    if (item->nodes != NULL && step->key + j + VEC > item->pos)
+        for (uint32_t i = 0; i < VEC; i++) {
+            uint32_t node = step->key + j + i - item->pos; /* or wraps */
+            if (node < item->n_tokens)
+                x[i] = item->pos + item->nodes[node].depth - p;
+        }
     return __builtin_convertvector((vi)x, vf);
 }
 
@@ -346,7 +378,7 @@ INLINE vf finish_scores(const struct tile_state *t, const struct step *step, uin
     const struct attn_layer_spec *spec = t->r->spec;
     float *s = t->x->s + row * TILE_TOKENS;
     uint32_t head = t->kv_head * t->g->group + (t->r->row0 + row) % t->g->group;
-    uint32_t p = t->r->item->pos + (t->r->row0 + row) / t->g->group;
+    uint32_t p = position_of_row(t, t->r->row0 + row);
     float unit = spec->scale * vec_code_unit(t->g->kv_dtype);
     float slope = spec->alibi_slopes ? spec->alibi_slopes[head] * LOG2E : 0;
     vf lane;
@@ -367,6 +399,8 @@ INLINE vf finish_scores(const struct tile_state *t, const struct step *step, uin
         vf col = lane + (float)j;
         vi seen = ((col >= (float)c.from[0]) & (col < (float)c.to[0])) |
                   ((col >= (float)c.from[1]) & (col < (float)c.to[1]));
+        for (uint32_t i = 0; i < VEC && c.nodes != 0; i++)
+            seen[i] |= -(int32_t)(c.nodes >> (j + i) & 1);
         x = vf_select(seen, x, vf_set(-INFINITY));
         vf_store(s + j, x);
         max = vf_max(x, max);
@@ -405,6 +439,8 @@ static void masked_softmax_row(const struct tile_state *t, const struct step *st
                                struct columns c)
 {
     uint32_t n = c.to[1] > c.to[0] ? c.to[1] : c.to[0];
+    uint32_t n_nodes = c.nodes == 0 ? 0 : 32 - (uint32_t)__builtin_clz(c.nodes);
+    n = n > n_nodes ? n : n_nodes;
     n = (n + VEC - 1) / VEC * VEC;
     softmax_row(t, row, n, finish_scores(t, step, row, c, n), t->g->layout.is_quantised);
 }
@@ -569,6 +605,12 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
                 uint32_t b = c.to[j] < end ? c.to[j] : end;
                 if (a < b)
                     piece_sum(t, dtype, pieces[i].v + (a - begin) * v_stride, v_ahead[i], a, b, row,
+                              next);
+            }
+            for (uint32_t rest = c.nodes; rest != 0; rest &= rest - 1) {
+                uint32_t a = (uint32_t)__builtin_ctz(rest);
+                if (a >= begin && a < end)
+                    piece_sum(t, dtype, pieces[i].v + (a - begin) * v_stride, NULL, a, a + 1, row,
                               next);
             }
         }

@@ -297,6 +297,7 @@ void model_publish(struct model *m, uint32_t slot)
     uint32_t n = s->n_ids;
     for (uint32_t l = 0; l < M_LAYERS; l++)
         n = s->len[l] < n ? s->len[l] : n;
+    n = model_below_tree(s) < n ? model_below_tree(s) : n;
     if (model_n_paged_out(s) > 0)
         return;
     if (n / M_BLOCK_TOKENS > s->n_looked_at && !model_holds_entry(s, s->n_looked_at))

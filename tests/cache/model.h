@@ -40,6 +40,10 @@
 #ifndef M_RESERVES
 #define M_RESERVES 0
 #endif
+/* How often trees grow and paths are committed. */
+#ifndef M_TREES
+#define M_TREES (M_PAGES > 0 || M_RESERVES > 0 ? 5 : 10)
+#endif
 #define M_KEPT_BLOCKS ((M_KEPT + M_BLOCK_TOKENS - 1) / M_BLOCK_TOKENS)
 
 struct model_seq {
@@ -52,6 +56,7 @@ struct model_seq {
     uint32_t hole; /* entries below name no block, past the kept ones */
     uint32_t len[M_LAYERS], latest[M_LAYERS];
     uint32_t token[M_LAYERS][M_TOKENS];
+    uint32_t n_nodes, tree_pos, tree_seed; /* n_nodes 0: no tree */
     uint64_t adapter;
     uint32_t prompt, n_ids, id[M_TOKENS];
     enum { SAID_NOTHING, SAID_UNPINNED, SAID_PINNED } said; /* of all its blocks */
@@ -110,6 +115,8 @@ enum op_kind {
     OP_ADOPT,
     OP_TOKENS,
     OP_RESERVE,
+    OP_TREE, /* a reserve of its nodes */
+    OP_PATH, /* commits the path to node pos - 1; 0: none */
     OP_COMMIT,
     OP_CANCEL,
     OP_RECOVER,
@@ -128,6 +135,7 @@ struct op {
     enum op_kind kind;
     uint32_t slot, to_slot, layer, pos, n, owner, value_seed;
     uint32_t prompt; /* whose ids are given */
+    uint32_t tree_seed; /* of the parents */
     uint64_t adapter;
     uint64_t request;
     bool will_commit;

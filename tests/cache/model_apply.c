@@ -115,6 +115,8 @@ static void trim(struct model *m, uint32_t slot)
     struct model_seq *s = &m->seq[slot];
     if (!model_is_quiet(m, slot))
         return;
+    if (longest(s) <= model_below_tree(s))
+        s->n_nodes = 0; /* no layer got any */
     while (s->n_blocks > blocks_of(longest(s)))
         entry_goes(m, slot, s->n_blocks - 1);
 }
@@ -169,6 +171,8 @@ static attn_status apply_fork(struct model *m, const struct op *op)
     for (uint32_t l = 0; l < M_LAYERS; l++)
         if (s->len[l] < op->n)
             return ATTN_EINVAL;
+    if (op->n > model_below_tree(s))
+        return ATTN_EINVAL;
     if (would_see_hole(s, op->n))
         return ATTN_EINVAL;
     if (n_copies_outstanding(m, op->slot) > 0 || model_n_paged_out(s) > 0)
@@ -179,6 +183,7 @@ static attn_status apply_fork(struct model *m, const struct op *op)
     to->owner = op->owner;
     to->epoch = m->ended + 1;
     to->request = op->request;
+    to->n_nodes = 0;
     see(m, op->owner, op->request);
     to->n_blocks = blocks_of(op->n);
     to->hole = ends_in_kept(op->n) ? 0 : s->hole;
@@ -197,8 +202,9 @@ static attn_status apply_truncate(struct model *m, const struct op *op)
         return ATTN_EINVAL;
     if (!model_is_quiet(m, op->slot))
         return ATTN_EOVERLOAD;
-    if (would_see_hole(s, op->n))
+    if (op->n > model_below_tree(s) || would_see_hole(s, op->n))
         return ATTN_EINVAL;
+    s->n_nodes = 0;
     for (uint32_t l = 0; l < M_LAYERS; l++) {
         s->latest[l] = s->latest[l] > op->n ? op->n : s->latest[l];
         s->len[l] = s->len[l] > op->n ? op->n : s->len[l];
@@ -265,7 +271,7 @@ static attn_status apply_tokens(struct model *m, const struct op *op)
     return ATTN_OK;
 }
 
-static attn_status apply_reserve(struct model *m, const struct op *op)
+static attn_status reserve(struct model *m, const struct op *op)
 {
     struct model_seq *s = &m->seq[op->slot];
     struct model_pending *p = &m->pending[op->slot][op->layer];
@@ -312,6 +318,87 @@ static attn_status apply_reserve(struct model *m, const struct op *op)
         s->n_blocks++;
     }
     *p = q;
+    return ATTN_OK;
+}
+
+static attn_status apply_reserve(struct model *m, const struct op *op)
+{
+    if (op->pos + op->n > model_below_tree(&m->seq[op->slot]))
+        return ATTN_EINVAL;
+    return reserve(m, op);
+}
+
+static attn_status apply_tree(struct model *m, const struct op *op)
+{
+    struct model_seq *s = &m->seq[op->slot];
+    if (op->n == 0)
+        return ATTN_EINVAL;
+    if (s->n_nodes == 0 && !model_is_quiet(m, op->slot))
+        return ATTN_EOVERLOAD;
+    if (s->n_nodes == 0 && (longest(s) > op->pos || op->pos != s->len[op->layer]))
+        return ATTN_EINVAL;
+    if (s->n_nodes > 0 && (s->n_nodes != op->n || s->tree_pos != op->pos))
+        return ATTN_EINVAL;
+    for (uint32_t i = 0; i < s->n_nodes; i++)
+        if (model_parent(s->tree_seed, i) != model_parent(op->tree_seed, i))
+            return ATTN_EINVAL;
+    attn_status st = reserve(m, op);
+    if (st == ATTN_OK) {
+        s->n_nodes = op->n;
+        s->tree_pos = op->pos;
+        s->tree_seed = op->tree_seed;
+    }
+    return st;
+}
+
+/* The blocks of what moves, those of the path's end and before, are replaced. */
+static attn_status apply_path(struct model *m, const struct op *op)
+{
+    struct model_seq *s = &m->seq[op->slot];
+    struct model_pending *p = &m->pending[op->slot][0]; /* holds old blocks */
+    uint32_t path[M_TOKENS], n = op->pos > 0 ? model_path(op->tree_seed, op->pos - 1, path) : 0;
+    uint32_t end = s->tree_pos + n, n_stay = 0;
+    if (s->n_nodes == 0)
+        return ATTN_EINVAL;
+    if (!model_is_quiet(m, op->slot) || model_n_paged_out(s) > 0)
+        return ATTN_EOVERLOAD;
+    for (uint32_t l = 0; l < M_LAYERS && n > 0; l++)
+        if (s->len[l] != s->tree_pos + s->n_nodes)
+            return ATTN_EINVAL;
+    for (uint32_t i = 0; i < n; i++)
+        if (path[i] >= s->n_nodes ||
+            model_parent(s->tree_seed, path[i]) != (i == 0 ? -1 : (int32_t)path[i - 1]))
+            return ATTN_EINVAL;
+    while (n_stay < n && path[n_stay] == n_stay)
+        n_stay++;
+    if (n_stay < n) {
+        uint32_t first = (s->tree_pos + n_stay) / M_BLOCK_TOKENS, past = blocks_of(end);
+        if (!model_has_room(m, s->owner, past - first))
+            return ATTN_ENOBLOCKS;
+        p->is_outstanding = true;
+        for (uint32_t i = first; i < past; i++) {
+            p->index[p->n_copies] = i;
+            p->old_block[p->n_copies++] = s->block[i];
+            s->block[i] = model_block_new(m);
+        }
+    }
+    for (uint32_t l = 0; l < M_LAYERS; l++) {
+        for (uint32_t i = n_stay; i < n; i++)
+            s->token[l][s->tree_pos + i] = s->token[l][s->tree_pos + path[i]];
+        s->len[l] = s->len[l] > end ? end : s->len[l];
+        s->latest[l] = s->latest[l] > end ? end : s->latest[l];
+    }
+    release_copied(m, p);
+    *p = (struct model_pending){0};
+    s->n_nodes = 0;
+    s->epoch++;
+    s->request = op->request;
+    s->n_ids = s->n_ids < end ? s->n_ids : end;
+    model_look_from(m, s, end / M_BLOCK_TOKENS);
+    trim(m, op->slot);
+    if (ends_in_kept(end))
+        s->hole = 0;
+    model_publish(m, op->slot);
     return ATTN_OK;
 }
 
@@ -366,6 +453,8 @@ static attn_status apply_free_to(struct model *m, const struct op *op)
         return ATTN_EINVAL;
     if (!model_is_quiet(m, op->slot) || model_n_paged_out(s) > 0)
         return ATTN_EOVERLOAD;
+    if (s->n_nodes > 0)
+        return ATTN_EINVAL;
     for (uint32_t l = 0; l < M_LAYERS; l++)
         if (s->len[l] < past * M_BLOCK_TOKENS && s->len[l] != first * M_BLOCK_TOKENS)
             return ATTN_EINVAL;
@@ -442,11 +531,20 @@ static attn_status apply(struct model *m, const struct op *op)
         return apply_tokens(m, op);
     case OP_RESERVE:
         return apply_reserve(m, op);
+    case OP_TREE:
+        return apply_tree(m, op);
+    case OP_PATH:
+        return apply_path(m, op);
     case OP_COMMIT:
         return apply_commit(m, op);
     case OP_CANCEL:
         return apply_cancel(m, op);
     case OP_RECOVER:
+        for (uint32_t i = 0; i < m->move.n; i++) { /* it ends, and did nothing */
+            uint64_t block = m->move.block[i];
+            m->move.block[i] = 0;
+            model_release(m, block);
+        }
         model_recover(m);
         return ATTN_OK;
     case OP_UNSEEN:

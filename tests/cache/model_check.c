@@ -107,6 +107,35 @@ static attn_status recover(struct kv *kv, struct kv_effects *fx)
     return st == ATTN_OK && n_dropped > 0 ? ATTN_EINTERNAL : st;
 }
 
+/* On the simulated device. */
+static attn_status tokens_copy(void *user, const struct kv_token_copy *list, uint32_t n)
+{
+    struct device *d = user;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t l = 0; l < M_LAYERS; l++)
+            d->cell[list[i].to_block][l][list[i].to_slot] =
+                d->cell[list[i].from_block][l][list[i].from_slot];
+    return ATTN_OK;
+}
+
+static attn_status tree_reserve(struct kv *kv, kv_seq_id id, const struct op *op,
+                                struct kv_effects *fx)
+{
+    int32_t parents[M_TOKENS];
+    for (uint32_t i = 0; i < op->n; i++)
+        parents[i] = model_parent(op->tree_seed, i);
+    return kv_tree_reserve(kv, id, op->layer, op->pos, parents, op->n, fx);
+}
+
+static attn_status tree_commit(struct kv *kv, kv_seq_id id, const struct op *op,
+                               struct kv_effects *fx)
+{
+    const struct kv_token_ops ops = {.user = model_device, .copy = tokens_copy};
+    uint32_t path[M_TOKENS], n = op->pos > 0 ? model_path(op->tree_seed, op->pos - 1, path) : 0;
+    uint32_t epoch;
+    return kv_tree_commit(kv, id, path, n, op->request, &ops, fx, &epoch);
+}
+
 static attn_status carry_out(struct kv *kv, const struct op *op, struct kv_effects *fx)
 {
     kv_seq_id id = seq_of(kv, op->slot), made;
@@ -134,6 +163,10 @@ static attn_status carry_out(struct kv *kv, const struct op *op, struct kv_effec
     case OP_RESERVE:
         return op->is_copied ? kv_copy_reserve(kv, id, op->layer, op->pos, op->n, fx)
                              : kv_append_reserve(kv, id, op->layer, op->pos, op->n, fx);
+    case OP_TREE:
+        return tree_reserve(kv, id, op, fx);
+    case OP_PATH:
+        return tree_commit(kv, id, op, fx);
     case OP_COMMIT:
         kv_append_commit(kv, id, op->layer, op->pos, op->n);
         return ATTN_OK;
@@ -375,6 +408,9 @@ const char *model_visible_difference(struct kv *kv, const struct model *m, const
             i.tenant != slot / M_NAMES)
             return DIFFER("slot %u: epoch %u owner %u, not %u and %u", slot, i.epoch, i.owner,
                           s->epoch, s->owner);
+        if (i.n_nodes != s->n_nodes || (s->n_nodes > 0 && i.tree_pos != s->tree_pos))
+            return DIFFER("slot %u: a tree of %u nodes at %u, not %u at %u", slot, i.n_nodes,
+                          i.tree_pos, s->n_nodes, s->tree_pos);
         for (uint32_t l = 0; l < M_LAYERS; l++)
             if (i.layer_len[l] != s->len[l])
                 return DIFFER("slot %u layer %u: %u tokens, not %u", slot, l, i.layer_len[l],

@@ -16,6 +16,8 @@ static enum op_kind draw_kind(uint64_t *random)
                                                [OP_ADOPT] = 2,
                                                [OP_TOKENS] = 9,
                                                [OP_RESERVE] = 34,
+                                               [OP_TREE] = M_TREES,
+                                               [OP_PATH] = M_TREES,
                                                [OP_COMMIT] = 67,
                                                [OP_CANCEL] = 21,
                                                [OP_RECOVER] = 1,
@@ -83,6 +85,20 @@ static bool draw_reserve(const struct model *m, struct op *op, uint64_t *random)
     return true;
 }
 
+static bool draw_tree(const struct model *m, struct op *op, uint64_t *random)
+{
+    const struct model_seq *s = &m->seq[op->slot];
+    if (m->pending[op->slot][op->layer].is_outstanding)
+        return false;
+    bool is_there = s->n_nodes > 0 && random_below(random, 10) > 0;
+    op->pos = is_there ? s->tree_pos : s->len[op->layer] + (random_below(random, 12) == 0);
+    op->tree_seed = random_below(random, 1u << 16);
+    if (is_there)
+        op->tree_seed = s->tree_seed;
+    op->n = is_there ? s->n_nodes : 1 + random_below(random, 7);
+    return s->n_nodes > 0 || s->len[0] == s->len[1] || random_below(random, 8) == 0;
+}
+
 /* The rest of an operation on an open sequence. */
 static bool draw_of_sequence(const struct model *m, struct op *op, uint64_t *random)
 {
@@ -96,6 +112,12 @@ static bool draw_of_sequence(const struct model *m, struct op *op, uint64_t *ran
         return true;
     case OP_RESERVE:
         return draw_reserve(m, op, random);
+    case OP_TREE:
+        return draw_tree(m, op, random);
+    case OP_PATH:
+        op->tree_seed = s->tree_seed;
+        op->pos = random_below(random, s->n_nodes + 1 + (random_below(random, 6) == 0));
+        return s->n_nodes > 0 || random_below(random, 40) == 0;
     case OP_COMMIT:
     case OP_CANCEL:
         op->pos = p->pos;
@@ -168,10 +190,10 @@ struct op model_op(const struct model *m, uint64_t *random)
 
 const char *op_text(const struct op *op)
 {
-    static const char *const name[] = {"open",   "fork",    "truncate", "close",  "adopt",
-                                       "tokens", "reserve", "commit",   "cancel", "recover",
-                                       "unseen", "free to", "resize",   "retain", "set aside",
-                                       "out",    "in",      "end"};
+    static const char *const name[] = {"open",   "fork",      "truncate", "close",   "adopt",
+                                       "tokens", "reserve",   "tree",     "path",    "commit",
+                                       "cancel", "recover",   "unseen",   "free to", "resize",
+                                       "retain", "set aside", "out",      "in",      "end"};
     static char text[160];
     snprintf(text, sizeof text,
              "%s slot %u to %u layer %u pos %u n %u prompt %u owner %u request %u", name[op->kind],

@@ -19,6 +19,29 @@ static inline uint32_t model_value(uint32_t seed, uint32_t layer, uint32_t pos)
     return (seed * 31 + layer) * 2654435761u + pos * 40503u;
 }
 
+/* Parents of a tree's nodes: each -1 or an earlier one. */
+static inline int32_t model_parent(uint32_t seed, uint32_t node)
+{
+    return (int32_t)((seed >> node % 16) % (node + 1)) - 1;
+}
+
+/* The path to the node, from one without a parent on; returns its length, M_TOKENS at most. */
+static inline uint32_t model_path(uint32_t seed, uint32_t node, uint32_t out[M_TOKENS])
+{
+    uint32_t n = 0;
+    for (int32_t i = (int32_t)node; i >= 0; i = model_parent(seed, (uint32_t)i))
+        n++;
+    for (int32_t i = (int32_t)node, at = (int32_t)n; i >= 0; i = model_parent(seed, (uint32_t)i))
+        out[--at] = (uint32_t)i;
+    return n;
+}
+
+/* Tokens that no tree has, at most. */
+static inline uint32_t model_below_tree(const struct model_seq *s)
+{
+    return s->n_nodes > 0 ? s->tree_pos : UINT32_MAX;
+}
+
 /* Entry i names something; and that a block, not idle memory. */
 bool model_holds_entry(const struct model_seq *s, uint32_t i);
 bool model_has_block(const struct model_seq *s, uint32_t i);

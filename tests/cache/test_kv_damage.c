@@ -39,7 +39,7 @@ static void grow(struct grown *g, uint64_t seed, uint32_t n_ops)
         attn_status expected = model_apply(&g->model, &op);
         test_fx_reset(&t);
         assert_int_equal(model_kv_apply(kv, &op, &t, NULL), expected);
-        if (expected == ATTN_OK && op.kind == OP_RESERVE)
+        if (expected == ATTN_OK && (op.kind == OP_RESERVE || op.kind == OP_TREE))
             model_device_run(&g->device, kv, &g->model, &op, &t);
     }
     model_recover(&g->model);

@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define N_OPS 120
+#define N_OPS 150
 
 /* Written by the child, read by the parent while the child is stopped. */
 struct stage {
@@ -38,9 +38,45 @@ static int copy_fd;
 static uint64_t n_seeds = M_PAGES > 0 ? 3 : 2; /* or the first argument */
 static uint64_t n_states, n_steps, n_old, n_new, n_moved;
 
-/* Begins every run, so that each kind of truth is in flight: copies of two blocks are committed,
- * cancelled and closed away, and a truncation cuts two layers. */
+/* Begins every run, so that each kind of truth is in flight: of trees whose first block is shared
+ * paths are committed that move within a block and between blocks, stay where they are, and are
+ * empty, a tree is cancelled and another truncated; copies of two blocks are committed, cancelled
+ * and closed away, and a truncation cuts two layers. */
 static const struct op script[] = {
+    {.kind = OP_OPEN, .slot = 0, .n = 12},
+    {.kind = OP_RESERVE, .slot = 0, .layer = 0, .pos = 0, .n = 6, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 0, .layer = 0, .pos = 0, .n = 6},
+    {.kind = OP_RESERVE, .slot = 0, .layer = 1, .pos = 0, .n = 6, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 0, .layer = 1, .pos = 0, .n = 6},
+    {.kind = OP_FORK, .slot = 0, .to_slot = 1, .n = 6},
+    {.kind = OP_TREE, .slot = 0, .layer = 0, .pos = 6, .n = 7},
+    {.kind = OP_CANCEL, .slot = 0, .layer = 0, .pos = 6, .n = 7},
+    {.kind = OP_TREE, .slot = 0, .layer = 0, .pos = 6, .n = 7, .tree_seed = 9, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 0, .layer = 0, .pos = 6, .n = 7},
+    {.kind = OP_TREE, .slot = 0, .layer = 1, .pos = 6, .n = 7, .tree_seed = 9, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 0, .layer = 1, .pos = 6, .n = 7},
+    {.kind = OP_RECOVER},
+    {.kind = OP_PATH, .slot = 0, .pos = 7, .tree_seed = 9},
+    {.kind = OP_TREE, .slot = 1, .layer = 1, .pos = 6, .n = 2, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 1, .layer = 1, .pos = 6, .n = 2},
+    {.kind = OP_FORK, .slot = 1, .to_slot = 2, .n = 6},
+    {.kind = OP_TREE, .slot = 1, .layer = 0, .pos = 6, .n = 2, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 1, .layer = 0, .pos = 6, .n = 2},
+    {.kind = OP_PATH, .slot = 1, .pos = 2},
+    {.kind = OP_TREE, .slot = 1, .layer = 0, .pos = 7, .n = 6, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 1, .layer = 0, .pos = 7, .n = 6},
+    {.kind = OP_TREE, .slot = 1, .layer = 1, .pos = 7, .n = 6, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 1, .layer = 1, .pos = 7, .n = 6},
+    {.kind = OP_PATH, .slot = 1, .pos = 1},
+    {.kind = OP_TREE, .slot = 1, .layer = 0, .pos = 8, .n = 3, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 1, .layer = 0, .pos = 8, .n = 3},
+    {.kind = OP_PATH, .slot = 1, .pos = 0},
+    {.kind = OP_TREE, .slot = 1, .layer = 0, .pos = 8, .n = 3, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 1, .layer = 0, .pos = 8, .n = 3},
+    {.kind = OP_TRUNCATE, .slot = 1, .n = 5},
+    {.kind = OP_CLOSE, .slot = 0},
+    {.kind = OP_CLOSE, .slot = 1},
+    {.kind = OP_CLOSE, .slot = 2},
     {.kind = OP_OPEN, .slot = 0},
     {.kind = OP_RESERVE, .slot = 0, .layer = 0, .pos = 0, .n = 7, .will_commit = true},
     {.kind = OP_RESERVE, .slot = 0, .layer = 1, .pos = 0, .n = 6, .will_commit = true},
@@ -206,7 +242,7 @@ static void child_run(struct kv *kv, uint64_t seed)
             stage->status = ATTN_EINTERNAL;
         raise(SIGUSR2); /* to here */
         snprintf(stage->error, sizeof stage->error, "%s", kv_last_error(kv));
-        if (stage->status == ATTN_OK && stage->op.kind == OP_RESERVE)
+        if (stage->status == ATTN_OK && (stage->op.kind == OP_RESERVE || stage->op.kind == OP_TREE))
             model_device_run(&stage->device, kv, &stage->after, &stage->op, &t);
         stage->before = stage->after;
         stage->n_moved = model_n_moved;

@@ -48,7 +48,7 @@ static void run_seed(uint64_t seed)
         const char *wrong = st == ATTN_OK ? model_learn(&m, kv, &op) : "";
         if (wrong[0] != '\0')
             fail_msg("seed %llu op %u, %s: %s", (unsigned long long)seed, i, op_text(&op), wrong);
-        if (st == ATTN_OK && op.kind == OP_RESERVE)
+        if (st == ATTN_OK && (op.kind == OP_RESERVE || op.kind == OP_TREE))
             model_device_run(&d, kv, &m, &op, &t);
         if (op.kind == OP_RECOVER && i % 2 == 0) { /* also by a successor */
             struct kv *next = test_kv_open(&model_config, kv_fd(kv));
@@ -112,7 +112,7 @@ static void run_seed(uint64_t seed)
     uint32_t enough = M_RESERVES > 0 && M_PAGES > 0                   ? 4
                       : M_WINDOW > 0 || M_PAGES > 0 || M_RESERVES > 0 ? 10
                       : M_RETAINS > 0                                 ? 50
-                                                                      : 100;
+                                                                      : 80;
     if (n_copies < enough || n_noblocks < enough || m.n_hits < enough || m.n_evicted < enough / 2 ||
         (m.n_taken_back < 1 && M_WINDOW == 0))
         fail_msg("seed %llu: %u copies, %u out of blocks, %u hits, %u evicted, %u taken back",

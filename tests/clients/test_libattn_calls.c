@@ -247,9 +247,9 @@ static void what_is_no_call_is_refused_before_anything_is_sent(void **state)
     attn_pool *p = pool_of(c, ATTN_F32, "m", 0.25f, N_BLOCKS);
     uint32_t n_done = 77;
     call(0, ATTN_CALL_OPEN, (struct attn_seq){.id = 1});
-    call(1, (attn_call_kind)8, (struct attn_seq){.id = 1});
+    call(1, (attn_call_kind)9, (struct attn_seq){.id = 1});
     assert_int_equal(attn_seq_calls(p, calls, 2, LONG_US, &n_done), ATTN_EINVAL);
-    assert_non_null(strstr(attn_last_error()->message, "calls[1].kind is 8"));
+    assert_non_null(strstr(attn_last_error()->message, "calls[1].kind is 9"));
     assert_int_equal(n_done, 0);
     call(1, ATTN_CALL_TOKENS, (struct attn_seq){.id = 1})->tokens.n = 3;
     assert_int_equal(attn_seq_calls(p, calls, 2, LONG_US, NULL), ATTN_EINVAL);

@@ -303,6 +303,9 @@ static struct backend_item *make_items(struct check *c, const struct check_item 
         uint32_t n_blocks = c->seqs[it->seq].n_blocks;
         uint32_t *table = take(c, n_blocks * sizeof *table);
         memcpy(table, c->seqs[it->seq].table, n_blocks * sizeof *table);
+        struct tree_node *nodes = it->parents ? take(c, it->n_tokens * sizeof *nodes) : NULL;
+        if (nodes != NULL && tree_nodes_of(it->parents, it->n_tokens, nodes) < it->n_tokens)
+            fprintf(stderr, "check: no tree\n");
         list[i] = (struct backend_item){.flags = it->flags,
                                         .layer = c->seqs[it->seq].layer,
                                         .table_row = it->seq,
@@ -313,7 +316,8 @@ static struct backend_item *make_items(struct check *c, const struct check_item 
                                         .k = it->k,
                                         .v = it->v,
                                         .out = it->out,
-                                        .lse = it->lse};
+                                        .lse = it->lse,
+                                        .nodes = nodes};
     }
     return list;
 }
@@ -487,8 +491,9 @@ static double proven_l2(const struct check *c, const struct check_item *it, cons
     float *v = malloc(n_v * sizeof *v);
     for (size_t i = 0; i < n_v; i++)
         v[i] = fabsf(s->v[i]);
-    reference_attend(&c->specs[s->layer], g->num_q_heads, g->num_kv_heads, g->head_dim_k,
-                     g->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, v, n_kv, terms, NULL);
+    reference_attend_seen(&c->specs[s->layer], g->num_q_heads, g->num_kv_heads, g->head_dim_k,
+                          g->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, v, n_kv,
+                          &(struct reference_seen){.parents = it->parents}, terms, NULL);
     for (size_t i = 0; i < n; i++) {
         norm += want[i] * want[i];
         sum += (fabs(want[i]) + terms[i]) * (fabs(want[i]) + terms[i]);
@@ -511,9 +516,10 @@ static bool check_item_output(struct check *c, const struct check_item *it)
 
     for (size_t i = 0; i < n_q; i++)
         q[i] = (float)reference_get(g->q_dtype, it->q, i);
-    reference_attend(&c->specs[s->layer], g->num_q_heads, g->num_kv_heads, g->head_dim_k,
-                     g->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, s->v,
-                     it->pos + it->n_tokens, want, lse);
+    reference_attend_seen(&c->specs[s->layer], g->num_q_heads, g->num_kv_heads, g->head_dim_k,
+                          g->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, s->v,
+                          it->pos + it->n_tokens, &(struct reference_seen){.parents = it->parents},
+                          want, lse);
     double diff = 0, norm = 0;
     for (size_t i = 0; ok && i < n; i++) {
         double got = reference_get(g->q_dtype, it->out, i);

@@ -28,6 +28,7 @@ struct check_seq {
 struct check_item {
     uint32_t seq, pos, n_tokens, flags;
     bool wants_lse;
+    const int32_t *parents; /* [n_tokens] of a tree; NULL: none */
     void *q, *k, *v, *out; /* filled by check_submit */
     float *lse;
 };

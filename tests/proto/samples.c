@@ -173,6 +173,12 @@ FILL(truncate)
     REQUEST(truncate, TRUNCATE, Attnd__Truncate, attnd__truncate__init, .seq = SEQ_B, .epoch = 1,
             .len = 33);
 }
+static uint32_t commit_nodes[] = {0, 2, 3};
+FILL(commit)
+{
+    REQUEST(commit, COMMIT, Attnd__Commit, attnd__commit__init, .seq = SEQ_B, .epoch = 1,
+            .n_nodes = N(commit_nodes), .nodes = commit_nodes);
+}
 FILL(close)
 {
     REQUEST(close, CLOSE, Attnd__Close, attnd__close__init, .seq = SEQ_B, .epoch = 1);
@@ -216,6 +222,16 @@ FILL(step)
             .dtype = ATTND__DTYPE__BF16, .n_seq = 2, .seq = step_seq, .n_epoch = 2,
             .epoch = step_epoch, .n_pos = 2, .pos = step_pos, .n_n_tokens = 2,
             .n_tokens = step_n_tokens);
+}
+static uint32_t tree_n_tokens[] = {3};
+static int32_t tree_parents[] = {-1, 0, 0};
+FILL(tree)
+{
+    REQUEST(step, STEP, Attnd__Step, attnd__step__init, .pool = 1, .layer = 1,
+            .flags = WIRE_STEP_APPEND | WIRE_STEP_ATTEND | WIRE_STEP_TREE,
+            .dtype = ATTND__DTYPE__BF16, .n_seq = 1, .seq = step_seq, .n_epoch = 1,
+            .epoch = step_epoch, .n_pos = 1, .pos = step_pos, .n_n_tokens = 1,
+            .n_tokens = tree_n_tokens, .n_parent = N(tree_parents), .parent = tree_parents);
 }
 static uint32_t plan_layers[] = {0, 1};
 FILL(plan)
@@ -428,6 +444,7 @@ const struct sample samples[] = {
     {"request_tokens", "which tokens are at 3, 4 and 5", false, 0, fill_tokens},
     {"request_fork", "the first 48 tokens under a new name", false, 0, fill_fork},
     {"request_truncate", "back to 33 tokens", false, 0, fill_truncate},
+    {"request_commit", "of a tree's nodes, 0, 2 and 3 stay", false, 0, fill_commit},
     {"request_close", "a sequence is given up", false, 0, fill_close},
     {"request_adopt", "a sequence of another session is taken over", false, 0, fill_adopt},
     {"request_probe", "what is cached of three tokens", false, 0, fill_probe},
@@ -435,6 +452,7 @@ const struct sample samples[] = {
     /* 3 tokens, 4 q heads, 2 kv heads, head_dim 64 and 32, bf16: q 1536, k 768, v 384 */
     {"request_step", "two items, three tokens; q at 0, k at 1536, v at 2304 of the payload", false,
      2688, fill_step},
+    {"request_step_tree", "the same tensors of one item, which is a tree", false, 2688, fill_tree},
     {"request_plan", "the same items in both layers, whose bells will be 4294967295 and 0", false,
      0, fill_plan},
     {"request_export", "one block, and 16 ids", false, 0, fill_export},

@@ -77,7 +77,7 @@ static void every_limit_is_documented_with_its_value(void **state)
         LIMIT(WIRE_MAX_FIELDS),       LIMIT(WIRE_MAX_STEP_ITEMS), LIMIT(WIRE_MAX_STRING_BYTES),
         LIMIT(WIRE_MAX_JSON_BYTES),   LIMIT(WIRE_MAX_LAYERS),     LIMIT(WIRE_MAX_HEADS),
         LIMIT(WIRE_MAX_FEATURES),     LIMIT(WIRE_MAX_TOKENS),     LIMIT(WIRE_MAX_CHUNK_BLOCKS),
-        LIMIT(WIRE_MAX_CALLS),
+        LIMIT(WIRE_MAX_CALLS),        LIMIT(WIRE_MAX_PARENTS),    LIMIT(WIRE_MAX_TREE_NODES),
     };
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
         char line[256];
@@ -105,7 +105,7 @@ static void every_request_is_documented(void **state)
         if (at == NULL || at > end)
             fail_msg("%s has no row in the table of requests", name);
     }
-    assert_int_equal(n_bodies, 27);
+    assert_int_equal(n_bodies, 28);
 }
 
 static void dtype_numbers_agree_between_schema_and_header(void **state)

@@ -80,15 +80,17 @@ static void steps_that_make_no_sense_are_refused_by_name(void **state)
     (void)state;
     Attnd__Step s = step_of(0, 1, 1);
     expect_invalid(&s, ATTN_BF16,
-                   "step.flags is 0x0, it must be append 1, attend 2 or both; lse is 4");
-    s.flags = 8 | WIRE_STEP_ATTEND;
+                   "step.flags is 0x0, it must be append 1, attend 2 or both; lse is 4, tree 8");
+    s.flags = 16 | WIRE_STEP_ATTEND;
     expect_invalid(&s, ATTN_BF16,
-                   "step.flags is 0xa, it must be append 1, attend 2 or both; lse is 4");
+                   "step.flags is 0x12, it must be append 1, attend 2 or both; lse is 4, tree 8");
     s.flags = WIRE_STEP_LSE;
     expect_invalid(&s, ATTN_BF16,
-                   "step.flags is 0x4, it must be append 1, attend 2 or both; lse is 4");
+                   "step.flags is 0x4, it must be append 1, attend 2 or both; lse is 4, tree 8");
     s.flags = WIRE_STEP_LSE | WIRE_STEP_APPEND;
     expect_invalid(&s, ATTN_BF16, "step.flags is 0x5, lse 4 needs attend 2");
+    s.flags = WIRE_STEP_TREE | WIRE_STEP_ATTEND;
+    expect_invalid(&s, ATTN_BF16, "step.flags is 0xa, tree 8 needs append 1 and attend 2");
     s.flags = WIRE_STEP_ATTEND;
     expect_invalid(&s, ATTN_F16, "step.dtype is bf16 (3), the pool's q_dtype is f16");
     s.dtype = (Attnd__Dtype)77;

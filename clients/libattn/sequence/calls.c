@@ -20,6 +20,7 @@ struct message {
         Attnd__Adopt adopt;
         Attnd__Tokens tokens;
         Attnd__Probe probe;
+        Attnd__Commit commit;
     } body[WIRE_MAX_CALLS];
 };
 
@@ -90,6 +91,14 @@ static void call_fill(struct message *m, const struct attn_seq_call *c)
         to->truncate->seq = c->seq.id;
         to->truncate->epoch = c->seq.epoch;
         to->truncate->len = c->len;
+        return;
+    case ATTN_CALL_COMMIT:
+        to->body_case = ATTND__CALL__BODY_COMMIT;
+        attnd__commit__init(to->commit);
+        to->commit->seq = c->seq.id;
+        to->commit->epoch = c->seq.epoch;
+        to->commit->nodes = ids;
+        to->commit->n_nodes = c->tokens.n;
         return;
     case ATTN_CALL_CLOSE:
         to->body_case = ATTND__CALL__BODY_CLOSE;
@@ -199,9 +208,12 @@ static attn_status call_check(const struct attn_seq_call *c, uint32_t i)
     if (c->struct_size != sizeof *c)
         return error_set(ATTN_EINVAL, "calls[%u].struct_size is %u, not %zu", i, c->struct_size,
                          sizeof *c);
-    if (c->kind < ATTN_CALL_OPEN || c->kind > ATTN_CALL_PROBE)
+    if (c->kind < ATTN_CALL_OPEN || c->kind > ATTN_CALL_COMMIT)
         return error_set(ATTN_EINVAL, "calls[%u].kind is %d, not in 1..%d", i, (int)c->kind,
-                         (int)ATTN_CALL_PROBE);
+                         (int)ATTN_CALL_COMMIT);
+    if (c->kind == ATTN_CALL_COMMIT && c->tokens.n > WIRE_MAX_TREE_NODES)
+        return error_set(ATTN_EINVAL, "calls[%u].tokens.n is %u, a tree has %u nodes at most", i,
+                         c->tokens.n, WIRE_MAX_TREE_NODES);
     if (c->tokens.ids == NULL && c->tokens.n > 0)
         return error_set(ATTN_EINVAL, "calls[%u].tokens.ids is NULL, n is %u", i, c->tokens.n);
     return ATTN_OK;

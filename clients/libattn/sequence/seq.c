@@ -211,6 +211,26 @@ attn_status attn_seq_truncate(attn_pool *p, struct attn_seq *seq, uint32_t len, 
     return seq_call(p, &req, seq->id, timeout_us, seq, NULL, false);
 }
 
+attn_status attn_seq_commit(attn_pool *p, struct attn_seq *seq, const uint32_t *nodes, uint32_t n,
+                            uint64_t timeout_us)
+{
+    attn_status st = seq_check(p, nodes != NULL || n == 0 ? seq : NULL, "seq or nodes");
+    if (st != ATTN_OK)
+        return st;
+    if (n > WIRE_MAX_TREE_NODES)
+        return error_set(ATTN_EINVAL, "n is %u, a tree has %u nodes at most", n,
+                         WIRE_MAX_TREE_NODES);
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Commit commit = ATTND__COMMIT__INIT;
+    commit.seq = seq->id;
+    commit.epoch = seq->epoch;
+    commit.nodes = (uint32_t *)(uintptr_t)nodes; /* packing only reads it */
+    commit.n_nodes = n;
+    req.body_case = ATTND__REQUEST__BODY_COMMIT;
+    req.commit = &commit;
+    return seq_call(p, &req, seq->id, timeout_us, seq, NULL, false);
+}
+
 attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, uint64_t timeout_us)
 {
     attn_status st = seq_check(p, seq, "seq");

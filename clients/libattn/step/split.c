@@ -167,6 +167,8 @@ static struct attn_step next_piece(struct split *s)
     }
     if (all->lse != NULL)
         p.lse = all->lse + s->row * s->n_heads;
+    if (all->parents != NULL)
+        p.parents = all->parents + s->row;
     s->row += n;
     return p;
 }

@@ -31,7 +31,7 @@ static uint32_t step_flags(const struct attn_step *s)
     bool is_attend = p != NULL ? p->is_attend : s->q != NULL;
     bool has_lse = p != NULL ? p->has_lse : s->lse != NULL;
     return (is_append ? WIRE_STEP_APPEND : 0) | (is_attend ? WIRE_STEP_ATTEND : 0) |
-           (has_lse ? WIRE_STEP_LSE : 0);
+           (has_lse ? WIRE_STEP_LSE : 0) | (s->parents != NULL ? WIRE_STEP_TREE : 0);
 }
 
 /* The caller's arrays are f32, the pool's tensors bf16. */
@@ -47,6 +47,7 @@ static void set_scalars(Attnd__Step *h, const struct attn_pool *p, const struct 
     h->flags = step_flags(s);
     h->dtype = (Attnd__Dtype)p->spec.q_dtype;
     h->n_seq = h->n_epoch = h->n_pos = h->n_n_tokens = s->n_items;
+    h->parent = (int32_t *)(uintptr_t)s->parents; /* packing only reads it */
 }
 
 /* Points h's arrays into memory, of 20 bytes an item. */
@@ -134,6 +135,7 @@ static attn_status step_build(struct client_request *r, uint64_t timeout_us, voi
     void *heap;
     Attnd__Request req = ATTND__REQUEST__INIT;
     Attnd__Step step = ATTND__STEP__INIT;
+    step.n_parent = s->parents != NULL ? r->layout.n_tokens : 0;
     if (set_header(&step, r, &on_stack, &heap) != ATTN_OK)
         return ATTN_ENOMEM;
     req.session = r->session;
@@ -220,10 +222,12 @@ static attn_status step_cut(const struct attn_pool *p, const struct attn_step *s
 {
     const struct wire_step_layout *l = &z->layout;
     uint64_t most = client_max_message(p->client);
-    uint64_t head = STEP_HEAD_BYTES + (uint64_t)s->n_items * STEP_HEAD_ITEM_BYTES;
+    uint64_t head = STEP_HEAD_BYTES + (uint64_t)s->n_items * STEP_HEAD_ITEM_BYTES +
+                    (s->parents != NULL ? l->n_tokens : 0); /* each is below 64: a byte */
     uint64_t reply_head = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items;
     z->max_tokens = UINT32_MAX;
     z->is_whole = (step_flags(s) & WIRE_STEP_ATTEND) != 0 && step_sees_all(&p->spec, s->layer);
+    z->is_whole |= s->parents != NULL;
     if (l->n_tokens <= info->max_step_tokens && head + l->request_bytes <= most &&
         reply_head + l->reply_bytes <= most)
         return ATTN_OK;
@@ -297,6 +301,8 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
     if ((s->q == NULL) != (s->out == NULL))
         return error_set(ATTN_EINVAL, "q and out must be given both or neither");
     uint32_t flags = step_flags(s);
+    if ((flags & WIRE_STEP_TREE) && (flags & 3) != (WIRE_STEP_APPEND | WIRE_STEP_ATTEND))
+        return error_set(ATTN_EINVAL, "parents: a tree's step has q and k");
     if (!(flags & WIRE_STEP_ATTEND) && flags != WIRE_STEP_APPEND)
         return error_set(ATTN_EINVAL, "%s without q", flags != 0 ? "lse" : "no k and v");
 
@@ -304,6 +310,9 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
     for (uint32_t i = 0; i < s->n_items; i++) {
         if (s->items[i].n_tokens == 0)
             return error_set(ATTN_EINVAL, "items[%u].n_tokens is 0", i);
+        if (s->parents != NULL && s->items[i].n_tokens > WIRE_MAX_TREE_NODES)
+            return error_set(ATTN_EINVAL, "items[%u].n_tokens is %u, a tree has %u nodes at most",
+                             i, s->items[i].n_tokens, WIRE_MAX_TREE_NODES);
         n_tokens += s->items[i].n_tokens;
     }
     if (n_tokens > UINT32_MAX)

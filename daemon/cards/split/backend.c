@@ -41,6 +41,8 @@ static void info(const struct backend *b, struct backend_info *out)
 {
     const struct engine *e = engine_of(b);
     *out = (struct backend_info){.kv_bytes = e->info.kv_bytes, .max_in_flight = e->max_in_flight};
+    if (b->how == ATTN_SPLIT_HEADS)
+        out->features = e->info.features & BACKEND_HAS_TREES;
 }
 
 /* --- pools ------------------------------------------------------------------------------------ */
@@ -293,6 +295,41 @@ static attn_status block_write(struct backend_pool *p, uint32_t block, const voi
     return block_copy(p, block, (uint8_t *)(uintptr_t)bytes, true);
 }
 
+/* Copies tokens on all devices; all of them have the same blocks. */
+struct tokens_ask {
+    struct peer_ask all; /* first */
+    uint32_t pool, n;
+    const struct backend_token_copy *list;
+};
+
+static void tokens_copy_here(struct engine *e, void *arg)
+{
+    struct tokens_ask *c = arg;
+    const struct pool *pool = pool_of_kv(e, (kv_pool_id){c->pool});
+    c->all.status = ATTN_EDEVICE;
+    snprintf(c->all.why, c->all.why_bytes, "a card with a part of the pool is lost");
+    if (pool == NULL || engine_health(e) != ATTN_OK)
+        return;
+    c->all.status = e->env.ops->tokens_copy(pool->device->device, c->list, c->n);
+    if (c->all.status != ATTN_OK)
+        snprintf(c->all.why, c->all.why_bytes, "%s", e->env.ops->last_error(e->env.backend));
+}
+
+static attn_status tokens_copy(struct backend_pool *p, const struct backend_token_copy *list,
+                               uint32_t n)
+{
+    struct backend *b = p->backend;
+    struct engine *e = engine_of(b);
+    uint32_t n_done;
+    struct tokens_ask c = {{ATTN_OK, b->why, sizeof b->why}, index_of(e, p), n, list};
+    if (!peers_all_live(e))
+        return FAIL(b, ATTN_EDEVICE, "a card with a part of the pool is lost");
+    tokens_copy_here(e, &c);
+    if (c.all.status != ATTN_OK)
+        return c.all.status;
+    return engine_call_others(e, peers_n(e), tokens_copy_here, &c.all, &n_done);
+}
+
 /* --- batches ---------------------------------------------------------------------------------- */
 
 static attn_status submit(struct backend *b, struct backend_batch *batch)
@@ -318,6 +355,7 @@ static const struct backend_ops ops = {
     .submit = submit,
     .block_read = block_read,
     .block_write = block_write,
+    .tokens_copy = tokens_copy,
 };
 
 const struct split_ops cards_split_ops = {

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cache/kv_append.h"
 #include "daemon/engine/core/pool_table.h"
 #include "kernels/kv_layout.h"
 
@@ -72,6 +71,21 @@ attn_status pool_layers_write(const struct pool *p, uint32_t block, struct pool_
                               const uint8_t *bytes, char *why, size_t why_bytes)
 {
     return layers_move(p, block, layers, (uint8_t *)(uintptr_t)bytes, true, why, why_bytes);
+}
+
+attn_status pool_tokens_copy(void *user, const struct kv_token_copy *list, uint32_t n)
+{
+    const struct pool *p = user;
+    struct backend_token_copy copies[KV_MAX_TREE_NODES];
+    attn_status st = ATTN_OK;
+    for (uint32_t i = 0, n_now; i < n && st == ATTN_OK; i += n_now) {
+        n_now = n - i < KV_MAX_TREE_NODES ? n - i : KV_MAX_TREE_NODES;
+        for (uint32_t k = 0; k < n_now; k++)
+            copies[k] = (struct backend_token_copy){list[i + k].from_block, list[i + k].from_slot,
+                                                    list[i + k].to_block, list[i + k].to_slot};
+        st = p->ops->tokens_copy(p->device, copies, n_now);
+    }
+    return st;
 }
 
 /* --- effects ---------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 #ifndef ATTND_DAEMON_ENGINE_CORE_EFFECTS_H
 #define ATTND_DAEMON_ENGINE_CORE_EFFECTS_H
 
+#include "cache/kv_append.h"
 #include "daemon/engine/core/state.h"
 
 /* Reads or writes a block as [layer][K|V][kv_head][block_tokens][head_dim] (kv_layout.h), after all
@@ -21,6 +22,9 @@ attn_status pool_layers_read(const struct pool *p, uint32_t block, struct pool_l
                              uint8_t *out, char *why, size_t why_bytes);
 attn_status pool_layers_write(const struct pool *p, uint32_t block, struct pool_layers layers,
                               const uint8_t *bytes, char *why, size_t why_bytes);
+
+/* Copies tokens between blocks of the pool, as kv_tree_commit asks for. user: the struct pool. */
+attn_status pool_tokens_copy(void *user, const struct kv_token_copy *list, uint32_t n);
 
 /* Writes the pool's effects in the backend's form, without those that no longer matter. patches
  * must have room for patches_capacity + patches_margin. */

@@ -27,6 +27,7 @@ struct pool {
     struct backend *backend;
     struct backend_pool *device;
     bool has_words; /* its batches may have signals */
+    bool has_trees; /* its steps may be trees, and their paths be committed */
     uint64_t device_bytes;
     uint32_t generation; /* number of earlier pools at this index */
     struct ready_queue ready;

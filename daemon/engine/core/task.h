@@ -45,6 +45,7 @@ struct item {
     uint32_t seq; /* kv_seq_id; SEQ_NONE: its name is not, or no longer, that of a sequence */
     uint32_t pos, n_tokens;
     uint32_t row; /* its first token's row in the step's tensors */
+    const struct tree_node *nodes; /* [n_tokens] of a tree; NULL: its tokens follow each other */
     enum item_state state;
 };
 TAILQ_HEAD(item_list, item);

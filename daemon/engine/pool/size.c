@@ -50,6 +50,7 @@ static void pool_choose_backend(struct engine *e, struct pool *p)
     p->backend = is_split ? e->peers->ops->split->backend_of(e->split, how) : e->env.backend;
     p->ops->info(p->backend, &info);
     p->has_words = (info.features & BACKEND_HAS_WORDS) != 0;
+    p->has_trees = (info.features & BACKEND_HAS_TREES) != 0;
 }
 
 /* Bytes of a block on this device. */

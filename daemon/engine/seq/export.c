@@ -189,6 +189,15 @@ static void reply_kept(struct seq_state *s, uint32_t epoch, Attnd__ExportReply *
     s->n_kept = UINT32_MAX;
 }
 
+static attn_status has_tree(const char *what, uint64_t name, const struct kv_seq_info *info,
+                            struct answer *a)
+{
+    return answer_no(a, ATTN_EINVAL,
+                     "%s: sequence %" PRIu64 " has a tree of %" PRIu32 " nodes at %" PRIu32
+                     ": commit a path of it or truncate first",
+                     what, name, info->n_nodes, info->tree_pos);
+}
+
 attn_status export_begin(struct engine *e, struct request *req, kv_seq_id seq,
                          struct transfer **begun, struct answer *a)
 {
@@ -197,6 +206,8 @@ attn_status export_begin(struct engine *e, struct request *req, kv_seq_id seq,
     kv_seq_info(e->env.kv, seq, &info);
     struct pool *p = pool_of_kv(e, info.pool);
     struct part part;
+    if (info.n_nodes > 0)
+        return has_tree("export", x->seq, &info, a);
     attn_status st = part_find(p, "export", x->first_layer, x->n_layers, &part, a->why);
     if (st == ATTN_OK)
         st = export_check(e, x, &info, part.bytes, a->why);
@@ -487,6 +498,8 @@ attn_status import_begin(struct engine *e, struct request *req, kv_seq_id seq,
     kv_seq_info(e->env.kv, seq, &info);
     struct pool *p = pool_of_kv(e, info.pool);
     struct part part;
+    if (info.n_nodes > 0)
+        return has_tree("import", m->seq, &info, a);
     if (m->freed_first > 0 || m->freed_past > 0)
         return free_run(e, req, seq, p, &info, a->why);
     attn_status st = import_check(req, p, &info, &part, a->why);

@@ -8,10 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cache/kv_append.h"
 #include "cache/kv_owner.h"
 #include "cache/kv_tier.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
+#include "daemon/engine/core/effects.h"
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/published.h"
@@ -238,7 +240,7 @@ static uint32_t len_of_all_layers(const struct engine *e, const struct pool *p, 
     uint32_t len = UINT32_MAX;
     for (uint32_t l = 0; l < p->config.num_layers; l++)
         len = info.layer_len[l] < len ? info.layer_len[l] : len;
-    return len;
+    return info.n_nodes > 0 && info.tree_pos < len ? info.tree_pos : len;
 }
 
 static attn_status run_fork(struct engine *e, struct request *req, uint32_t session, kv_seq_id src,
@@ -273,6 +275,29 @@ static attn_status run_truncate(struct engine *e, struct request *req, kv_seq_id
     struct seq_state *s = &e->seqs[seq.index];
     uint32_t len = req->wire.header->truncate->len;
     s->n_kept = len < s->n_kept ? len : s->n_kept;
+    peers_seq_epoch(e, seq);
+    reply_seq(e, seq, false, a);
+    return ATTN_OK;
+}
+
+static attn_status run_commit(struct engine *e, struct request *req, kv_seq_id seq,
+                              struct answer *a)
+{
+    const Attnd__Commit *c = req->wire.header->commit;
+    struct kv_seq_info info;
+    uint32_t epoch;
+    kv_seq_info(e->env.kv, seq, &info);
+    struct pool *p = pool_of_kv(e, info.pool);
+    const struct kv_token_ops ops = {.user = p, .copy = pool_tokens_copy};
+    make_patch_room(e, p, c->n_nodes + 1);
+    attn_status st = kv_tree_commit(e->env.kv, seq, c->nodes, (uint32_t)c->n_nodes,
+                                    req->wire.request_id, &ops, &p->fx, &epoch);
+    if (st != ATTN_OK)
+        return answer_no(a, st, "%s%s%s", kv_last_error(e->env.kv),
+                         st == ATTN_ENOBLOCKS ? MORE_BLOCKS : "",
+                         st == ATTN_EDEVICE ? ": the device failed" : "");
+    struct seq_state *s = &e->seqs[seq.index];
+    s->n_kept = info.tree_pos < s->n_kept ? info.tree_pos : s->n_kept;
     peers_seq_epoch(e, seq);
     reply_seq(e, seq, false, a);
     return ATTN_OK;
@@ -383,6 +408,8 @@ static attn_status run_as_owner(struct engine *e, struct request *req, uint32_t 
         return run_fork(e, req, session, seq, a);
     case ATTND__REQUEST__BODY_TRUNCATE:
         return run_truncate(e, req, seq, a);
+    case ATTND__REQUEST__BODY_COMMIT:
+        return run_commit(e, req, seq, a);
     case ATTND__REQUEST__BODY_TOKENS:
         return run_tokens(e, req, seq, a);
     case ATTND__REQUEST__BODY_IMPORT:
@@ -437,9 +464,10 @@ static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t se
     case ATTND__REQUEST__BODY_EXPORT:
         return export_begin(e, req, seq, begun, a);
     case ATTND__REQUEST__BODY_TRUNCATE:
+    case ATTND__REQUEST__BODY_COMMIT:
         if (!kv_seq_is_repeat(e->env.kv, seq, session, req->wire.request_id))
             return run_as_owner(e, req, session, seq, begun, a);
-        reply_seq(e, seq, false, a); /* a repeat of the truncation that already raised this epoch */
+        reply_seq(e, seq, false, a); /* a repeat of the request that already raised this epoch */
         return ATTN_OK;
     default:
         return run_as_owner(e, req, session, seq, begun, a);
@@ -473,7 +501,8 @@ static bool is_transfer(const struct request *req)
 static bool needs_blocks(const struct request *req)
 {
     Attnd__Request__BodyCase body = req->wire.header->body_case;
-    return body == ATTND__REQUEST__BODY_FORK || body == ATTND__REQUEST__BODY_IMPORT;
+    return body == ATTND__REQUEST__BODY_FORK || body == ATTND__REQUEST__BODY_IMPORT ||
+           body == ATTND__REQUEST__BODY_COMMIT;
 }
 
 /* Brings the sequence's blocks back if needed. true: they are on their way, and the task waits. */

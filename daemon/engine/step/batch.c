@@ -103,6 +103,16 @@ static enum taken cannot_take(struct engine *e, struct item *it, attn_status st)
     return NOT_TAKEN;
 }
 
+static attn_status reserve(struct engine *e, const struct item *it, struct kv_effects *fx)
+{
+    const kv_seq_id id = {it->seq};
+    const Attnd__Step *s = it->task->req->wire.header->step;
+    return it->nodes == NULL
+               ? kv_append_reserve(e->env.kv, id, it->task->layer, it->pos, it->n_tokens, fx)
+               : kv_tree_reserve(e->env.kv, id, it->task->layer, it->pos, s->parent + it->row,
+                                 it->n_tokens, fx);
+}
+
 static enum taken take_append(struct engine *e, struct batch *b, struct item *it)
 {
     struct pool *p = b->pool;
@@ -127,8 +137,7 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     }
     uint32_t n_copies = p->fx.n_copies;
     canary_forget(e, it->seq, it->task->layer, it->pos);
-    attn_status st =
-        kv_append_reserve(e->env.kv, id, it->task->layer, it->pos, it->n_tokens, &p->fx);
+    attn_status st = reserve(e, it, &p->fx);
     if (st == ATTN_EOVERLOAD && (b->n_items > 0 || e->n_in_flight > 0 || p->fx.n_patches > 0))
         return BATCH_IS_FULL; /* full of patches or copies: these go first */
     if (st == ATTN_OK) {
@@ -165,6 +174,7 @@ static struct backend_item device_item(struct engine *e, const struct item *it)
         .pos = it->pos,
         .n_tokens = it->n_tokens,
         .block_table = info.block_table,
+        .nodes = it->nodes,
     };
     if (t->flags & WIRE_STEP_APPEND) {
         d.flags |= BACKEND_APPEND;

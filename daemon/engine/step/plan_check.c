@@ -29,6 +29,11 @@ static attn_status check_layers(const Attnd__Plan *h, const struct pool *p, char
                  i, h->layers[i], p->config.num_layers);
         return ATTN_EINVAL;
     }
+    if (h->step->flags & WIRE_STEP_TREE) {
+        snprintf(why, why_bytes, "plan.step.flags is 0x%" PRIx32 ": a lane's layers have no trees",
+                 h->step->flags);
+        return ATTN_ENOTSUP;
+    }
     if (h->step->layer != 0) {
         snprintf(why, why_bytes, "plan.step.layer is %" PRIu32 ", plan.layers names the layers",
                  h->step->layer);

@@ -77,6 +77,19 @@ attn_status step_check_pos(const Attnd__Step *s, uint32_t i, uint32_t layer, uin
     return ATTN_OK;
 }
 
+/* Behind a tree there are only its own nodes; appends of other tokens are refused by the cache. */
+static attn_status check_tree(const struct item *it, const struct kv_seq_info *info, char *why,
+                              size_t why_bytes)
+{
+    if (info->n_nodes == 0 || it->nodes != NULL || it->pos + it->n_tokens <= info->tree_pos)
+        return ATTN_OK;
+    snprintf(why, why_bytes,
+             "pos %" PRIu32 " + n_tokens %" PRIu32 ", the sequence has a tree of %" PRIu32
+             " nodes at %" PRIu32 ": commit a path of it or truncate first",
+             it->pos, it->n_tokens, info->n_nodes, info->tree_pos);
+    return ATTN_EINVAL;
+}
+
 /* Checks a claimed item against its sequence; it becomes ready, or fails. What is checked here
  * can't change until the claim is released. */
 static void item_check(struct engine *e, struct item *it)
@@ -90,6 +103,8 @@ static void item_check(struct engine *e, struct item *it)
     attn_status st = step_check_seq(e, s, i, &info, t->pool, t->session, why, sizeof why);
     if (st == ATTN_OK)
         st = step_check_pos(s, i, t->layer, info.layer_len[t->layer], why, sizeof why);
+    if (st == ATTN_OK)
+        st = check_tree(it, &info, why, sizeof why);
     if (st == ATTN_OK) {
         item_ready(it);
         return;
@@ -198,12 +213,54 @@ attn_status step_check_shape(const struct engine *e, const Attnd__Step *s, const
     return ATTN_OK;
 }
 
+/* Checks the parents of a step's trees, and whether its layer may have any. */
+static attn_status check_trees(const Attnd__Step *s, const struct pool *p, uint64_t n_tokens,
+                               char *why, size_t why_bytes)
+{
+    const struct attn_layer_spec *l = &p->config.layers[s->layer];
+    if (s->n_parent != n_tokens) {
+        snprintf(why, why_bytes, "step.parent has %zu elements, the step has %" PRIu64 " tokens",
+                 s->n_parent, n_tokens);
+        return ATTN_EINVAL;
+    }
+    if (l->is_full || l->n_branches > 0) {
+        snprintf(why, why_bytes, "step.parent: layer %" PRIu32 " is %s, trees need causal layers",
+                 s->layer, l->is_full ? "full (is_full)" : "dilated (branch_rates)");
+        return ATTN_ENOTSUP;
+    }
+    if (!p->has_trees) {
+        snprintf(why, why_bytes, "step.parent: pool %s can't have trees: %s", p->spec.wire->name,
+                 p->spec.wire->split == ATTND__SPLIT__SPLIT_TOKENS ? "it is split by tokens (split)"
+                                                                   : "its backend has none");
+        return ATTN_ENOTSUP;
+    }
+    for (size_t i = 0, row = 0; i < s->n_seq; row += s->n_tokens[i++]) {
+        if (s->n_tokens[i] > WIRE_MAX_TREE_NODES) {
+            snprintf(why, why_bytes,
+                     "step.n_tokens[%zu] is %" PRIu32 ", a tree has %u nodes at most", i,
+                     s->n_tokens[i], WIRE_MAX_TREE_NODES);
+            return ATTN_EINVAL;
+        }
+        for (uint32_t t = 0; t < s->n_tokens[i]; t++)
+            if (s->parent[row + t] < -1 || s->parent[row + t] >= (int64_t)t) {
+                snprintf(why, why_bytes,
+                         "step.parent[%zu] is %" PRId32 ", must be -1 or an earlier token of item "
+                         "%zu, below %" PRIu32,
+                         row + t, s->parent[row + t], i, t);
+                return ATTN_EINVAL;
+            }
+    }
+    return ATTN_OK;
+}
+
 /* Checks everything about a step that does not depend on its sequences. */
 static attn_status step_check(struct engine *e, const struct request *req, struct pool *p,
                               struct wire_step_layout *out, char *why, size_t why_bytes)
 {
     const Attnd__Step *s = req->wire.header->step;
     attn_status st = step_check_shape(e, s, p, out, why, why_bytes);
+    if (st == ATTN_OK && (s->flags & WIRE_STEP_TREE))
+        st = check_trees(s, p, out->n_tokens, why, why_bytes);
     if (st != ATTN_OK || req->bell != NULL) /* its plan was checked against the lane's regions */
         return st;
     if (req->wire.payload_bytes != out->request_bytes) {
@@ -233,9 +290,21 @@ static attn_status step_items(struct engine *e, struct task *t, char *why, size_
     const Attnd__Step *s = t->req->wire.header->step;
     uint64_t stamp = e->next_stamp++; /* no earlier step has it */
     uint32_t row = 0;
+    struct tree_node *nodes = NULL;
+    if (s->n_parent > 0) {
+        nodes = wire_arena_alloc(&t->req->arena, s->n_parent * sizeof *nodes);
+        if (nodes == NULL) {
+            snprintf(why, why_bytes, "no memory for trees of %zu nodes", s->n_parent);
+            return ATTN_ENOMEM;
+        }
+    }
     for (uint32_t i = 0; i < t->n_items; i++) {
         struct item *it = &t->items[i];
         *it = (struct item){.task = t, .pos = s->pos[i], .n_tokens = s->n_tokens[i], .row = row};
+        if (nodes != NULL) {
+            tree_nodes_of(s->parent + row, it->n_tokens, nodes + row);
+            it->nodes = nodes + row;
+        }
         row += it->n_tokens;
         t->item_status[i] = ATTN_OK;
         if (t->req->shard != NULL && e->peers->ops->item_is_foreign(t->req, i)) {

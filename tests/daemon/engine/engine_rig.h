@@ -65,7 +65,9 @@ struct backend {
     struct rig_item items[RIG_MAX_LOGGED];
     struct rig_batch batches[RIG_MAX_LOGGED];
     struct backend_copy copies[RIG_MAX_LOGGED];
-    uint32_t n_items, n_batches, n_copies;
+    struct backend_token_copy token_copies[RIG_MAX_LOGGED];
+    attn_status fail_token_copy; /* of the next one; then ATTN_OK again */
+    uint32_t n_items, n_batches, n_copies, n_token_copies;
     bool has_conflict; /* two appends of one (row, layer) were in flight together */
     bool has_patch_conflict; /* a patch named another block than the cache has there */
     /* a batch that fails has applied no table, and those behind it fail, too */
@@ -177,6 +179,7 @@ struct rig_step {
     const uint64_t *seq;
     const uint32_t *pos, *n_tokens, *epoch;
     uint64_t timeout_us;
+    const int32_t *parents; /* of all tokens; NULL: no trees */
 };
 uint64_t rig_send_step(struct rig *r, const struct rig_step *s);
 /* One item, append and attend. */
@@ -191,6 +194,7 @@ uint32_t rig_len(struct rig *r, uint64_t seq, uint32_t layer);
 void rig_open_many(struct rig *r, uint64_t first, uint64_t n);
 uint64_t rig_send_wide(struct rig *r, uint64_t first, uint32_t n_items, uint32_t pos_of_all);
 uint64_t rig_send_truncate(struct rig *r, uint64_t seq, uint32_t len);
+uint64_t rig_send_commit(struct rig *r, uint64_t seq, const uint32_t *nodes, uint32_t n);
 uint64_t rig_send_close(struct rig *r, uint64_t seq);
 uint64_t rig_send_open(struct rig *r, uint64_t seq);
 uint64_t rig_send_fork(struct rig *r, uint64_t seq, uint64_t new_seq); /* all of it */

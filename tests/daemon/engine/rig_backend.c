@@ -35,7 +35,7 @@ static void fake_info(const struct backend *b, struct backend_info *out)
                                  .kv_bytes = b->kv_bytes,
                                  .max_in_flight = b->max_in_flight,
                                  .n_processors = 1,
-                                 .features = b->features};
+                                 .features = b->features | BACKEND_HAS_TREES};
 }
 
 static attn_status fake_pool_check(struct backend *b, const struct backend_pool_config *c)
@@ -101,6 +101,22 @@ static attn_status fake_block_write(struct backend_pool *p, uint32_t block, cons
     p->backend->n_written++;
     rig_now_ns += p->backend->block_ns;
     return p->backend->fail_write;
+}
+
+static attn_status fake_tokens_copy(struct backend_pool *p, const struct backend_token_copy *list,
+                                    uint32_t n)
+{
+    struct backend *b = p->backend;
+    attn_status st = b->fail_token_copy;
+    b->fail_token_copy = ATTN_OK;
+    for (uint32_t i = 0; i < n && st == ATTN_OK; i++) {
+        assert_true(list[i].from_block < p->config.n_blocks &&
+                    list[i].to_block < p->config.n_blocks);
+        assert_true(list[i].from_block != list[i].to_block);
+        if (b->n_token_copies < RIG_MAX_LOGGED)
+            b->token_copies[b->n_token_copies++] = list[i];
+    }
+    return st;
 }
 
 /* At once, or when the rig lets them come. */
@@ -336,6 +352,7 @@ const struct backend_ops rig_backend_ops = {
     .pool_open = fake_pool_open,
     .block_read = fake_block_read,
     .block_write = fake_block_write,
+    .tokens_copy = fake_tokens_copy,
     .moves_submit = fake_moves_submit,
     .pool_place = fake_pool_place,
     .pool_room = fake_pool_room,

@@ -185,6 +185,20 @@ uint64_t rig_send_truncate(struct rig *r, uint64_t seq, uint32_t len)
     return rig_send(r, &h, NULL, 0);
 }
 
+uint64_t rig_send_commit(struct rig *r, uint64_t seq, const uint32_t *nodes, uint32_t n)
+{
+    Attnd__Commit b = ATTND__COMMIT__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = seq;
+    b.epoch = rig_epoch(r, seq);
+    b.nodes = (uint32_t *)(uintptr_t)nodes;
+    b.n_nodes = n;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_COMMIT;
+    h.commit = &b;
+    return rig_send(r, &h, NULL, 0);
+}
+
 attn_status rig_truncate(struct rig *r, uint64_t seq, uint32_t len)
 {
     return status_of(r, rig_send_truncate(r, seq, len));
@@ -208,6 +222,9 @@ uint64_t rig_send_step(struct rig *r, const struct rig_step *s)
     b.epoch = s->epoch == NULL ? now : (uint32_t *)(uintptr_t)s->epoch;
     b.pos = (uint32_t *)(uintptr_t)s->pos;
     b.n_tokens = (uint32_t *)(uintptr_t)s->n_tokens;
+    b.parent = (int32_t *)(uintptr_t)s->parents;
+    for (uint32_t i = 0; i < s->n_items && s->parents != NULL; i++)
+        b.n_parent += s->n_tokens[i];
     h.session = r->session;
     h.timeout_us = s->timeout_us;
     h.body_case = ATTND__REQUEST__BODY_STEP;

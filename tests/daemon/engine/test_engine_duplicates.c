@@ -38,6 +38,7 @@ struct view {
 /* The request that wrote each token of each block, as the backend saw it. */
 static uint64_t writer[64][RIG_LAYERS][RIG_BLOCK_TOKENS];
 static uint32_t n_seen; /* batches of the backend's log */
+static uint32_t n_copied; /* tokens of it */
 
 /* Notes what the backend has been given, all of it brought by one request. */
 static void note_writes(uint64_t by)
@@ -54,6 +55,11 @@ static void note_writes(uint64_t by)
             for (uint32_t p = x->pos; p < x->pos + x->n_tokens && (x->flags & BACKEND_APPEND); p++)
                 writer[info.block_table[p / RIG_BLOCK_TOKENS]][x->layer][p % RIG_BLOCK_TOKENS] = by;
         }
+    }
+    for (; n_copied < r.backend.n_token_copies; n_copied++) {
+        const struct backend_token_copy *x = &r.backend.token_copies[n_copied];
+        for (uint32_t l = 0; l < RIG_LAYERS; l++)
+            writer[x->to_block][l][x->to_slot] = writer[x->from_block][l][x->from_slot];
     }
 }
 
@@ -86,23 +92,40 @@ static struct view look(void)
 
 /* --- scripts ---------------------------------------------------------------------------------- */
 
-enum kind { OPEN, APPEND, TRUNCATE, CLOSE, ADOPT, FORK };
+enum kind { OPEN, APPEND, TRUNCATE, CLOSE, ADOPT, FORK, TREE, COMMIT };
 
 struct op {
     enum kind kind;
     uint32_t who; /* which of the two sessions */
     uint64_t seq;
-    uint32_t
-        n; /* APPEND: tokens behind the layer's last; TRUNCATE: the length; FORK: the new name */
-    uint32_t layer; /* APPEND */
+    uint32_t n; /* APPEND: tokens behind the layer's last; TRUNCATE: the length; FORK: the new name;
+              TREE: nodes, all of which are roots; COMMIT: the one that is kept */
+    uint32_t layer; /* APPEND, TREE */
 };
 
 static uint64_t sessions[2];
+
+static uint64_t send_tree(const struct op *o)
+{
+    static const int32_t roots[] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    const uint32_t pos = rig_len(&r, o->seq, o->layer);
+    return rig_send_step(&r, &(struct rig_step){.layer = o->layer,
+                                                .flags = BOTH | WIRE_STEP_TREE,
+                                                .n_items = 1,
+                                                .seq = &o->seq,
+                                                .pos = &pos,
+                                                .n_tokens = &o->n,
+                                                .parents = roots});
+}
 
 static uint64_t send_op(const struct op *o)
 {
     r.session = sessions[o->who];
     switch (o->kind) {
+    case TREE:
+        return send_tree(o);
+    case COMMIT:
+        return rig_send_commit(&r, o->seq, &o->n, 1);
     case OPEN:
         return rig_send_open(&r, o->seq);
     case APPEND:
@@ -150,7 +173,7 @@ static void begin(void)
 {
     rig_open(&r, NULL);
     memset(writer, 0, sizeof writer);
-    n_seen = 0;
+    n_seen = n_copied = 0;
     r.keeps_sent = true;
     sessions[0] = r.session;
     sessions[1] = rig_hello(&r, "other");
@@ -226,6 +249,17 @@ static void a_fork_whose_child_was_closed(void **state)
          {APPEND, 0, 1, 12, 3}, {FORK, 0, 1, 2, 0}, {APPEND, 0, 2, 3, 0}, {CLOSE, 0, 2, 0, 0},
          {FORK, 0, 1, 2, 0}, {TRUNCATE, 0, 2, 6, 0}, {APPEND, 0, 2, 4, 0}, {CLOSE, 0, 1, 0, 0},
          {OPEN, 0, 1, 0, 0});
+}
+
+static void a_tree_whose_path_was_committed_and_the_commit(void **state)
+{
+    (void)state;
+    PLAY({OPEN, 0, 1, 0, 0}, {APPEND, 0, 1, 5, 0}, {APPEND, 0, 1, 5, 1}, {APPEND, 0, 1, 5, 2},
+         {APPEND, 0, 1, 5, 3}, {TREE, 0, 1, 12, 0}, {TREE, 0, 1, 12, 1}, {TREE, 0, 1, 12, 2},
+         {TREE, 0, 1, 12, 3}, {COMMIT, 0, 1, 11, 0}, {APPEND, 0, 1, 2, 0}, {APPEND, 0, 1, 2, 1},
+         {APPEND, 0, 1, 2, 2}, {APPEND, 0, 1, 2, 3}, {TREE, 0, 1, 3, 0}, {TREE, 0, 1, 3, 1},
+         {TREE, 0, 1, 3, 2}, {TREE, 0, 1, 3, 3}, {ADOPT, 1, 1, 0, 0}, {COMMIT, 1, 1, 0, 0},
+         {APPEND, 1, 1, 1, 0}, {TRUNCATE, 1, 1, 6, 0});
 }
 
 /* --- every short script ----------------------------------------------------------------------- */
@@ -502,6 +536,7 @@ int main(void)
         cmocka_unit_test(an_open_whose_sequence_was_closed),
         cmocka_unit_test(an_adoption_that_another_followed),
         cmocka_unit_test(a_fork_whose_child_was_closed),
+        cmocka_unit_test(a_tree_whose_path_was_committed_and_the_commit),
         cmocka_unit_test(every_short_script_with_every_late_duplicate),
         cmocka_unit_test(random_scripts_with_random_duplicates),
         cmocka_unit_test(a_hello_that_comes_again_gives_the_same_session),

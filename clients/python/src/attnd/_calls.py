@@ -21,7 +21,8 @@ from .errors import AttndError, check, error_of
 if TYPE_CHECKING:
     from .pool import Pool, Sequence
 
-_OPEN, _ADOPT, _FORK, _TOKENS, _TRUNCATE, _CLOSE, _PROBE = range(1, 8)  # enum attn_call_kind
+# enum attn_call_kind
+_OPEN, _ADOPT, _FORK, _TOKENS, _TRUNCATE, _CLOSE, _PROBE, _COMMIT = range(1, 9)
 
 
 class Probe(NamedTuple):
@@ -138,6 +139,15 @@ class Calls:
             return seq
 
         self._add(_TRUNCATE, seq._c(), take, len=whole("n_tokens", n_tokens, U32_MAX))
+
+    def commit(self, seq: Sequence, nodes: Iterable[int]) -> None:
+        """As Sequence.commit(): gives the sequence."""
+
+        def take(c: _lib.SeqCall) -> Sequence:
+            seq.epoch = c.seq.epoch
+            return seq
+
+        self._add(_COMMIT, seq._c(), take, tokens=self._tokens(nodes))
 
     def close(self, seq: Sequence) -> None:
         """As Sequence.close(): gives None."""

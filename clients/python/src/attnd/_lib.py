@@ -227,6 +227,7 @@ class Step(Structure):
         ("item_status", POINTER(c_int32)),
         ("timeout_us", c_uint64),
         ("in_place", c_void_p),
+        ("parents", POINTER(c_int32)),
     ]
 
 
@@ -368,6 +369,10 @@ _FUNCTIONS = {
         [c_void_p, POINTER(Seq), c_uint64, c_uint32, c_uint64, POINTER(Seq), POINTER(c_uint32)],
     ),
     "attn_seq_truncate": (c_int, [c_void_p, POINTER(Seq), c_uint32, c_uint64]),
+    "attn_seq_commit": (
+        c_int,
+        [c_void_p, POINTER(Seq), POINTER(c_uint32), c_uint32, c_uint64],
+    ),
     "attn_seq_close": (c_int, [c_void_p, POINTER(Seq), c_uint64]),
     "attn_seq_adopt": (c_int, [c_void_p, c_uint64, c_uint64, POINTER(Seq), POINTER(c_uint32)]),
     "attn_seq_probe": (c_int, [c_void_p, POINTER(Tokens), c_uint64, POINTER(Probe)]),

@@ -86,6 +86,7 @@ class Prepared:
         out: Any,
         lse: Any,
         timeout: float | None,
+        parents: Iterable[int] | None = None,
     ):
         if not isinstance(items, Items):
             items = Items(items)
@@ -119,6 +120,12 @@ class Prepared:
             c.v = point(v, "v", dtype, (n, kv_heads, dim_v), False)
         if out is not None:
             c.out = point(out, "out", dtype, (n, q_heads, dim_v), True)
+        if parents is not None:
+            values = [int(p) for p in parents]
+            if len(values) != n:
+                raise ValueError(f"parents has {len(values)} elements, the step has {n} tokens")
+            c.parents = (ctypes.c_int32 * n)(*values)
+            keep.append(c.parents)
         if lse is True:
             raise ValueError("lse without q")
         if lse is not None and lse is not False:

@@ -219,6 +219,7 @@ class Sequence(_Closing):
     retain = _awaited(_pool.Sequence.retain, _itself)
     export = _awaited(_pool.Sequence.export, _itself)
     truncate = _awaited(_pool.Sequence.truncate, _itself)
+    commit = _awaited(_pool.Sequence.commit, _itself)
     adopt = _awaited(_pool.Sequence.adopt, _itself)
     close = _awaited(_pool.Sequence.close, _itself)
 
@@ -257,6 +258,9 @@ class Calls(NotPicklable):
     def truncate(self, seq: Sequence, n_tokens: int) -> None:
         self.sync.truncate(seq.sync, n_tokens)
 
+    def commit(self, seq: Sequence, nodes: Iterable[int]) -> None:
+        self.sync.commit(seq.sync, nodes)
+
     def close(self, seq: Sequence) -> None:
         self.sync.close(seq.sync)
 
@@ -264,7 +268,7 @@ class Calls(NotPicklable):
         self.sync.probe(tokens, adapter=adapter)
 
     async def run(self, *, timeout: float | None = None) -> list[Any]:
-        """As attnd.Calls.run(); a sequence that was truncated comes back as an equal one."""
+        """As attnd.Calls.run(); one that was truncated or committed is an equal one."""
         results = await _in_executor(self.sync.run, timeout=timeout)
         return [
             Sequence(self.pool, r) if isinstance(r, _pool.Sequence) else r for r in results
@@ -314,12 +318,13 @@ class Pool(_Closing):
         *,
         out: Any = None,
         lse: Any = False,
+        parents: Iterable[int] | None = None,
         timeout: float | None = None,
     ) -> Result:
         """As attnd.Pool.step(). Cancelling the wait leaves the arrays borrowed until the step ends."""
         if not isinstance(items, Items):
             items = self.items(items)
-        prepared = Prepared(self.sync, layer, items, q, k, v, out, lse, timeout)
+        prepared = Prepared(self.sync, layer, items, q, k, v, out, lse, timeout, parents)
         loop = asyncio.get_running_loop()
         if loop is not self.client._loop:
             raise InvalidArgumentError("the client belongs to another event loop")

@@ -169,6 +169,23 @@ class Sequence(Closing, NotPicklable):
 
         interruptible(truncate, guard=pool._inside())
 
+    def commit(self, nodes: Iterable[int], *, timeout: float | None = None) -> None:
+        """Keeps a path of the tree that every layer has at the end, and raises the epoch.
+
+        nodes are those of the path, from one whose parent is -1 downwards; the others are dropped,
+        with no nodes all of them. A path 0, 1, 2.. is not moved, which costs least. Raises
+        InvalidArgumentError (no tree, no path of it), OutOfBlocksError; nothing has changed then.
+        """
+        pool, c = self.pool, self._c()
+        path, us = token_ids(nodes), timeout_us(timeout)
+
+        def commit() -> None:
+            lib = pool._lib
+            check(lib.attn_seq_commit(pool._handle, ctypes.byref(c), path, len(path), us))
+            self.epoch = c.epoch
+
+        interruptible(commit, guard=pool._inside())
+
     def adopt(self, *, timeout: float | None = None) -> None:
         """Takes the sequence (back) under a new epoch; sets epoch and layer_len."""
         other = self.pool.adopt(self.id, timeout=timeout)
@@ -409,6 +426,7 @@ class Pool(Closing, NotPicklable):
         *,
         out: Any = None,
         lse: Any = False,
+        parents: Iterable[int] | None = None,
         timeout: float | None = None,
     ) -> Result:
         """One layer's new tokens of some sequences: appends k and v, then q attends over the cache.
@@ -419,6 +437,10 @@ class Pool(Closing, NotPicklable):
                 v    [T, num_kv_heads, head_dim_v]   None in a pool whose V is in K
                 out  [T, num_q_heads, head_dim_v]    None: a new array of q's library
                 lse  True, or [T, num_q_heads] float32 to write to; natural logarithm
+                parents  [T]: the tokens of each item, 64 at most, are a tree: each has the index,
+                     in its item, of an earlier one, or -1. It sees the cached tokens, those that
+                     its parents lead to, and itself. Until Sequence.commit() keeps a path, nothing
+                     else is appended behind it
         Dtype   create_pool()'s array_dtype, else the pool's q_dtype; bf16 as torch.bfloat16,
                 ml_dtypes.bfloat16 or uint16
         Arrays  numpy or any DLPack tensor, in host memory, contiguous; read and written in place
@@ -430,7 +452,7 @@ class Pool(Closing, NotPicklable):
         If only some items failed the exception is that of the first, and its `result` has the
         outputs of the others.
         """
-        p = Prepared(self, layer, items, q, k, v, out, lse, timeout)
+        p = Prepared(self, layer, items, q, k, v, out, lse, timeout, parents)
         r = new_result()
         with self._inside():
             if waits_for_signals():
@@ -471,13 +493,14 @@ class Pool(Closing, NotPicklable):
         *,
         out: Any = None,
         lse: Any = False,
+        parents: Iterable[int] | None = None,
         timeout: float | None = None,
     ) -> Step:
         """Sends a step as step() does and returns at once; several may be in flight.
 
         Wait for each: until then it counts against the client's 1024, and its arrays are kept.
         """
-        return self._start(Prepared(self, layer, items, q, k, v, out, lse, timeout))
+        return self._start(Prepared(self, layer, items, q, k, v, out, lse, timeout, parents))
 
     def _start(self, p: Prepared) -> Step:
         ticket = ctypes.c_uint64()
