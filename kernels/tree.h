@@ -23,7 +23,8 @@ static inline uint32_t tree_nodes_of(const int32_t *parents, uint32_t n, struct 
     for (uint32_t i = 0; i < n; i++) {
         if (parents[i] < -1 || parents[i] >= (int64_t)i || i >= TREE_MAX_NODES)
             return i;
-        out[i] = (struct tree_node){.seen = UINT64_C(1) << i};
+        out[i].seen = UINT64_C(1) << i;
+        out[i].depth = out[i].pad = 0;
         if (parents[i] >= 0) {
             out[i].seen |= out[parents[i]].seen;
             out[i].depth = out[parents[i]].depth + 1;
