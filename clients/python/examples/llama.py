@@ -25,11 +25,24 @@ BYTELM = pathlib.Path(__file__).with_name("bytelm")
 
 @dataclass(frozen=True)
 class Item:
-    """One sequence's part of a step: n_tokens new tokens at positions pos, pos + 1, ..."""
+    """One sequence's part of a step: n_tokens new tokens at positions pos, pos + 1, ...
+
+    With parents they are a tree: each has the index of an earlier one, or -1, and the position
+    behind its parent's.
+    """
 
     seq: int
     pos: int
     n_tokens: int
+    parents: tuple[int, ...] = ()
+
+    def positions(self) -> np.ndarray:
+        if not self.parents:
+            return np.arange(self.pos, self.pos + self.n_tokens)
+        depth: list[int] = []
+        for parent in self.parents:
+            depth.append(depth[parent] + 1 if parent >= 0 else 0)
+        return self.pos + np.array(depth)
 
 
 class Attention(Protocol):
@@ -87,7 +100,7 @@ class Llama:
         self, tokens: np.ndarray, items: Sequence[Item], attention: Attention
     ) -> np.ndarray:
         """Logits [len(tokens), vocab] of the packed tokens of items."""
-        positions = np.concatenate([np.arange(i.pos, i.pos + i.n_tokens) for i in items])
+        positions = np.concatenate([i.positions() for i in items])
         angles = positions[:, None] * self.inverse_frequency
         cos = np.cos(angles).astype(np.float32)[:, None, :]
         sin = np.sin(angles).astype(np.float32)[:, None, :]

@@ -57,18 +57,20 @@ class AttndAttention:
         self.sequences = dict(sequences or {})
         self.is_bf16 = pool.spec.q_dtype == "bf16"
         self.items: attnd.Items | None = None
+        self.parents: list[int] | None = None
 
     def begin(self, items: Sequence[llama.Item]) -> None:
         for item in items:
             if item.seq not in self.sequences:
                 self.sequences[item.seq] = self.pool.open()
         self.items = self.pool.items((self.sequences[i.seq], i.pos, i.n_tokens) for i in items)
+        self.parents = [p for i in items for p in i.parents] or None
 
     def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         assert self.items is not None
         if self.is_bf16:
             q, k, v = to_bf16(q), to_bf16(k), to_bf16(v)
-        out = self.pool.step(layer, self.items, q, k, v).out
+        out = self.pool.step(layer, self.items, q, k, v, parents=self.parents).out
         return from_bf16(out) if self.is_bf16 else out
 
     def close(self) -> None:

@@ -55,6 +55,12 @@ def test_speculative_text_is_that_of_greedy_decoding(python_env):
     assert "8 of 8 texts" in out and "guesses accepted" in out
 
 
+def test_text_by_trees_is_that_of_greedy_decoding(python_env):
+    out = run(python_env, "speculative.py", "--tokens", "96", "--tree", "16")
+    assert "8 of 8 texts" in out
+    assert float(out.split(" tokens per step")[0].split()[-1]) > 1
+
+
 def test_the_model_in_c_says_the_same_token_for_token(python_env, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import llama
