@@ -56,7 +56,7 @@ GPU_DEVICE void store_groups(const gpu_attend &a, const gpu_item &it, const gpu_
  * read once. A lane holds pieces of 8 elements, latent_lanes pieces apart, and those that are V's
  * serve as V, too. */
 
-template <bool has_stripes>
+template <item_kind kind>
 __global__ void __launch_bounds__(latent_threads) attend_latent(GPU_PARAM(gpu_attend, a))
 {
     GPU_SHARED(float, shared);
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(latent_threads) attend_latent(GPU_PARAM(gpu_at
     uint32_t row0 = chunk * latent_rows,
              n = n_rows - row0 < latent_rows ? n_rows - row0 : latent_rows;
     const gpu_layer layer = layer_of(kv, it);
-    uint32_t kv_len = it.pos + it.n_tokens, q_bytes = element_bytes(kv.q_dtype);
+    uint32_t q_bytes = element_bytes(kv.q_dtype);
     int group = threadIdx.x / latent_lanes, lane = threadIdx.x % latent_lanes;
 
     const gpu_layer &stored = kv.layers[it.layer];
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(latent_threads) attend_latent(GPU_PARAM(gpu_at
     for (int r = 0; r < latent_rows; ++r) {
         uint32_t row = row0 + (r < n ? r : 0), token = token_at(order, row / kv.group);
         uint32_t q_head = head * kv.group + row % kv.group;
-        position[r] = it.pos + token;
+        position[r] = query_position<kind>(a, it, token);
         slope[r] = layer.alibi_slopes ? layer.alibi_slopes[q_head] : 0.0f;
         const char *src =
             (const char *)it.q + ((uint64_t)token * kv.num_q_heads + q_head) * kv.dk * q_bytes;
@@ -102,24 +102,27 @@ __global__ void __launch_bounds__(latent_threads) attend_latent(GPU_PARAM(gpu_at
         }
     }
 
-    const query_range queries = queries_of(order, it, row0 / kv.group, (row0 + n - 1) / kv.group);
+    const query_range queries =
+        queries_in<kind>(order, it, row0 / kv.group, (row0 + n - 1) / kv.group);
     part pk = part_of(kv, it.layer, false);
     const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
     uint32_t kv_bytes = element_bytes(kv.kv_dtype);
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
         const branch b = branch_at(kv, stored, nth, head);
-        const branch_part keys = part_of_branch<has_stripes>(kv, layer, b, it, queries, split);
-        visible see[latent_rows];
+        const branch_part keys =
+            part_of_branch<kind == of_stripes>(kv, layer, b, it, queries, split);
+        query_view<kind> see[latent_rows];
 #pragma unroll
         for (int r = 0; r < latent_rows; ++r)
-            see[r] = visible_to<has_stripes>(kv, layer, b, position[r], kv_len);
+            see[r].look(a, layer, b, it, position[r],
+                        token_at(order, (row0 + (r < n ? r : 0)) / kv.group));
         for (uint32_t base = keys.begin; base < keys.end; base += n_groups) {
             if (base >= keys.highest.sinks && base + n_groups <= keys.lowest.first) {
                 base = keys.lowest.first - n_groups; /* the loop adds n_groups */
                 continue;
             }
-            uint32_t key = base + group, token = token_of<has_stripes>(kv, b, key);
-            uint32_t at = position_of<has_stripes>(kv, b, key);
+            uint32_t key = base + group, token = token_of<kind == of_stripes>(kv, b, key);
+            uint32_t at = key_position<kind>(a, it, b, key);
             bool is_live = key < keys.end;
             uint32_t block = is_live ? table[token >> kv.block_shift] : 0;
             const char *k = row_address(kv, pk, block, head, token & (kv.block_tokens - 1));
@@ -139,7 +142,7 @@ __global__ void __launch_bounds__(latent_threads) attend_latent(GPU_PARAM(gpu_at
                     for (int i = 0; i < 8; ++i)
                         dot = fmaf(q[r][c][i], kx[c][i], dot);
                 dot = warp_sum<latent_lanes>(dot);
-                if (!is_live || !is_visible(see[r], key))
+                if (!is_live || !see[r].has(it, key))
                     continue;
                 float s = score_of(layer, dot, slope[r], position[r], at);
                 if (s > sums[r].m) {
@@ -184,7 +187,9 @@ inline int launch_latent(const gpu_attend *a, void *stream, bool chained)
 {
     constexpr int n_groups = latent_threads / latent_lanes;
     size_t shared = (size_t)n_groups * latent_rows * (latent_width + 2) * sizeof(float);
-    return launch(a->kv.stripes.every ? attend_latent<true> : attend_latent<false>,
+    return launch(a->nodes              ? attend_latent<of_tree>
+                  : a->kv.stripes.every ? attend_latent<of_stripes>
+                                        : attend_latent<of_tokens>,
                   dim3(a->n_units), dim3(latent_threads), shared, stream, chained, *a);
 }
 

@@ -16,9 +16,9 @@ namespace
 constexpr int threads = 128, n_warps = threads / warp_width;
 constexpr int rows = 4; /* query rows of a thread block */
 
-/* lanes: of one token's group; a lane holds 8 elements of each row. has_stripes: the pool has some
- * of the tokens only, whose dilated layers no other kernel knows. */
-template <int lanes, bool has_stripes>
+/* lanes: of one token's group; a lane holds 8 elements of each row. kind: the pool has some of
+ * the tokens only, whose dilated layers no other kernel knows; the items are trees. */
+template <int lanes, item_kind kind>
 __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
 {
     GPU_SHARED(float, shared);
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
     uint32_t head = unit / it.n_splits / n_chunks;
     uint32_t row0 = chunk * rows, n = n_rows - row0 < rows ? n_rows - row0 : rows;
     const gpu_layer layer = layer_of(kv, it);
-    uint32_t kv_len = it.pos + it.n_tokens, q_bytes = element_bytes(kv.q_dtype);
+    uint32_t q_bytes = element_bytes(kv.q_dtype);
     int group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
     uint32_t e = lane * 8; /* first element of this lane */
 
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
     for (int r = 0; r < rows; ++r) {
         uint32_t row = row0 + (r < n ? r : 0), token = token_at(order, row / kv.group);
         uint32_t q_head = head * kv.group + row % kv.group;
-        position[r] = it.pos + token;
+        position[r] = query_position<kind>(a, it, token);
         slope[r] = layer.alibi_slopes ? layer.alibi_slopes[q_head] : 0.0f;
         const char *src =
             (const char *)it.q + ((uint64_t)token * kv.num_q_heads + q_head) * kv.dk * q_bytes;
@@ -60,24 +60,27 @@ __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
             load8(q[r], src + e * q_bytes, kv.q_dtype);
     }
 
-    const query_range queries = queries_of(order, it, row0 / kv.group, (row0 + n - 1) / kv.group);
+    const query_range queries =
+        queries_in<kind>(order, it, row0 / kv.group, (row0 + n - 1) / kv.group);
     part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, true);
     const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
     uint32_t kv_bytes = element_bytes(kv.kv_dtype);
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
         const branch b = branch_at(kv, stored, nth, head);
-        const branch_part keys = part_of_branch<has_stripes>(kv, layer, b, it, queries, split);
-        visible see[rows];
+        const branch_part keys =
+            part_of_branch<kind == of_stripes>(kv, layer, b, it, queries, split);
+        query_view<kind> see[rows];
 #pragma unroll
         for (int r = 0; r < rows; ++r)
-            see[r] = visible_to<has_stripes>(kv, layer, b, position[r], kv_len);
+            see[r].look(a, layer, b, it, position[r],
+                        token_at(order, (row0 + (r < n ? r : 0)) / kv.group));
         for (uint32_t base = keys.begin; base < keys.end; base += n_groups) {
             if (base >= keys.highest.sinks && base + n_groups <= keys.lowest.first) {
                 base = keys.lowest.first - n_groups; /* the loop adds n_groups */
                 continue;
             }
-            uint32_t key = base + group, token = token_of<has_stripes>(kv, b, key);
-            uint32_t at = position_of<has_stripes>(kv, b, key);
+            uint32_t key = base + group, token = token_of<kind == of_stripes>(kv, b, key);
+            uint32_t at = key_position<kind>(a, it, b, key);
             bool is_live = key < keys.end;
             uint32_t block = is_live ? table[token >> kv.block_shift] : 0;
             uint32_t slot = token & (kv.block_tokens - 1);
@@ -102,7 +105,7 @@ __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
                 for (int i = 0; i < 8; ++i)
                     dot = fmaf(q[r][i], kx[i], dot);
                 dot = warp_sum<lanes>(dot);
-                if (!is_live || !is_visible(see[r], key))
+                if (!is_live || !see[r].has(it, key))
                     continue;
                 float s = score_of(layer, dot * k_scale, slope[r], position[r], at);
                 if (s > sums[r].m) {
@@ -208,7 +211,9 @@ template <int lanes> int launch_attend(const gpu_attend *a, void *stream, bool c
 {
     constexpr int n_groups = threads / lanes, width = lanes * 8;
     size_t shared = (size_t)n_groups * rows * (width + 2) * sizeof(float);
-    return launch(a->kv.stripes.every ? attend<lanes, true> : attend<lanes, false>,
+    return launch(a->nodes              ? attend<lanes, of_tree>
+                  : a->kv.stripes.every ? attend<lanes, of_stripes>
+                                        : attend<lanes, of_tokens>,
                   dim3(a->n_units), dim3(threads), shared, stream, chained, *a);
 }
 

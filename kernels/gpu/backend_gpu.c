@@ -264,6 +264,7 @@ static const struct backend_ops ops = {
     .poll = gpu_poll,
     .block_read = gpu_block_read,
     .block_write = gpu_block_write,
+    .tokens_copy = gpu_tokens_copy,
     .moves_submit = gpu_moves_submit,
     .export_memory = gpu_export_memory,
     .host_alloc = gpu_host_alloc,

@@ -256,6 +256,72 @@ GPU_DEVICE bool is_visible(const visible &v, uint32_t key)
     return visible_has(&v, key);
 }
 
+/* What the kernels for every geometry are compiled for: stripes and trees take registers of those
+ * that know them. */
+enum item_kind { of_tokens, of_stripes, of_tree };
+
+/* What a query sees of a branch's keys. */
+template <item_kind kind> struct query_view {
+    visible seen;
+
+    GPU_DEVICE void look(const gpu_attend &a, const gpu_layer &l, const branch &b,
+                         const gpu_item &it, uint32_t position, uint32_t)
+    {
+        seen = visible_to<kind == of_stripes>(a.kv, l, b, position, it.pos + it.n_tokens);
+    }
+    GPU_DEVICE bool has(const gpu_item &, uint32_t key) const
+    {
+        return is_visible(seen, key);
+    }
+};
+
+/* Of a tree's, the node `token` of the item: cached tokens, and nodes. */
+template <> struct query_view<of_tree> {
+    visible seen;
+    uint64_t nodes;
+
+    GPU_DEVICE void look(const gpu_attend &a, const gpu_layer &l, const branch &,
+                         const gpu_item &it, uint32_t, uint32_t token)
+    {
+        const tree_node node = a.nodes[it.node0 + token];
+        seen = tree_visible(&node, l.window_tokens, l.sink_tokens, it.pos);
+        nodes = tree_seen(&node, l.window_tokens, l.sink_tokens, it.pos);
+    }
+    GPU_DEVICE bool has(const gpu_item &it, uint32_t key) const
+    {
+        return key < it.pos ? is_visible(seen, key) : (nodes >> (key - it.pos) & 1) != 0;
+    }
+};
+
+/* The position of the item's token. */
+template <item_kind kind>
+GPU_DEVICE uint32_t query_position(const gpu_attend &a, const gpu_item &it, uint32_t token)
+{
+    return it.pos + (kind == of_tree ? a.nodes[it.node0 + token].depth : token);
+}
+
+/* The position of a branch's key, which is one of the item's. */
+template <item_kind kind>
+GPU_DEVICE uint32_t key_position(const gpu_attend &a, const gpu_item &it, const branch &b,
+                                 uint32_t key)
+{
+    if (kind != of_tree)
+        return position_of<kind == of_stripes>(a.kv, b, key);
+    const uint32_t node = key - it.pos;
+    return key < it.pos || node >= it.n_tokens ? key : it.pos + a.nodes[it.node0 + node].depth;
+}
+
+/* queries_of, but any of a tree's nodes may be its root. */
+template <item_kind kind>
+GPU_DEVICE query_range queries_in(const token_order &o, const gpu_item &it, uint32_t first,
+                                  uint32_t last)
+{
+    if (kind != of_tree)
+        return queries_of(o, it, first, last);
+    const query_range all = {it.pos, it.pos + it.n_tokens - 1, 1};
+    return all;
+}
+
 /* How far a key is from a query, negative before it. Exact up to 2^24, wherever they are: positions
  * beyond that are not, as floats. */
 GPU_DEVICE float distance_of(uint32_t key, uint32_t position)

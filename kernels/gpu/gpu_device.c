@@ -31,8 +31,8 @@ attn_status gpu_enter(struct backend *b)
 
 uint32_t gpu_features(const struct backend *b)
 {
-    const uint32_t all =
-        BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES;
+    const uint32_t all = BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS |
+                         BACKEND_HAS_MERGES | BACKEND_HAS_TREES;
     return b->device.has_words ? all : 0;
 }
 

@@ -58,6 +58,7 @@ enum gpu_kernel {
     GPU_PREFILL, /* prefill.h */
     GPU_DILATED, /* the same, of dilated layers */
     GPU_VECTOR,
+    GPU_TREE, /* the same, of items that are trees */
     GPU_NAIVE, /* the ladder's steps; never chosen by submit */
     GPU_ONLINE,
     GPU_SHARED,
@@ -107,6 +108,7 @@ struct gpu_job {
     struct gpu_range *ranges;
     uint32_t n_ranges, ranges_capacity;
     struct decode_item *tuned_items; /* [max_batch_items] */
+    const struct tree_node *nodes; /* device: of all trees */
     uint64_t kv_bytes;
     uint32_t n_splits;
     bool has_append;
@@ -266,6 +268,8 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch);
 struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns);
 attn_status gpu_block_read(struct backend_pool *p, uint32_t block, void *out_bytes);
 attn_status gpu_block_write(struct backend_pool *p, uint32_t block, const void *bytes);
+attn_status gpu_tokens_copy(struct backend_pool *p, const struct backend_token_copy *list,
+                            uint32_t n);
 
 /* ---- gpu_peers.c */
 

@@ -31,6 +31,7 @@ uint64_t gpu_staging_bytes(const struct backend *b, const struct backend_pool *p
     return align_up(tuned, UPLOAD_ALIGN) + align_up(prefill, UPLOAD_ALIGN) +
            align_up(items * sizeof(struct gpu_item), UPLOAD_ALIGN) +
            align_up(tokens * sizeof(uint32_t), UPLOAD_ALIGN) +
+           align_up(tokens * sizeof(struct tree_node), UPLOAD_ALIGN) +
            align_up(GPU_MAX_PATCHES * sizeof(struct gpu_patch), UPLOAD_ALIGN);
 }
 
@@ -143,6 +144,8 @@ static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_
 {
     if (!(it->flags & BACKEND_ATTEND))
         return GPU_NONE;
+    if (it->nodes != NULL)
+        return GPU_TREE;
     if (choice->is_forced)
         return choice->forced == GPU_MATRIX_16 ? general_kernel(p, it) : choice->forced;
     bool is_dilated = p->specs[it->layer].n_branches > 0;
@@ -162,6 +165,7 @@ static uint32_t rows_per_unit(enum gpu_kernel kernel)
     case GPU_MATRIX_64:
         return 64;
     case GPU_VECTOR:
+    case GPU_TREE:
         return GPU_VECTOR_ROWS;
     case GPU_SHARED:
         return GPU_SHARED_ROWS;
@@ -241,8 +245,8 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
                                const struct gpu_item *device)
 {
     struct backend_pool *p = j->pool;
-    const bool is_split = choice->is_split && (kernel == GPU_VECTOR || kernel == GPU_MATRIX_16 ||
-                                               kernel == GPU_MATRIX_64);
+    const bool is_split = choice->is_split && (kernel == GPU_VECTOR || kernel == GPU_TREE ||
+                                               kernel == GPU_MATRIX_16 || kernel == GPU_MATRIX_64);
     uint64_t share = is_split ? share_of(b, p, kernel, items, n) : 0;
     struct gpu_range *r = NULL;
     uint64_t slots = 0;
@@ -265,6 +269,7 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
                 .part_o = b->part_o,
                 .part_ml = b->part_ml,
                 .rows_per_unit = rows_per_unit(kernel),
+                .nodes = kernel == GPU_TREE ? j->nodes : NULL,
             };
             slots = 0;
         }
@@ -347,6 +352,7 @@ struct job_lists {
     struct gpu_item *items;
     uint32_t *blocks; /* of the appends, as gpu_prep has them */
     struct gpu_patch *patches;
+    struct tree_node *nodes; /* of all trees, in the order of items */
     const struct gpu_item *device_items; /* where attention finds the items */
     uint64_t tuned_at; /* in the staging: what the tuned kernels want uploaded */
 };
@@ -375,17 +381,23 @@ static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
 static struct job_lists place_lists(struct gpu_job *j, const struct backend_batch *batch)
 {
     struct gpu_prep *prep = &j->prep;
-    uint32_t n_blocks = 0;
-    for (uint32_t i = 0; i < batch->n_items; i++)
+    uint32_t n_blocks = 0, n_nodes = 0;
+    for (uint32_t i = 0; i < batch->n_items; i++) {
         n_blocks += item_blocks(batch->pool, &batch->items[i]);
+        n_nodes += batch->items[i].nodes != NULL ? batch->items[i].n_tokens : 0;
+    }
     bool is_inline = batch->n_items <= GPU_INLINE_ITEMS && n_blocks <= GPU_INLINE_BLOCKS &&
-                     prep->n_patches <= GPU_INLINE_PATCHES;
+                     prep->n_patches <= GPU_INLINE_PATCHES && n_nodes == 0;
     uint64_t blocks_at = align_up(batch->n_items * sizeof(struct gpu_item), UPLOAD_ALIGN);
     uint64_t patches_at = blocks_at + align_up(n_blocks * sizeof(uint32_t), UPLOAD_ALIGN);
-    uint64_t end = align_up(patches_at + prep->n_patches * sizeof(struct gpu_patch), UPLOAD_ALIGN);
+    uint64_t nodes_at =
+        patches_at + align_up(prep->n_patches * sizeof(struct gpu_patch), UPLOAD_ALIGN);
+    uint64_t end = nodes_at + align_up(n_nodes * sizeof(struct tree_node), UPLOAD_ALIGN);
     char *host = j->staging.host, *device = j->staging.device;
 
     struct job_lists l = {.device_items = (struct gpu_item *)device, .tuned_at = end};
+    l.nodes = (struct tree_node *)(host + nodes_at);
+    j->nodes = (struct tree_node *)(device + nodes_at);
     l.items = is_inline ? prep->inline_items : (struct gpu_item *)host;
     l.blocks = is_inline ? prep->inline_blocks : (uint32_t *)(host + blocks_at);
     l.patches = is_inline ? prep->inline_patches : (struct gpu_patch *)(host + patches_at);
@@ -422,7 +434,7 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
     uint64_t heads = p->config.num_q_heads, size = attn_dtype_bytes(p->config.q_dtype);
     uint64_t q_row = heads * p->config.head_dim_k * size;
     uint64_t out_row = heads * p->config.head_dim_v * size;
-    uint32_t token0 = 0, blocks0 = 0;
+    uint32_t token0 = 0, blocks0 = 0, node0 = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *it = &batch->items[j->order[i]];
         bool is_append = it->flags & BACKEND_APPEND, is_attend = it->flags & BACKEND_ATTEND;
@@ -440,7 +452,12 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
             .layer = it->layer,
             .token0 = token0,
             .blocks0 = blocks0,
+            .node0 = node0,
         };
+        if (it->nodes != NULL) {
+            memcpy(l->nodes + node0, it->nodes, it->n_tokens * sizeof *it->nodes);
+            node0 += it->n_tokens;
+        }
         uint32_t n = item_blocks(p, it);
         attn_status st = write_blocks(b, p, it, j->order[i], n, l->blocks + blocks0);
         if (st != ATTN_OK)

@@ -304,6 +304,32 @@ static attn_status transfer(struct backend_pool *p, uint32_t block, void *dst, c
     return ATTN_OK;
 }
 
+attn_status gpu_tokens_copy(struct backend_pool *p, const struct backend_token_copy *list,
+                            uint32_t n)
+{
+    struct backend *b = p->b;
+    attn_status st = gpu_enter(b);
+    if (st != ATTN_OK)
+        return st;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct backend_token_copy *t = &list[i];
+        if (t->from_block >= p->config.n_blocks || t->to_block >= p->config.n_blocks ||
+            t->from_slot >= p->config.block_tokens || t->to_slot >= p->config.block_tokens)
+            return gpu_fail(b, ATTN_EINVAL, "token copy %u: block %u slot %u to block %u slot %u",
+                            i, t->from_block, t->from_slot, t->to_block, t->to_slot);
+    }
+    int code = gpu_follow_all(b);
+    struct gpu_tokens_copy a = {.kv = p->kv, .num_layers = p->config.num_layers};
+    for (uint32_t i = 0; i < n && code == 0; i += a.n) {
+        a.n = n - i < GPU_LIST / 4 ? n - i : GPU_LIST / 4;
+        memcpy(a.list, list + i, a.n * sizeof list[0]);
+        code = runtime_check("token copy kernel", gpu_tokens_copy_launch(&a, b->stream));
+    }
+    if (code != 0 || runtime_stream_wait(b->stream) != 0)
+        return gpu_lost(b);
+    return ATTN_OK;
+}
+
 attn_status gpu_block_read(struct backend_pool *p, uint32_t block, void *out_bytes)
 {
     return transfer(p, block, out_bytes, NULL);

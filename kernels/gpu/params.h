@@ -10,6 +10,7 @@
 #define ATTND_GPU_PARAMS_H
 
 #include "kernels/stripes.h"
+#include "kernels/tree.h"
 #include "proto/attn_types.h"
 
 #ifdef __cplusplus
@@ -61,7 +62,7 @@ struct gpu_item {
     uint32_t split_tokens; /* tokens in each part but the last; dilated: see split_of */
     uint32_t slot0; /* first partial slot; a slot is one query row's part of one split */
     uint32_t is_full; /* every query sees all, also where its layer is causal */
-    uint32_t pad;
+    uint32_t node0; /* of a tree: its first token's in gpu_attend.nodes */
 } __attribute__((aligned(16))); /* moved in pieces of 16 bytes, out of the parameters too */
 
 struct gpu_patch {
@@ -111,6 +112,15 @@ struct gpu_copy {
 };
 int gpu_copy_launch(const struct gpu_copy *a, void *stream);
 
+/* Tokens of all layers, up to GPU_LIST / 4 (block, slot, to block, to slot) a launch. No block is
+ * both read and written. */
+struct gpu_tokens_copy {
+    struct gpu_kv kv;
+    uint32_t num_layers, n;
+    uint32_t list[GPU_LIST];
+};
+int gpu_tokens_copy_launch(const struct gpu_tokens_copy *a, void *stream);
+
 #define GPU_FINISH_SIGNALS 5 /* four workers', behind one of the caller's own */
 
 /* Tells the host, and whoever waits for a signal, that everything before it is done. */
@@ -144,10 +154,11 @@ struct gpu_attend {
     uint32_t rows_per_unit;
     uint32_t any_split; /* some item has n_splits > 1: a merge follows */
     uint32_t pad;
+    const struct tree_node *nodes; /* of the batch's trees; NULL: the items are none */
 };
 
 /* Plain fp32 arithmetic, every geometry and option with head dims up to 256, or V in K (v_offset 0)
- * where they are not quantised. rows_per_unit 4. */
+ * where they are not quantised; trees. rows_per_unit 4. */
 #define GPU_VECTOR_ROWS 4
 int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained);
 /* Joins the splits of the items that have any; after either attend kernel, any_split only. */

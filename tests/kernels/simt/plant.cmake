@@ -218,15 +218,24 @@ plant(114 gpu_launch.c "int code = gpu_stream_follow(b, b->prompts, s);"
 plant(86 attend_matrix.cuh "uint32_t token = branch_token(from, key);"
   "uint32_t token = simt::planted == 86 ? key : branch_token(from, key);")
 plant(87 attend_matrix.cuh "is_open = keys.all_take_part &&" "is_open = (simt::planted == 87 || keys.all_take_part) &&")
-plant(88 attend_vector.cu "token = token_of<has_stripes>(kv, b, key);"
-  "token = simt::planted == 88 ? key : token_of<has_stripes>(kv, b, key);")
+plant(88 attend_vector.cu "token = token_of<kind == of_stripes>(kv, b, key);"
+  "token = simt::planted == 88 ? key : token_of<kind == of_stripes>(kv, b, key);")
 # of a dilated layer in parts: heads are counted from the card's first; distances are the card's
 plant(115 attend_matrix.cuh "branch_at(kv, stored, nth, head);"
   "branch_at(kv, stored, nth, simt::planted == 115 ? head - kv.first_kv_head : head);")
-plant(116 attend_vector.cu "at = position_of<has_stripes>(kv, b, key);"
-  "at = simt::planted == 116 ? token : position_of<has_stripes>(kv, b, key);")
-plant(117 attend_vector.cu "visible_to<has_stripes>(kv, layer, b, position[r], kv_len);"
-  "visible_to<has_stripes>(kv, layer, b, position[r] + (simt::planted == 117 ? kv.stripes.first : 0), kv_len);")
+plant(116 attend_vector.cu "at = key_position<kind>(a, it, b, key);"
+  "at = simt::planted == 116 ? token : key_position<kind>(a, it, b, key);")
+plant(117 attend_vector.cu "see[r].look(a, layer, b, it, position[r],"
+  "see[r].look(a, layer, b, it, position[r] + (simt::planted == 117 ? kv.stripes.first : 0),")
+# of a tree: hidden nodes count; positions are places; all items have the nodes of the first; tokens
+# are copied without their scales
+plant(126 attend_vector.cu "!is_live || !see[r].has(it, key)"
+  "!is_live || !(simt::planted == 126 || see[r].has(it, key))")
+plant(127 attend_vector.cu "position[r] = query_position<kind>(a, it, token);"
+  "position[r] = simt::planted == 127 ? it.pos + token : query_position<kind>(a, it, token);")
+plant(128 gpu_job.c ".node0 = node0," ".node0 = simt_has_bug(128) ? 0 : node0,")
+plant(129 blocks.cu "kv.is_quantised && head < kv.num_kv_heads;"
+  "simt::planted != 129 && kv.is_quantised && head < kv.num_kv_heads;")
 
 # ---- f32 prompts
 
