@@ -50,7 +50,7 @@ static const struct case_options options[] = {
     {.name = "all",
      .window_tokens = 30,
      .sink_tokens = 3,
-     .soft_cap = 8,
+     .soft_cap = 3,
      .has_sink_logits = true,
      .has_alibi = true},
 };
