@@ -27,7 +27,7 @@ settings='\b(device|listen|cache|engine|log|stats)\.[a-z_]+\b'
 check setting "$settings"
 
 # and those in what programs and libraries say
-unknown=$(grep -rh --include='*.c' --include='*.py' '"' daemon cache kernels proto clients/{lib,attn}* clients/{python,vllm,sglang}/src |
+unknown=$(grep -rh --include='*.c' --include='*.py' '"' daemon cache kernels proto clients/{lib,attn}* clients/{python,vllm,sglang,cluster}/src |
   grep -v '^ *#' | grep -oE '"([^"\\]|\\.)*"' | grep -oE "$settings" | sort -u | grep -vxFf "$names" || true)
 [[ -z $unknown ]] || { echo "said, and no setting: "$unknown >&2; rc=1; }
 
@@ -101,12 +101,14 @@ version=$(sed -nE 's/^project\(attnd VERSION ([0-9.]+) .*/\1/p' CMakeLists.txt)
 for said in "$(sed -nE '1s/^attnd \(([^)]*)\).*/\1/p' debian/changelog)" "$(sed -nE 's/^version = "(.*)"/\1/p' clients/python/pyproject.toml)" \
   "$(sed -nE 's/^version = "(.*)"/\1/p' clients/vllm/pyproject.toml)" \
   "$(sed -nE 's/^version = "(.*)"/\1/p' clients/sglang/pyproject.toml)" \
+  "$(sed -nE 's/^version = "(.*)"/\1/p' clients/cluster/pyproject.toml)" \
+  "$(sed -nE 's/^__version__ = "(.*)"/\1/p' clients/cluster/src/attnd_cluster/__init__.py)" \
   "$(sed -nE 's/^__version__ = "(.*)"/\1/p' clients/python/src/attnd/__init__.py)" \
   "$(sed -nE 's/^## \[([0-9][^]]*)\] - .*/\1/p' CHANGELOG.md | head -1)" "$("$bin/attnd" --version | cut -d' ' -f2)"; do
   [[ $said == "$version" ]] || { echo "version '$said', CMakeLists.txt has '$version'" >&2; rc=1; }
 done
 # and one licence
-for file in README.md debian/copyright clients/python/setup.py clients/{vllm,sglang}/pyproject.toml; do
+for file in README.md debian/copyright clients/python/setup.py clients/{vllm,sglang,cluster}/pyproject.toml; do
   grep -q 'Apache-2.0' "$file" || { echo "$file does not name the licence" >&2; rc=1; }
 done
 

@@ -23,7 +23,9 @@ BUILD = pathlib.Path(os.environ.get("ATTN_BUILD", ROOT / "build"))
 os.environ.setdefault("ATTN_LIBRARY", str(BUILD / "lib" / "libattn.so.0"))
 PATHS = [str(ROOT / "clients" / "python" / "src"), str(ROOT / "clients" / "cluster" / "src")]
 sys.path[:0] = PATHS
-os.environ["PYTHONPATH"] = os.pathsep.join(PATHS + os.environ.get("PYTHONPATH", "").split(os.pathsep))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    PATHS + os.environ.get("PYTHONPATH", "").split(os.pathsep)
+)
 
 from etcd import Etcd  # noqa: E402
 

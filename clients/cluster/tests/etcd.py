@@ -51,7 +51,12 @@ class Etcd:
     def start(self, i: int) -> None:
         namespace, _ = self._hosts[i]
         command = ["etcd", "--name", f"m{i}", "--data-dir", str(self._dir / f"m{i}")]
-        command += ["--listen-client-urls", self.clients[i], "--advertise-client-urls", self.clients[i]]
+        command += [
+            "--listen-client-urls",
+            self.clients[i],
+            "--advertise-client-urls",
+            self.clients[i],
+        ]
         command += ["--listen-peer-urls", self._peers[i]]
         command += ["--initial-advertise-peer-urls", self._peers[i], "--log-level", "error"]
         cluster = ",".join(f"m{j}={p}" for j, p in enumerate(self._peers))

@@ -25,7 +25,9 @@ TOKEN = "a token of the tests"
 class Host:
     """A daemon and its agent on one address. namespace: where both run, None: here."""
 
-    def __init__(self, directory: pathlib.Path, name: str, registry: str, namespace=None, ip=None, ttl=2.0):
+    def __init__(
+        self, directory: pathlib.Path, name: str, registry: str, namespace=None, ip=None, ttl=2.0
+    ):
         self.name, self.registry, self._namespace, self.ttl = name, registry, namespace, ttl
         self._dir = directory / name
         self._dir.mkdir(parents=True)
@@ -33,7 +35,9 @@ class Host:
         address = ip or "127.0.0.1"
         self.url = f"tcp://{address}:{port}"
         self.http = f"{address}:{http}"
-        self.socket = f"/tmp/{directory.name[:8]}{os.getpid()}{name}.sock"  # paths of sockets are short
+        self.socket = (
+            f"/tmp/{directory.name[:8]}{os.getpid()}{name}.sock"  # paths of sockets are short
+        )
         self.log, self.agent_log = self._dir / "attnd.log", self._dir / "agent.log"
         (self._dir / "token").write_text(TOKEN + "\n")
         self.key_file = None

@@ -58,7 +58,7 @@ def feed(pool, n=40, seq=None):
 
 
 def test_it_registers_what_the_daemon_is_and_has(hosts, members):
-    host = hosts().start()
+    host = hosts(ttl=30).start()
     await_members(members, "a")
     with attnd.connect(host.url) as client:
         pool = client.create_pool(SPEC)
@@ -88,7 +88,9 @@ def test_it_registers_what_the_daemon_is_and_has(hosts, members):
         assert host.get("/nothing")[0] == 404
 
 
-def test_a_silent_daemon_is_unregistered_and_frees_its_sequences_before_it_is_back(hosts, members, gone):
+def test_a_silent_daemon_is_unregistered_and_frees_its_sequences_before_it_is_back(
+    hosts, members, gone
+):
     host = hosts(ttl=1).start()
     await_members(members, "a")
     with attnd.connect(host.url) as client:
@@ -137,14 +139,14 @@ def test_a_newer_agent_within_the_lease_goes_on(hosts, members, gone):
 def test_a_stopped_registry_kills_nobody_also_when_it_ends_all_leases_as_it_comes_back(
     hosts, members, gone, etcd1
 ):
-    host = hosts(ttl=1).start()
+    host = hosts(ttl=3).start()
     await_members(members, "a")
     with attnd.connect(host.url) as client:
         pool = client.create_pool(SPEC)
         seq, kv = feed(pool)
         etcd1.signal(0, signal.SIGSTOP)
         await_("that members are frozen", lambda: members.is_frozen)
-        time.sleep(2.5)  # more than the lease: that this ends nothing is what is tested
+        time.sleep(4)  # more than the lease: that this ends nothing is what is tested
         assert list(members.now()) == ["a"] and host.get("/readyz")[0] == 200
         pool.step(0, [(seq, 40, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
         before = members.now()["a"].registration
@@ -162,7 +164,7 @@ def host_is_registered(host):
 
 
 def test_sigterm_sends_every_sequence_away_whole(hosts, members, gone):
-    a, b = hosts("a").start(), hosts("b").start()
+    a, b = hosts("a", ttl=30).start(), hosts("b", ttl=30).start()
     await_members(members, "a", "b")
     with attnd.connect(a.url) as from_, attnd.connect(b.url) as to:
         pool, target = from_.create_pool(SPEC), to.create_pool(SPEC)
@@ -216,7 +218,14 @@ def test_what_nobody_takes_stays_and_the_agent_says_so(hosts, members):
 def test_wrong_options_are_named(options, named, capsys):
     from attnd_cluster import agent
 
-    base = ["--registry", "etcd://127.0.0.1:1", "--url", "tcp://127.0.0.1:1", "--http", "127.0.0.1:0"]
+    base = [
+        "--registry",
+        "etcd://127.0.0.1:1",
+        "--url",
+        "tcp://127.0.0.1:1",
+        "--http",
+        "127.0.0.1:0",
+    ]
     old = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
         with pytest.raises(SystemExit) as e:

@@ -30,7 +30,7 @@ def cluster(tmp_path, etcd1):
     class Cluster:
         hosts = {}
 
-        def start(self, *names, ttl=1):
+        def start(self, *names, ttl=30):
             for name in names:
                 host = Host(tmp_path, name, etcd1.url, ttl=ttl)
                 made.append(host)
@@ -65,7 +65,9 @@ def test_sequences_spread_and_prompts_go_where_their_beginning_is(cluster):
     texts = [Text(pool, prompt(rng, 100)) for _ in range(12)]
     counts = {n: sum(t.seq.where == n for t in texts) for n in "abc"}
     assert all(3 <= c <= 5 for c in counts.values()), counts
-    for t in texts:  # the next turn of each conversation, by this client and by one that knows nothing
+    for (
+        t
+    ) in texts:  # the next turn of each conversation, by this client and by one that knows nothing
         again = Text(pool, t.ids + prompt(rng, 30))
         assert again.seq.where == t.seq.where and again.seq.n_cached == 96
         again.seq.close()
@@ -182,7 +184,7 @@ def test_an_evacuation_loses_no_token_of_sequences_that_decode_meanwhile(cluster
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
 def test_a_lost_host_costs_its_own_sequences_a_rebuild_and_nobody_a_timeout(cluster, number):
-    cluster.start("a", "b", "c")
+    cluster.start("a", "b", "c", ttl=3)
     pool = cluster.connect().create_pool(SPEC)
     rng = np.random.default_rng(SEED)
     texts = [Text(pool, prompt(rng, 40)) for _ in range(6)]
@@ -212,7 +214,7 @@ def test_a_lost_host_costs_its_own_sequences_a_rebuild_and_nobody_a_timeout(clus
 
 
 def test_without_a_callback_a_lost_sequence_is_said_to_be_gone_and_others_are_answered(cluster):
-    cluster.start("a", "b")
+    cluster.start("a", "b", ttl=3)
     pool = cluster.connect(rebuild=None).create_pool(SPEC)
     rng = np.random.default_rng(SEED)
     texts = [Text(pool, prompt(rng, 40)) for _ in range(4)]
@@ -235,7 +237,7 @@ def test_without_a_callback_a_lost_sequence_is_said_to_be_gone_and_others_are_an
 
 
 def test_a_registry_that_stops_is_not_noticed_by_steps_nor_by_new_sequences(cluster, etcd1):
-    cluster.start("a", "b")
+    cluster.start("a", "b", ttl=3)
     client = cluster.connect()
     pool = client.create_pool(SPEC)
     rng = np.random.default_rng(SEED)
@@ -246,7 +248,7 @@ def test_a_registry_that_stops_is_not_noticed_by_steps_nor_by_new_sequences(clus
     await_("that members are frozen", lambda: client.members.is_frozen)
     worker.more(20)
     texts.append(Text(pool, prompt(rng, 40)))
-    time.sleep(1.5)  # more than the lease: that nothing comes of it is what is tested
+    time.sleep(3.5)  # more than the lease: that nothing comes of it is what is tested
     worker.more(20)
     etcd1.signal(0, signal.SIGCONT)
     await_("that they are not", lambda: not client.members.is_frozen)

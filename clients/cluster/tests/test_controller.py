@@ -54,7 +54,9 @@ def test_shares_go_into_the_sections_of_their_tenants_and_nothing_else_changes(t
     file = tmp_path / "tenants"
     file.write_text("# ours\n[t]\ntoken_sha256 = ab\nsequences = 5\n\n[other]\nsequences = 9\n")
     file.chmod(0o640)
-    assert shares.apply(str(file), {"t": {"sequences": 7, "sessions": 3}, "nobody": {"sequences": 1}})
+    assert shares.apply(
+        str(file), {"t": {"sequences": 7, "sessions": 3}, "nobody": {"sequences": 1}}
+    )
     want = "# ours\n[t]\ntoken_sha256 = ab\nsequences = 7\nsessions = 3\n\n[other]\nsequences = 9\n"
     assert file.read_text() == want and file.stat().st_mode & 0o777 == 0o640
     assert not shares.apply(str(file), {"t": {"sequences": 7, "sessions": 3}})
@@ -73,7 +75,10 @@ def test_a_prompt_goes_where_its_beginning_is_unless_that_is_far_behind():
     assert best(candidate("a"), candidate("b", cached=800, queue=1.0)) == "a"
     assert best(candidate("a"), candidate("b", cached=800, free=3)) == "a"
     assert best(candidate("a", free=500), candidate("b")) == "b"
-    assert [c.name for c in order([candidate("a", free=1), candidate("b", free=2)], 1000, 16)] == ["b", "a"]
+    assert [c.name for c in order([candidate("a", free=1), candidate("b", free=2)], 1000, 16)] == [
+        "b",
+        "a",
+    ]
 
 
 def test_the_index_finds_the_longest_beginning_and_forgets_the_oldest():
@@ -83,7 +88,11 @@ def test_the_index_finds_the_longest_beginning_and_forgets_the_oldest():
     index.note(ids, 0, "b")
     assert index.find(ids, 0, 4) == ["b", "a"]
     assert index.find(ids[:20] + [0] * 20, 0, 4) == ["b", "a"]
-    assert index.find(ids, 1, 4) == [] and index.find([9] * 64, 0, 4) == [] and index.find(ids[:3], 0, 4) == []
+    assert (
+        index.find(ids, 1, 4) == []
+        and index.find([9] * 64, 0, 4) == []
+        and index.find(ids[:3], 0, 4) == []
+    )
     for i in range(3):
         index.note([1000 + i] * 64, 0, "c")
     assert index.find(ids, 0, 4) == []
@@ -102,7 +111,7 @@ def test_backlog_is_of_what_was_given_lately():
 @pytest.fixture
 def cluster(tmp_path, etcd1):
     """Two hosts with a tenant, both registered."""
-    hosts = [Host(tmp_path, n, etcd1.url, ip="127.0.0.1", ttl=1) for n in "ab"]
+    hosts = [Host(tmp_path, n, etcd1.url, ip="127.0.0.1", ttl=30) for n in "ab"]
     for host in hosts:
         host.start_daemon()
         host.start_agent("--tenants", str(tmp_path / host.name / "tenants"))
@@ -201,7 +210,9 @@ def test_operators_see_and_move_what_is_there(cluster, etcd1):
     t.verify()
     assert ask(etcd1, hosts[0], "rebalance") == (0, {"moved": 0})
     assert ask(etcd1, hosts[0], "evacuate", to)[0] == 0
-    await_("that it has gone", lambda: ask(etcd1, hosts[0], "where", str(t.seq.id))[1]["member"] == was)
+    await_(
+        "that it has gone", lambda: ask(etcd1, hosts[0], "where", str(t.seq.id))[1]["member"] == was
+    )
     t.decode()
     t.verify()
     for words, named in ((("where", "1"), "sequence 1"), (("evacuate", "z"), "'z': a, b")):

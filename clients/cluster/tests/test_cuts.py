@@ -65,7 +65,7 @@ def etcd(net, tmp_path):
 def hosts(net, etcd, tmp_path):
     made = {}
     for n in "abc":
-        made[n] = Host(tmp_path, n, etcd.url, net.namespace(n), net.address[n], ttl=2)
+        made[n] = Host(tmp_path, n, etcd.url, net.namespace(n), net.address[n], ttl=3)
         made[n].start()
     yield made
     for host in made.values():
@@ -74,7 +74,9 @@ def hosts(net, etcd, tmp_path):
 
 @pytest.fixture
 def client(etcd, hosts):
-    with attnd_cluster.connect(f"cluster+{etcd.url}", rebuild=rebuild, timeout=600, idle=1, token_file=hosts["a"].key_file) as c:
+    with attnd_cluster.connect(
+        f"cluster+{etcd.url}", rebuild=rebuild, timeout=600, idle=1, token_file=hosts["a"].key_file
+    ) as c:
         assert c.members.wait(300, lambda now: len(now) == 3)
         yield c
 
@@ -89,7 +91,11 @@ def test_a_host_that_is_cut_off_and_returns_leaves_no_second_copy(net, client, h
     old = {t: t.seq._inner for t in texts if at[t] == "b"}
     assert old
     # as a worker would that knows nothing of the cluster: its handle, on a connection of its own
-    with attnd.connect(hosts["b"].url, session=client.host(client.members.now()["b"]).client().info.session, token_file=hosts["b"].key_file) as z:
+    with attnd.connect(
+        hosts["b"].url,
+        session=client.host(client.members.now()["b"]).client().info.session,
+        token_file=hosts["b"].key_file,
+    ) as z:
         zombie_pool = z.create_pool(SPEC)
         net.cut("b")
         start = time.monotonic()
@@ -178,7 +184,16 @@ def test_whatever_is_cut_killed_or_stopped_no_acknowledged_token_is_lost(net, cl
             net.heal(n)
         etcd.await_ready()
 
-    kinds = [cut_host, kill_leader, stop_daemon, cut_majority, kill_agent, kill_host, stop_leader, stop_agent]
+    kinds = [
+        cut_host,
+        kill_leader,
+        stop_daemon,
+        cut_majority,
+        kill_agent,
+        kill_host,
+        stop_leader,
+        stop_agent,
+    ]
     first = draw.randrange(len(kinds))
     for i in range(ROUNDS):
         kind, n = kinds[(first + i) % len(kinds)], draw.choice("abc")
@@ -201,5 +216,7 @@ def check_copies(hosts, client):
     for name, host in hosts.items():
         with attnd.connect(f"ipc://{host.socket}", timeout=60) as operator:
             for s in operator.inspect("sequences")["sequences"]:
-                assert s["sequence"] not in seen, f"{s['sequence']} on {seen[s['sequence']]} and {name}"
+                assert (
+                    s["sequence"] not in seen
+                ), f"{s['sequence']} on {seen[s['sequence']]} and {name}"
                 seen[s["sequence"]] = name

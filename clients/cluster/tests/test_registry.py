@@ -226,7 +226,9 @@ def test_a_file_lists_members_and_a_new_one_in_its_place_is_seen(tmp_path):
 
     def write(*members):
         new = tmp_path / "new"
-        new.write_text(json.dumps({"members": [{"name": n, "url": f"tcp://{n}:1"} for n in members]}))
+        new.write_text(
+            json.dumps({"members": [{"name": n, "url": f"tcp://{n}:1"} for n in members]})
+        )
         os.replace(new, path)
 
     write("a", "b")
@@ -252,7 +254,10 @@ def test_a_file_lists_members_and_a_new_one_in_its_place_is_seen(tmp_path):
     [
         ("{}", "'members' is missing"),
         ('{"members": [{"name": "a"}]}', "'url' is missing"),
-        ('{"members": [{"name": "a", "url": "u"}, {"name": "a", "url": "v"}]}', "two are named 'a'"),
+        (
+            '{"members": [{"name": "a", "url": "u"}, {"name": "a", "url": "v"}]}',
+            "two are named 'a'",
+        ),
         ('{"members": [{"name": 1, "url": "u"}]}', "texts"),
         ("[", "cluster.json"),
     ],

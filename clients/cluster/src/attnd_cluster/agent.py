@@ -68,7 +68,7 @@ class Agent:
         self._registration = ""
         self._was: tuple[str, ...] = ()
         self._told: Member | None = None
-        self._told_at = float("-inf")
+        self._told_at = self._kept_at = float("-inf")
         self._is_registry_there = False
         self._ends = threading.Event()
         self._evacuated = threading.Event()
@@ -95,6 +95,8 @@ class Agent:
         self._holder = threading.Thread(target=self._hold, name="attnd-lease", daemon=True)
 
     def start(self) -> None:
+        if self.options.evacuated_file is not None:  # of an agent before
+            pathlib.Path(self.options.evacuated_file).unlink(missing_ok=True)
         self._daemon.start()
         if not self._registry.is_static:
             self._holder.start()
@@ -103,7 +105,7 @@ class Agent:
 
     def _hold(self) -> None:
         share = self.options.ttl / 3
-        while not self._ends.wait(share if self._lease is not None else min(share, 0.2)):
+        while not self._ends.wait(self._every if self._lease is not None else 0.2):
             self._beat = time.monotonic()
             try:
                 if self._daemon.silent_for() > self.options.patience:
@@ -111,7 +113,9 @@ class Agent:
                 elif self._lease is None:
                     self._register(share)
                 else:
-                    self._lease.keep(share)
+                    if time.monotonic() - self._kept_at >= share:
+                        self._lease.keep(share)
+                        self._kept_at = time.monotonic()
                     self._tell(share)
                     self._apply_shares(share)
                 self._is_registry_there = True
@@ -148,7 +152,8 @@ class Agent:
         record = self._record()
         self._registry.put(member_key, record.to_json(), lease, timeout)
         self._registry.put(incarnation_key, self._registration.encode(), None, timeout)
-        self._lease, self._told, self._told_at = lease, record, time.monotonic()
+        self._lease, self._told = lease, record
+        self._told_at = self._kept_at = time.monotonic()
         log.info("registered as %s, lease of %g s", name, lease.ttl)
 
     def _apply_shares(self, timeout: float) -> None:
@@ -226,7 +231,9 @@ class Agent:
                 return True
             moved = sum(self._move_one(s, None) is not None for s in left or ())
             if time.monotonic() > until:
-                log.error("evacuation ends after %g s, %d sequences are left", seconds, len(left or ()))
+                log.error(
+                    "evacuation ends after %g s, %d sequences are left", seconds, len(left or ())
+                )
                 return False
             if moved == 0:
                 self._ends.wait(self._every)
@@ -349,7 +356,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--advertise", help="url of --http for others (http://, then --http)")
     p.add_argument("--tls-cert", help="of --http: serves https")
     p.add_argument("--tls-key")
-    p.add_argument("--token-file", help="a token in its first line: who may list and move over HTTP")
+    p.add_argument(
+        "--token-file", help="a token in its first line: who may list and move over HTTP"
+    )
     p.add_argument(
         "--metrics", help="the daemon's page, as http://127.0.0.1:9470/metrics (not relayed)"
     )
@@ -369,7 +378,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         metavar="SECONDS",
         help="how long sending sequences away may take (%(default)s)",
     )
-    p.add_argument("--evacuated-file", help="made when it has left, for who waits to stop the daemon")
+    p.add_argument(
+        "--evacuated-file", help="made when it has left, for who waits to stop the daemon"
+    )
     p.add_argument("--key-file", help="the tenant's token, for daemons that want one")
     p.add_argument("--ca-file", help="CAs of tls+tcp:// daemons")
     p.add_argument("--verbose", action="store_true")

@@ -45,9 +45,7 @@ def gaps(members: dict[str, Member]) -> list[Gap]:
 
 def choose(gap: Gap, sequences: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The largest sequence that is not larger than the gap allows; None: there is none."""
-    fitting = [
-        s for s in sequences if s["pool"] == gap.pool and 0 < s["blocks"] <= gap.n_blocks
-    ]
+    fitting = [s for s in sequences if s["pool"] == gap.pool and 0 < s["blocks"] <= gap.n_blocks]
     return max(fitting, key=lambda s: (not s.get("busy", False), s["blocks"]), default=None)
 
 

@@ -88,6 +88,7 @@ class ClusterClient(Closing, NotPicklable):
     ):
         self.url = url
         self.rebuild = rebuild
+        self.timeout: float = options["timeout"]
         self.backlog = Backlog()
         self.lock = threading.Lock()  # of backlog and of the pools' indexes
         self._registry = registry

@@ -51,7 +51,9 @@ class Command:
     def member(self, name: str) -> Member:
         members = members_of(self.registry)
         if name not in members:
-            raise AgentError(f"no member is named {name!r}: {', '.join(sorted(members)) or 'there are none'}")
+            raise AgentError(
+                f"no member is named {name!r}: {', '.join(sorted(members)) or 'there are none'}"
+            )
         return members[name]
 
     def find(self, id: int) -> tuple[Member, dict[str, Any]]:
@@ -69,7 +71,9 @@ class Command:
         members = members_of(self.registry)
         if self.o.json:
             return {"members": [json.loads(m.to_json()) for m in members.values()]}
-        entries = {} if self.registry.is_static else self.registry.list(CONTROLLER, _SECONDS).entries
+        entries = (
+            {} if self.registry.is_static else self.registry.list(CONTROLLER, _SECONDS).entries
+        )
         leader = entries.get(CONTROLLER, b"nobody").decode()
         return table(list(rows_of(members))) + f"\ncontroller: {leader}"
 
@@ -113,13 +117,17 @@ class Command:
         for tenant, limits in quotas.items():
             for quota, n in limits.items():
                 if not isinstance(n, int) or n < 1:
-                    raise ValueError(f"{self.o.file}: {tenant}.{quota} is {n!r}, expected 1 or more")
+                    raise ValueError(
+                        f"{self.o.file}: {tenant}.{quota} is {n!r}, expected 1 or more"
+                    )
         self.registry.put(QUOTAS, json.dumps(quotas).encode(), None, _SECONDS)
         return quotas
 
 
 def main(argv: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="attnd-cluster", description="Looks at and operates a cluster.")
+    p = argparse.ArgumentParser(
+        prog="attnd-cluster", description="Looks at and operates a cluster."
+    )
     p.add_argument(
         "--registry",
         default=os.environ.get("ATTND_REGISTRY"),
@@ -139,7 +147,9 @@ def main(argv: list[str] | None = None) -> int:
     move = sub.add_parser("move", help="takes a sequence to a member, while it decodes")
     move.add_argument("sequence", type=int)
     move.add_argument("to", nargs="?", help="(the one with most room)")
-    evacuate = sub.add_parser("evacuate", help="a member takes nothing new and sends away what it has")
+    evacuate = sub.add_parser(
+        "evacuate", help="a member takes nothing new and sends away what it has"
+    )
     evacuate.add_argument("member")
     sub.add_parser("rebalance", help="moves one sequence from the fullest member to the emptiest")
     quotas = sub.add_parser("quotas", help="shows or sets quotas of tenants over the whole cluster")

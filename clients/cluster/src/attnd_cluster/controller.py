@@ -37,7 +37,9 @@ class Controller:
         self.options = options
         self._registry = open_registry(options.registry)
         if self._registry.is_static:
-            raise ValueError(f"{options.registry} has no leases: a controller needs etcd or the like")
+            raise ValueError(
+                f"{options.registry} has no leases: a controller needs etcd or the like"
+            )
         self._members = Members(self._registry, idle=min(2.0, options.ttl))
         self._agents = Agents(options.token_file, options.ca_file)
         self._lease: Lease | None = None

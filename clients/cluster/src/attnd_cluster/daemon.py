@@ -90,9 +90,7 @@ class LocalDaemon:
     def _look(self, client: attnd.Client) -> Look:
         stats = client.stats()
         listed = client.inspect("pools")["pools"]
-        pools = {
-            p["name"]: PoolLoad(p["blocks"], p["free_blocks"], p["sequences"]) for p in listed
-        }
+        pools = {p["name"]: PoolLoad(p["blocks"], p["free_blocks"], p["sequences"]) for p in listed}
         of_all = stats.get("step_queue_seconds", {}).values()
         waited = sum(h["sum"] for h in of_all), sum(h["count"] for h in of_all)
         before, self._waited = self._waited, waited
@@ -129,9 +127,7 @@ class LocalDaemon:
         n = 0
         for s in list(self.sequences()):
             try:
-                self._ask(
-                    lambda client: client.kill_sequence(int(s["sequence"]), s.get("tenant"))
-                )
+                self._ask(lambda client: client.kill_sequence(int(s["sequence"]), s.get("tenant")))
                 n += 1
             except attnd.NotFoundError:
                 pass  # closed meanwhile

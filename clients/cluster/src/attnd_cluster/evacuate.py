@@ -58,7 +58,9 @@ class Mover:
             self._pools[member.name, name] = pool
         return pool
 
-    def targets(self, members: dict[str, Member], own: str, pool: str, n_blocks: int) -> list[Member]:
+    def targets(
+        self, members: dict[str, Member], own: str, pool: str, n_blocks: int
+    ) -> list[Member]:
         """Where a sequence of n_blocks has room, the emptiest first."""
         found = []
         for m in members.values():
@@ -94,7 +96,9 @@ class Mover:
                 return None  # closed meanwhile
             except attnd.AttndError as e:
                 log.warning("sequence %d does not move to %s: %s", id, member.name, e)
-                if isinstance(e, (attnd.ConnectionLostError, attnd.TimedOutError, attnd.NotFoundError)):
+                if isinstance(
+                    e, (attnd.ConnectionLostError, attnd.TimedOutError, attnd.NotFoundError)
+                ):
                     self._forget(member.name)
         return None
 

@@ -130,7 +130,12 @@ class Host:
         concurrent.futures.wait((asked, self._gone), return_when=concurrent.futures.FIRST_COMPLETED)
         if not asked.done():
             raise self._refuse()
-        return asked.result()
+        try:
+            return asked.result()
+        except (attnd.InvalidArgumentError, attnd.ConnectionLostError):
+            if self._gone.done():  # it was closed meanwhile
+                raise self._refuse() from None
+            raise
 
     def wait(self, step: attnd.Step) -> attnd.Result:
         """The step's result, as Step.wait(); raises HostGone, too."""
@@ -141,7 +146,7 @@ class Host:
             try:
                 client.poll_once(seconds)
             except attnd.InvalidArgumentError:
-                if self._gone.done():  # closed meanwhile
+                if self._gone.done():  # it was closed meanwhile
                     raise self._refuse() from None
                 raise
             seconds = min(2 * seconds, _POLL_SECONDS)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 TOKENS_PER_QUEUE_SECOND = 10_000  # of prompts that a daemon computes: what a queue costs
 WINDOW = 64  # what was given lately is of about so many sequences
-BALANCE = 0.5  # what a token counts that it was given lately and the one with the least was not
+BALANCE = 0.1  # what a token counts that it was given lately and the one with the least was not
 FULL = 0.5  # a full daemon costs this part of the prompt more than an empty one: it evicts
 
 

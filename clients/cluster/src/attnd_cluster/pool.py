@@ -8,6 +8,7 @@ lost are repeated where it is then: an append names its position, so twice is as
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -27,6 +28,7 @@ log = logging.getLogger("attnd.cluster")
 _T = TypeVar("_T")
 _PROBED = 4  # daemons that are asked what they have of a prompt
 _PROBE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.05
 _ATTEMPTS = 5
 _ELSEWHERE = (
     attnd.ConnectionLostError,
@@ -76,7 +78,8 @@ class ClusterItems:
             items.append((inner, pos, n))
             of.append(version)
         self._parts = [
-            _Part(host, which, attnd.Items(items), of) for host, (which, items, of) in by_host.items()
+            _Part(host, which, attnd.Items(items), of)
+            for host, (which, items, of) in by_host.items()
         ]
         return self._parts
 
@@ -173,9 +176,17 @@ class ClusterPool(Closing, NotPicklable):
     def place(
         self, seq_id: int | None, tokens: list[int], adapter: int, timeout: float | None
     ) -> tuple[Host, attnd.Sequence]:
-        """A new sequence on one of the daemons. Raises the last one's AttndError."""
+        """A new sequence on one of the daemons; waits for one where there is none. Raises the last
+        one's AttndError."""
         failed: attnd.AttndError | None = None
-        for candidate, host in self.candidates(tokens, adapter):
+        found = self.candidates(tokens, adapter)
+        until = time.monotonic() + (self.client.timeout if timeout is None else timeout)
+        while not found and time.monotonic() < until and not self.client.is_closed:
+            if self.client.serving():
+                time.sleep(_PAUSE_SECONDS)  # none of them answered
+            self.client.members.wait(_PROBE_SECONDS, lambda now: bool(now))
+            found = self.candidates(tokens, adapter)
+        for candidate, host in found:
             id = random_id(host.name) if seq_id is None else seq_id
             try:
                 inner = self.at(
@@ -309,9 +320,7 @@ class ClusterPool(Closing, NotPicklable):
                 return attnd.SequenceGoneError("sequences went each time that they were found")
             for i, version in again:
                 try:
-                    items.rows[i][0]._recover(
-                        version, statuses[i] == attnd.StaleEpochError.status
-                    )
+                    items.rows[i][0]._recover(version, statuses[i] == attnd.StaleEpochError.status)
                 except attnd.AttndError as e:
                     failed = failed or e
             if failed is not None:

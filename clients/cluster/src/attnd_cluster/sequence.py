@@ -89,8 +89,8 @@ class ClusterSequence(Closing, NotPicklable):
                 raise attnd.SequenceGoneError(f"sequence {self.id} is closed")
             if is_stale and not self._host.is_gone and self._await_move():
                 return
-            # A daemon that knows where its sequence went will answer `moved` with url, id and
-            # epoch; until it does, the others are asked.
+            # Here is the place to follow an answer `moved` with url, id and epoch. Daemons have
+            # none, so the others are asked.
             if not self._host.is_gone or self._member().state == LEAVING:
                 if self._find():
                     return
@@ -193,7 +193,11 @@ class ClusterSequence(Closing, NotPicklable):
     # ---- as attnd.Sequence
 
     def fork(
-        self, new_id: int | None = None, n_tokens: int | None = None, *, timeout: float | None = None
+        self,
+        new_id: int | None = None,
+        n_tokens: int | None = None,
+        *,
+        timeout: float | None = None,
     ) -> ClusterSequence:
         def fork() -> ClusterSequence:
             id = random_id(self._host.name) if new_id is None else new_id

@@ -38,7 +38,9 @@ def apply(path: str, shares: dict[str, dict[str, int]]) -> bool:
         return False
     beside = file.with_name(file.name + ".new")
     stat = file.stat()
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, stat.st_mode & 0o777), "w") as f:
+    with open(
+        os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, stat.st_mode & 0o777), "w"
+    ) as f:
         f.write(new)
         f.flush()
         os.fsync(f.fileno())

@@ -29,6 +29,7 @@ def open_registry(url: str) -> Registry:
 
     etcd://HOST:PORT[,HOST:PORT...][/PREFIX]   etcd's v3 JSON gateway
     etcds://...[?ca=FILE&cert=FILE&key=FILE]   the same over TLS
+    k8s://NAMESPACE[/PREFIX][?kubeconfig=FILE] Kubernetes, in Lease objects of that namespace
     file:///PATH                               members in a file, which never changes by itself
 
     Raises ValueError, which says what is wrong with url.
@@ -42,4 +43,8 @@ def open_registry(url: str) -> Registry:
         from .file import FileRegistry
 
         return FileRegistry(rest)
-    raise ValueError(f"registry is {url!r}, expected etcd://, etcds:// or file://")
+    if separator and scheme == "k8s":
+        from .k8s import K8sRegistry
+
+        return K8sRegistry(url)
+    raise ValueError(f"registry is {url!r}, expected etcd://, etcds://, k8s:// or file://")

@@ -74,10 +74,14 @@ class EtcdRegistry(Registry):
         names = {"ca": "ca_certs", "cert": "cert_file", "key": "key_file"}
         unknown = sorted(set(query) - set(names))
         if unknown or (query and parts.scheme != "etcds"):
-            raise ValueError(f"registry is {url!r}: {(unknown or list(query))[0]} is not known there")
+            raise ValueError(
+                f"registry is {url!r}: {(unknown or list(query))[0]} is not known there"
+            )
         hosts = [host for host in parts.netloc.split(",") if host]
         if not hosts or any(not host.rpartition(":")[2].isdigit() for host in hosts):
-            raise ValueError(f"registry is {url!r}, expected {parts.scheme}://HOST:PORT[,HOST:PORT...]")
+            raise ValueError(
+                f"registry is {url!r}, expected {parts.scheme}://HOST:PORT[,HOST:PORT...]"
+            )
         scheme = "https" if parts.scheme == "etcds" else "http"
         prefix = (parts.path.strip("/") or "attnd") + "/"
         tls = {names[name]: value for name, value in query.items()}
@@ -149,7 +153,9 @@ class EtcdRegistry(Registry):
     def create(self, key: Key, value: bytes, lease: Lease | None, timeout: float) -> bool:
         name = _b64(self._key(key))
         body = {
-            "compare": [{"key": name, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}],
+            "compare": [
+                {"key": name, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
+            ],
             "success": [{"request_put": self._put_of(key, value, lease)}],
         }
         return bool(self._write("kv/txn", body, timeout).get("succeeded", False))
