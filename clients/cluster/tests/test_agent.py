@@ -211,6 +211,7 @@ def test_what_nobody_takes_stays_and_the_agent_says_so(hosts, members):
         (["--ttl", "0.5"], "--ttl is 0.5"),
         (["--patience", "0.1"], "--patience is 0.1"),
         (["--tls-cert", "x"], "--tls-cert and --tls-key"),
+        (["--fence", "2.5"], "--fence is 2.5"),
         (["--http", "nowhere"], "http is 'nowhere'"),
         (["--registry", "zk://a:1"], "registry is 'zk://a:1'"),
     ],

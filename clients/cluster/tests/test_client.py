@@ -260,6 +260,40 @@ def test_a_registry_that_stops_is_not_noticed_by_steps_nor_by_new_sequences(clus
         t.verify()
 
 
+def test_in_strict_mode_a_daemon_without_its_registry_appends_nothing_until_it_is_back(
+    tmp_path, cluster, etcd1
+):
+    host = Host(tmp_path, "a", etcd1.url, ttl=3)
+    try:
+        host.start_daemon("--engine.fence", "2s")
+        host.start_agent("--fence", "2")
+        cluster.hosts["a"] = host
+        pool = cluster.connect().create_pool(SPEC)
+        t = Text(pool, prompt(np.random.default_rng(SEED), 40))
+        inner = t.seq._inner
+        etcd1.signal(0, signal.SIGSTOP)
+        q, k, v = rows(0, t.ids[:1], 0)
+
+        def is_fenced():
+            try:
+                inner.pool.step(0, [(inner, 0, 1)], k=k, v=v)
+            except attnd.FencedError:
+                return True
+
+        await_("the fence", is_fenced)
+        t.verify()  # what is there can be read
+        waits = threading.Thread(target=t.decode, daemon=True)
+        waits.start()
+        time.sleep(0.5)  # that it waits is what is tested
+        assert waits.is_alive()
+        etcd1.signal(0, signal.SIGCONT)
+        waits.join(300)
+        assert not waits.is_alive() and t.n_checked >= 6
+        t.verify()
+    finally:
+        host.close()
+
+
 def test_a_daemon_that_restarts_empty_has_its_sequences_made_anew(cluster):
     cluster.start("a")
     pool = cluster.connect().create_pool(SPEC)

@@ -8,7 +8,8 @@ serves on, and if the registry is away it goes on asking.
     it is silent          for --patience seconds: the lease is ended, so that workers go elsewhere
     it was declared dead  its sequences are freed before it registers again: they are made anew
                           elsewhere, and no old handle shall append to them
-    the registry is away  nothing, but asking again: nobody is declared dead by that
+    the registry is away  nothing, but asking again: nobody is declared dead by that. In strict mode
+                          (--fence, engine.fence) the daemon appends nothing until it is back
 
 SIGTERM, SIGINT: takes no new sequences, sends away those that are there, unregisters, ends.
 SIGUSR2: ends at once and leaves all as it is, for a newer agent to go on within the lease.
@@ -114,8 +115,10 @@ class Agent:
                     self._register(share)
                 else:
                     if time.monotonic() - self._kept_at >= share:
+                        now = time.monotonic()  # the lease counts from before it was asked for
                         self._lease.keep(share)
-                        self._kept_at = time.monotonic()
+                        self._kept_at = now
+                        self._renew_fence()
                     self._tell(share)
                     self._apply_shares(share)
                 self._is_registry_there = True
@@ -148,12 +151,14 @@ class Agent:
             n = self._daemon.retire()
             self._n_retired += n
             log.warning("it was declared dead: %d sequences freed before it registers", n)
+        now = time.monotonic()
         lease = self._registry.grant(self.options.ttl, timeout)
         record = self._record()
         self._registry.put(member_key, record.to_json(), lease, timeout)
         self._registry.put(incarnation_key, self._registration.encode(), None, timeout)
         self._lease, self._told = lease, record
-        self._told_at = self._kept_at = time.monotonic()
+        self._told_at = self._kept_at = now
+        self._renew_fence()
         log.info("registered as %s, lease of %g s", name, lease.ttl)
 
     def _apply_shares(self, timeout: float) -> None:
@@ -172,6 +177,12 @@ class Agent:
             self._shares = value
         except (OSError, ValueError) as e:
             log.error("shares: %s", e)
+
+    def _renew_fence(self) -> None:
+        """Strict mode: the daemon appends only while its lease can't have ended."""
+        fence = self.options.fence
+        if fence is not None and time.monotonic() + fence <= self._kept_at + self.options.ttl:
+            self._daemon.fence()
 
     def _goes_on_with(self, was: str, timeout: float) -> bool:
         """What was registered before, by this agent or another, goes on under the new registration;
@@ -217,9 +228,9 @@ class Agent:
         """Sends away what there is, for so long; whether nothing is left."""
         self._state = LEAVING
         until = time.monotonic() + seconds
-        # Other workers see it within a renewal; what they open until then is sent away, too. The
-        # daemon itself has no request yet that refuses new sequences and serves the old ones
-        # (Drain{hold}): it would be made here.
+        # Other workers see it within a renewal; what they open until then is sent away, too. No
+        # drain that is held: it ends the daemon once it is empty, and workers that come for what has
+        # moved would wait for its end as a member instead of being told at once.
         while True:
             try:
                 left = [s for s in self._daemon.sequences()]
@@ -363,6 +374,12 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "--metrics", help="the daemon's page, as http://127.0.0.1:9470/metrics (not relayed)"
     )
     p.add_argument(
+        "--fence",
+        type=float,
+        metavar="SECONDS",
+        help="strict mode, of a daemon with this engine.fence: it appends only while its lease is kept",
+    )
+    p.add_argument(
         "--tenants", help="the daemon's listen.tenants, into which its shares of quotas are written"
     )
     p.add_argument("--ttl", type=float, default=3.0, help="seconds of the lease (%(default)s)")
@@ -391,6 +408,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     o.patience = o.ttl if o.patience is None else o.patience
     if o.patience < min(1.0, o.ttl / 3):
         p.error(f"--patience is {o.patience:g}, expected {min(1.0, o.ttl / 3):g} or more seconds")
+    if o.fence is not None and not 0 < o.fence <= o.ttl * 2 / 3:
+        p.error(f"--fence is {o.fence:g}, expected at most two thirds of --ttl, {o.ttl * 2 / 3:g}")
     if (o.tls_cert is None) != (o.tls_key is None):
         p.error("--tls-cert and --tls-key come together")
     return o

@@ -117,12 +117,16 @@ class LocalDaemon:
             if after == 0:
                 return
 
+    def fence(self) -> None:
+        """Lets it append for engine.fence from now on. Raises AttndError."""
+        self._ask(lambda client: client.fence())
+
     def retire(self) -> int:
         """Frees every sequence, since this daemon was declared dead while it had them: they are made
         anew elsewhere, and whoever comes with an old handle is to be refused. Says how many.
 
-        Here an older handle is `not found`. With the daemon's Retire request it would be `stale
-        epoch`, and what nobody has made anew could be adopted.
+        Freed and not retired (attnd.Client.retire), which leaves them to be adopted: their blocks
+        would be taken until sessions end, and `stale epoch` says that a sequence is another worker's.
         """
         n = 0
         for s in list(self.sequences()):

@@ -299,41 +299,46 @@ class ClusterPool(Closing, NotPicklable):
         is_given: bool,
     ) -> attnd.AttndError | None:
         """Writes outputs and statuses; what is left wrong."""
-        n_attempts = 0
+        until = time.monotonic() + (self.client.timeout if timeout is None else timeout)
+        left, mine, of, rows = list(range(items.n_items)), items, arrays, None
+        n_found_again = 0
         while True:
-            n_attempts += 1
             failed: attnd.AttndError | None = None
-            again: list[tuple[int, int]] = []  # items to be found again, their versions then
-            for part, error, its in self._send(layer, items, arrays, timeout, totals, is_given):
-                for i, version, status in zip(part.which, part.versions, its):
+            again: list[int] = []
+            lost: list[tuple[int, int]] = []  # to be found again, their versions then
+            for part, error, its in self._send(layer, mine, of, timeout, totals, is_given):
+                for j, version, status in zip(part.which, part.versions, its):
+                    i = left[j]
                     statuses[i] = status
                     seq, pos, n = items.rows[i]
                     if status == 0:
                         seq._acknowledged(layer, pos + n)
                     elif isinstance(error, HostGone) or status in _FOUND_AGAIN:
-                        again.append((i, version))
+                        again.append(i)
+                        lost.append((i, version))
+                    elif status == attnd.FencedError.status and time.monotonic() < until:
+                        again.append(i)  # its agent renews the fence, or it will be gone
                     else:
                         failed = failed or error
+            arrays.take(of, rows)
             if failed is not None or not again:
                 return failed
-            if n_attempts == _ATTEMPTS:
+            n_found_again += bool(lost)
+            if n_found_again == _ATTEMPTS:
                 return attnd.SequenceGoneError("sequences went each time that they were found")
-            for i, version in again:
+            if len(lost) < len(again):
+                time.sleep(_PAUSE_SECONDS)
+            for i, version in lost:
                 try:
-                    items.rows[i][0]._recover(version, statuses[i] == attnd.StaleEpochError.status)
+                    is_stale = statuses[i] == attnd.StaleEpochError.status
+                    items.rows[i][0]._recover(version, is_stale)
                 except attnd.AttndError as e:
                     failed = failed or e
             if failed is not None:
                 return failed
-            which = [i for i, _ in again]
-            subset = ClusterItems(items.rows[i] for i in which)
-            part_arrays, rows = arrays.of(items, which)
-            new = [0] * len(which)
-            failed = self._run(layer, subset, part_arrays, timeout, new, totals, is_given)
-            arrays.take(part_arrays, rows)
-            for i, status in zip(which, new):
-                statuses[i] = status
-            return failed
+            left = sorted(again)
+            mine = ClusterItems(items.rows[i] for i in left)
+            of, rows = arrays.of(items, left)
 
     def _send(
         self,

@@ -116,8 +116,10 @@ def _cut(runs: list[tuple[Row, int, int]], worker: Worker) -> Iterator[Chunk]:
 
 
 def _items(runs: list[tuple[Row, int, int]]) -> tuple[Items, ...]:
-    n_pools = len(runs[0][0])
-    return tuple(Items((row[i], pos, n) for row, pos, n in runs) for i in range(n_pools))
+    return tuple(
+        seq.pool.items((row[i], pos, n) for row, pos, n in runs)
+        for i, seq in enumerate(runs[0][0])
+    )
 
 
 def close_all(sequences: Iterable[Sequence]) -> None:
