@@ -229,14 +229,14 @@ class Agent:
         self._state = LEAVING
         until = time.monotonic() + seconds
         # Other workers see it within a renewal; what they open until then is sent away, too. No
-        # drain that is held: it ends the daemon once it is empty, and workers that come for what has
-        # moved would wait for its end as a member instead of being told at once.
+        # drain that is held: it ends the daemon once it is empty, and workers that come for what
+        # has moved would wait for its end as a member instead of being told at once.
         while True:
             try:
-                left = [s for s in self._daemon.sequences()]
+                left = list(self._daemon.sequences())
             except attnd.AttndError as e:
                 log.warning("evacuation: %s", e)
-                left = None
+                left = None  # not known
             if left == []:
                 log.info("evacuated: %d sequences moved", self._n_moved)
                 return True
