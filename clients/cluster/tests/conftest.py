@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
-import signal
-import socket
-import subprocess
 import sys
 import time
 

@@ -98,6 +98,8 @@ class Etcd:
     def signal(self, i: int, number: int) -> None:
         process = self.processes[i]
         os.killpg(process.pid, number)
+        if number == signal.SIGSTOP:
+            os.waitpid(process.pid, os.WUNTRACED)  # returns when all of its threads have stopped
         if number == signal.SIGKILL:
             process.wait()
             self.processes[i] = None

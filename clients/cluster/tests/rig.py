@@ -22,6 +22,14 @@ SPEC = attnd.PoolSpec(
 TOKEN = "a token of the tests"
 
 
+def _signal(process: subprocess.Popen, number: int) -> None:
+    os.killpg(process.pid, number)
+    if number == signal.SIGSTOP:
+        os.waitpid(process.pid, os.WUNTRACED)  # returns when all of its threads have stopped
+    if number == signal.SIGKILL:
+        process.wait()
+
+
 class Host:
     """A daemon and its agent on one address. namespace: where both run, None: here."""
 
@@ -89,14 +97,10 @@ class Host:
         return self
 
     def signal_daemon(self, number: int) -> None:
-        os.killpg(self.daemon.pid, number)
-        if number == signal.SIGKILL:
-            self.daemon.wait()
+        _signal(self.daemon, number)
 
     def signal_agent(self, number: int) -> None:
-        os.killpg(self.agent.pid, number)
-        if number == signal.SIGKILL:
-            self.agent.wait()
+        _signal(self.agent, number)
 
     def get(self, path: str, body=None, token: str | None = None) -> tuple[int, str]:
         """Of the agent; (0, why) without an answer."""

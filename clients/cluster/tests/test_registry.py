@@ -10,7 +10,6 @@ import pytest
 from conftest import await_
 
 from attnd_cluster.registry import (
-    Changes,
     Deleted,
     Entry,
     LeaseGone,

@@ -15,6 +15,7 @@ given to rebuild(); without that, or where its token ids are not all known, it i
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -71,6 +72,22 @@ def connect(
     return client
 
 
+# What is asked of a host, on another thread, which may go on after the host is gone.
+
+
+def _describe(host: Host, name: str) -> attnd.PoolSpec:
+    with host.client().pool(name) as found:
+        return found.spec
+
+
+def _ping(host: Host, timeout: float | None) -> float:
+    return host.client().ping(timeout=timeout)
+
+
+def _stats(host: Host, timeout: float | None) -> dict[str, Any]:
+    return host.client().stats(timeout=timeout)
+
+
 class ClusterClient(Closing, NotPicklable):
     """As attnd.Client, of many daemons. Made by connect().
 
@@ -117,7 +134,7 @@ class ClusterClient(Closing, NotPicklable):
         for member in self.members.now().values():
             try:
                 host = self.host(member)
-                return host.call(lambda: what(host))
+                return host.call(functools.partial(what, host))
             except (attnd.ConnectionLostError, attnd.TimedOutError, attnd.DrainingError) as e:
                 failed = e
         raise failed or attnd.ConnectionLostError(f"{self.url} has no members")
@@ -164,11 +181,7 @@ class ClusterClient(Closing, NotPicklable):
             try:
                 host = self.host(member)
 
-                def describe() -> attnd.PoolSpec:
-                    with host.client().pool(name) as found:
-                        return found.spec
-
-                spec = host.call(describe)
+                spec = host.call(functools.partial(_describe, host, name))
                 pool = ClusterPool(self, spec, spec, None)
                 self._pools.add(pool)
                 return pool
@@ -182,7 +195,7 @@ class ClusterClient(Closing, NotPicklable):
         """A new session on each daemon that was restarted without its cache."""
         for host in self.hosts.all():
             try:
-                host.call(lambda: host.client().ping())
+                host.call(functools.partial(_ping, host, None))
             except attnd.SessionGoneError:
                 host.begin_anew()
             except attnd.AttndError as e:
@@ -193,7 +206,7 @@ class ClusterClient(Closing, NotPicklable):
         longest = 0.0
         for member in self.members.now().values():
             host = self.host(member)
-            longest = max(longest, host.call(lambda: host.client().ping(timeout=timeout)))
+            longest = max(longest, host.call(functools.partial(_ping, host, timeout)))
         return longest
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
@@ -202,7 +215,7 @@ class ClusterClient(Closing, NotPicklable):
         for member in self.members.now().values():
             host = self.host(member)
             try:
-                found[member.name] = host.call(lambda: host.client().stats(timeout=timeout))
+                found[member.name] = host.call(functools.partial(_stats, host, timeout))
             except attnd.AttndError as e:
                 log.warning("%s: %s", member.name, e)
         return found

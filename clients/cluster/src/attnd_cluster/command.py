@@ -37,9 +37,9 @@ def table(rows: list[list[str]]) -> str:
 def rows_of(members: dict[str, Member]) -> Iterator[list[str]]:
     yield ["MEMBER", "STATE", "POOL", "BLOCKS", "FREE", "SEQUENCES", "QUEUE us", "VERSION", "URL"]
     for m in sorted(members.values()):
-        for name, p in sorted((m.pools or {}).items()) or [("-", None)]:
-            load = [str(x) for x in p] if p is not None else ["-"] * 3
-            yield [m.name, m.state, name, *load, f"{m.queue_seconds * 1e6:.0f}", m.version, m.url]
+        loads = [[name, *map(str, p)] for name, p in sorted((m.pools or {}).items())]
+        for load in loads or [["-"] * 4]:
+            yield [m.name, m.state, *load, f"{m.queue_seconds * 1e6:.0f}", m.version, m.url]
 
 
 class Command:

@@ -127,7 +127,8 @@ class Host:
                 asked.set_exception(e)
 
         run_beside(ask)
-        concurrent.futures.wait((asked, self._gone), return_when=concurrent.futures.FIRST_COMPLETED)
+        either: list[concurrent.futures.Future[Any]] = [asked, self._gone]
+        concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
         if not asked.done():
             raise self._refuse()
         try:

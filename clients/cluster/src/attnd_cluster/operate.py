@@ -23,7 +23,7 @@ class Agents:
 
     def __init__(self, token_file: str | None, ca_file: str | None = None):
         self._token_file = token_file
-        tls = {"ca_certs": ca_file} if ca_file is not None else {}
+        tls: dict[str, Any] = {"ca_certs": ca_file} if ca_file is not None else {}
         self._pool = urllib3.PoolManager(num_pools=32, **tls)
 
     def ask(

@@ -191,7 +191,10 @@ class ClusterPool(Closing, NotPicklable):
             try:
                 inner = self.at(
                     host,
-                    lambda pool: pool.open(id, tokens=tokens, adapter=adapter, timeout=timeout),
+                    # id is bound here: this may go on when the host is gone, and the loop is further
+                    lambda pool, id=id: pool.open(  # type: ignore[misc]
+                        id, tokens=tokens, adapter=adapter, timeout=timeout
+                    ),
                 )
             except _ELSEWHERE as e:
                 failed = e
