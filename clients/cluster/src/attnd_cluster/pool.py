@@ -191,7 +191,7 @@ class ClusterPool(Closing, NotPicklable):
             try:
                 inner = self.at(
                     host,
-                    # id is bound here: this may go on when the host is gone, and the loop is further
+                    # id is bound: this may go on when the host is gone
                     lambda pool, id=id: pool.open(  # type: ignore[misc]
                         id, tokens=tokens, adapter=adapter, timeout=timeout
                     ),
