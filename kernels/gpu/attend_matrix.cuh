@@ -1,7 +1,7 @@
-/* attend_matrix.cuh: attention on tensor cores for everything the tuned decode kernels do not
- * compute: prompt chunks, quantised K and V, head dims in between. Tiles as in FlashAttention-2
- * (Dao, 2023): S = Q K^T and O += P V by 16 x 16 tiles of 16-bit products, S and P stay in
- * registers.
+/* attend_matrix.cuh: attention on tensor cores for what no other kernel computes: up to 16 query
+ * rows of a kv head, and quantised K and V; on HIP all of bf16 and f16. Tiles as in
+ * FlashAttention-2 (Dao, 2023): S = Q K^T and O += P V by 16 x 16 tiles of 16-bit products, S and P
+ * stay in registers.
  *
  * A thread block takes 16 * row_warps query rows (token x head of a group) of one kv head and one
  * split of the cached tokens, in tiles of `tile` tokens, copy_stages of which are in shared memory.
@@ -362,8 +362,6 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
                     s[j][i] = 0.0f;
 #pragma unroll
             for (int kk = 0; kk < C::dim / 16; ++kk) {
-                if (has_early_exits && kk * 16 >= kv.dk)
-                    break;
                 tile_operand q;
                 tile_load_rows(q, lane, [&](uint32_t r, uint32_t piece) {
                     return piece_at<C>(s_q, warp_row + r, kk * 2 + piece);
@@ -436,8 +434,6 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
                 tile_pack<C::is_bf16>(p, s[j]);
 #pragma unroll
                 for (int d = 0; d < n_o; ++d) {
-                    if (has_early_exits && d * 16 >= kv.dv)
-                        break;
                     tile_operand v;
                     tile_load_transposed(v, lane, [&](uint32_t r, uint32_t piece) {
                         return piece_at<C>(s_v, warp_token + j * 16 + r, d * 2 + piece);
@@ -469,8 +465,6 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
         }
 #pragma unroll
     for (int d0 = 0; d0 < C::dim; d0 += slice) {
-        if (has_early_exits && d0 >= kv.dv)
-            break;
 #pragma unroll
         for (int j = 0; j < slice / 16; ++j)
 #pragma unroll
@@ -525,8 +519,9 @@ template <bool is_bf16, class Use> int with_config(const gpu_attend *a, Use use)
     int code = 0;
     if (!a || (!a->kv.is_quantised && a->rows_per_unit == 16))
         code = with_dim<is_bf16, false, 1>(a, use);
-    if (!code && (!a || (!a->kv.is_quantised && a->rows_per_unit == 64)))
-        code = with_dim<is_bf16, false, 4>(a, use);
+    if constexpr (!has_rows_kernels)
+        if (!code && (!a || (!a->kv.is_quantised && a->rows_per_unit == 64)))
+            code = with_dim<is_bf16, false, 4>(a, use);
     if (!code && (!a || (a->kv.is_quantised && a->rows_per_unit == 16)))
         code = with_dim<is_bf16, true, 1>(a, use);
     if (!code && (!a || (a->kv.is_quantised && a->rows_per_unit == 64)))
@@ -561,6 +556,14 @@ int matrix_launch_f16(const gpu_attend *a, void *stream, bool chained);
 int codes_init();
 bool codes_fit(const gpu_attend *a);
 int codes_launch(const gpu_attend *a, void *stream, bool chained);
+
+/* attend_rows.cuh: more than 16 query rows that are not quantised, where has_rows_kernels. A thread
+ * block of so many rows fits a device whose thread blocks may have so much shared memory. */
+int rows_init_bf16(uint32_t shared_bytes);
+int rows_init_f16(uint32_t shared_bytes);
+bool rows_fit(const gpu_kv &kv, uint32_t rows, uint32_t shared_bytes);
+int rows_launch_bf16(const gpu_attend *a, void *stream, bool chained);
+int rows_launch_f16(const gpu_attend *a, void *stream, bool chained);
 
 /* attend_f32.cu: f32 over f32, from 64 rows a thread block. */
 int f32_init();

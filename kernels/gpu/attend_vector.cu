@@ -168,6 +168,9 @@ __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
     }
 }
 
+/* Splits whose sums are on their way together; where copies are not, registers are short too. */
+constexpr uint32_t merge_ahead = copy_stages > 1 ? 4 : 1;
+
 /* One warp an output row: folds the row's splits in order. */
 __global__ void __launch_bounds__(threads) merge(GPU_PARAM(gpu_attend, a))
 {
@@ -185,16 +188,27 @@ __global__ void __launch_bounds__(threads) merge(GPU_PARAM(gpu_attend, a))
     const gpu_layer layer = layer_of(kv, it);
     for (uint32_t e = lane_id() * 8; e < kv.dv; e += warp_width * 8) {
         float m = -INFINITY, sum = 0.0f, x[8] = {};
-        for (uint32_t s = 0; s < it.n_splits; ++s) {
-            uint64_t at = it.slot0 + (uint64_t)s * it.n_tokens * kv.num_q_heads + out_row;
-            float y[8];
-            load8(y, (const char *)(a.part_o + at * kv.dv + e), ATTN_F32);
-            const softmax_fold fold(m, a.part_ml[at * 2]);
-            m = fold.m;
-            sum = fold(sum, a.part_ml[at * 2 + 1]);
+        for (uint32_t s0 = 0; s0 < it.n_splits; s0 += merge_ahead) {
+            float y[merge_ahead][8];
+            float2 part[merge_ahead];
 #pragma unroll
-            for (int j = 0; j < 8; ++j)
-                x[j] = fold(x[j], y[j]);
+            for (uint32_t k = 0; k < merge_ahead; ++k) {
+                const uint32_t s = min(s0 + k, it.n_splits - 1);
+                uint64_t at = it.slot0 + (uint64_t)s * it.n_tokens * kv.num_q_heads + out_row;
+                load8(y[k], (const char *)(a.part_o + at * kv.dv + e), ATTN_F32);
+                part[k] = *(const float2 *)(a.part_ml + at * 2);
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < merge_ahead; ++k) {
+                if (s0 + k >= it.n_splits)
+                    break;
+                const softmax_fold fold(m, part[k].x);
+                m = fold.m;
+                sum = fold(sum, part[k].y);
+#pragma unroll
+                for (int j = 0; j < 8; ++j)
+                    x[j] = fold(x[j], y[k][j]);
+            }
         }
         float lse, f = finish_row(layer, q_head, m, sum, lse);
 #pragma unroll

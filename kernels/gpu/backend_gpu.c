@@ -58,7 +58,8 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
         return gpu_fail(b, ATTN_ENOTSUP, "%s", runtime_last_error());
     int code = runtime_check("loading the kernels around attention", gpu_prep_init());
     if (!code)
-        code = runtime_check("loading the matrix kernels", gpu_attend_matrix_init());
+        code = runtime_check("loading the matrix kernels",
+                             gpu_attend_matrix_init(b->device.shared_bytes));
     if (code)
         return gpu_fail(b, ATTN_ENOTSUP, "%s (capability %u.%u)", runtime_last_error(),
                         b->device.capability / 10, b->device.capability % 10);

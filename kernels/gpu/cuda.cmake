@@ -5,6 +5,11 @@ if(NOT DEFINED CMAKE_CUDA_COMPILER)
 endif()
 # Native code for sm_80 and sm_90, and what newer devices can compile for themselves.
 set(ATTND_CUDA_ARCHS "80;90a-real" CACHE STRING "Device code to build, as CMAKE_CUDA_ARCHITECTURES")
+set(ATTND_CUDA_AS "" CACHE STRING "For measurements on a later card: 80, 86 or 90, whose kernels are built as PTX, without the tuned ones")
+if(ATTND_CUDA_AS)
+  set(ATTND_CUDA_ARCHS 80-virtual)
+  add_compile_definitions(ATTND_CUDA_AS=${ATTND_CUDA_AS})
+endif()
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES ${ATTND_CUDA_ARCHS})
 endif()
@@ -21,7 +26,12 @@ endif()
 option(ATTND_RACECHECK "Tuned kernels as compute-sanitizer's racecheck can follow them (tests/kernels/README.md)" OFF)
 
 # The tuned kernels are written in instructions that only sm_90a has.
-add_library(attnd-cuda-decode OBJECT sm90/decode_bf16.cu sm90/decode_f16.cu sm90/prefill_bf16.cu
+set(tuned sm90/decode_select.c sm90/decode_fill.c sm90/prefill_plan.c sm90/decode_launch.cu
+  sm90/prefill_launch.cu $<TARGET_OBJECTS:attnd-cuda-decode>)
+if(ATTND_CUDA_AS)
+  set(tuned sm90/none.c)
+endif()
+add_library(attnd-cuda-decode OBJECT EXCLUDE_FROM_ALL sm90/decode_bf16.cu sm90/decode_f16.cu sm90/prefill_bf16.cu
   sm90/prefill_f16.cu sm90/prefill_dilated_bf16.cu sm90/prefill_dilated_f16.cu
   sm90/prefill_codes_bf16.cu sm90/prefill_codes_f16.cu)
 set_target_properties(attnd-cuda-decode PROPERTIES CUDA_STANDARD 17 CUDA_ARCHITECTURES 90a-real
@@ -33,9 +43,9 @@ target_link_libraries(attnd-cuda-decode PRIVATE kernels)
 add_library(attnd-cuda MODULE
   backend_gpu.c gpu_device.c gpu_pool.c gpu_job.c gpu_launch.c gpu_queue.c
   gpu_moves.c gpu_peers.c ../bench/gpu_bench.c vendor/runtime_cuda.c
-  sm90/decode_select.c sm90/decode_fill.c sm90/prefill_plan.c prep.cu blocks.cu sums.cu merge.cu ../bench/read.cu ../bench/project.cu
-  attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu attend_codes.cu attend_f32.cu
-  sm90/decode_launch.cu sm90/prefill_launch.cu ../bench/ladder.cu $<TARGET_OBJECTS:attnd-cuda-decode>)
+  prep.cu blocks.cu sums.cu merge.cu ../bench/read.cu ../bench/project.cu
+  attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu attend_rows_bf16.cu attend_rows_f16.cu attend_codes.cu attend_f32.cu
+  ../bench/ladder.cu ${tuned})
 set_target_properties(attnd-cuda PROPERTIES PREFIX "" CUDA_STANDARD 17
   CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${ATTND_CUDA_ARCHS}"
   C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
@@ -62,8 +72,8 @@ target_link_options(attnd-cudabench PRIVATE -Wl,--exclude-libs,ALL -Wl,--as-need
   -static-libgcc -static-libstdc++ LINKER:--version-script=${CMAKE_CURRENT_SOURCE_DIR}/module.map)
 set_target_properties(attnd-cudabench PROPERTIES LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/module.map)
 
-if(ATTND_CUDA_QUICK)
-  install(CODE "message(STATUS \"attnd-cuda.so is not installed: built with ATTND_CUDA_QUICK\")")
+if(ATTND_CUDA_QUICK OR ATTND_CUDA_AS)
+  install(CODE "message(STATUS \"attnd-cuda.so is not installed: built with ATTND_CUDA_QUICK or ATTND_CUDA_AS\")")
 else()
   install(TARGETS attnd-cuda attnd-cudabench LIBRARY DESTINATION lib/attnd)
 endif()

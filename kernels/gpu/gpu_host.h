@@ -54,7 +54,8 @@
 enum gpu_kernel {
     GPU_TUNED, /* decode.h */
     GPU_MATRIX_16, /* up to 16 query rows a kv head */
-    GPU_MATRIX_64,
+    GPU_MATRIX_64, /* from 17 on */
+    GPU_MATRIX_128, /* from 65 on, where there is a kernel (attend_rows.cuh) */
     GPU_PREFILL, /* prefill.h */
     GPU_DILATED, /* the same, of dilated layers */
     GPU_VECTOR,

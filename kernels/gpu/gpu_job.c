@@ -128,6 +128,12 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
 
 /* ---- kernels and splits */
 
+/* Is there a kernel of attend_rows.cuh with so many rows? */
+static bool has_rows(const struct backend_pool *p, uint32_t rows)
+{
+    return gpu_attend_matrix_has(&p->kv, rows, p->b->device.shared_bytes);
+}
+
 /* Of those for every geometry. */
 static enum gpu_kernel general_kernel(const struct backend_pool *p, const struct backend_item *it)
 {
@@ -136,7 +142,9 @@ static enum gpu_kernel general_kernel(const struct backend_pool *p, const struct
     if (is_striped || p->config.is_v_in_k || !p->b->device.has_matrix_units ||
         !gpu_attend_matrix_takes(&p->kv, rows))
         return GPU_VECTOR;
-    return rows <= 16 ? GPU_MATRIX_16 : GPU_MATRIX_64;
+    if (rows <= 16)
+        return GPU_MATRIX_16;
+    return rows > 64 && has_rows(p, 128) ? GPU_MATRIX_128 : GPU_MATRIX_64;
 }
 
 static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_choice *choice,
@@ -157,13 +165,31 @@ static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_
     return general_kernel(p, it);
 }
 
-static uint32_t rows_per_unit(enum gpu_kernel kernel)
+static bool is_wide(const struct backend_pool *p)
+{
+    return p->kv.dk > 128 || p->kv.dv > 128;
+}
+
+/* Thread blocks of so many rows, of one split of an item. */
+static uint64_t units_of(const struct backend_pool *p, uint32_t rows_per_unit,
+                         const struct gpu_item *it)
+{
+    uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
+    return (rows + rows_per_unit - 1) / rows_per_unit * p->kv.num_kv_heads;
+}
+
+/* Query rows of a thread block that computes these items. Few thread blocks are halved, but for the
+ * widest heads, whose halves would have other bits. */
+static uint32_t rows_per_unit(const struct backend_pool *p, enum gpu_kernel kernel,
+                              const struct gpu_item *items, uint32_t n)
 {
     switch (kernel) {
     case GPU_MATRIX_16:
         return 16;
     case GPU_MATRIX_64:
         return 64;
+    case GPU_MATRIX_128:
+        break;
     case GPU_VECTOR:
     case GPU_TREE:
         return GPU_VECTOR_ROWS;
@@ -172,14 +198,10 @@ static uint32_t rows_per_unit(enum gpu_kernel kernel)
     default:
         return 1;
     }
-}
-
-/* Thread blocks of one split of an item. */
-static uint64_t units_of(const struct backend_pool *p, enum gpu_kernel kernel,
-                         const struct gpu_item *it)
-{
-    uint64_t rows = (uint64_t)it->n_tokens * p->kv.group, r = rows_per_unit(kernel);
-    return (rows + r - 1) / r * p->kv.num_kv_heads;
+    uint64_t units = 0;
+    for (uint32_t i = 0; i < n; i++)
+        units += units_of(p, 128, &items[i]);
+    return is_wide(p) || units >= 2ull * p->b->device.n_processors ? 128 : 64;
 }
 
 /* Tokens that splits cut: all that are cached; of a dilated layer those that a query sees at most,
@@ -196,15 +218,26 @@ static uint64_t tokens_to_scatter(const struct backend_pool *p, const struct gpu
     return s->n_branches > 0 ? n : len;
 }
 
-/* Tokens of one split: the batch's work in equal shares for all processors. */
+/* Tokens of one split: the batch's work in equal shares for all processors. Thread blocks of many
+ * rows are cut only as far as all of them run at once: their partial results are many, too. */
 static uint64_t share_of(const struct backend *b, const struct backend_pool *p,
-                         enum gpu_kernel kernel, const struct gpu_item *items, uint32_t n)
+                         enum gpu_kernel kernel, uint32_t rows, const struct gpu_item *items,
+                         uint32_t n)
 {
-    uint64_t work = 0;
-    for (uint32_t i = 0; i < n; i++)
-        work += units_of(p, kernel, &items[i]) * tokens_to_scatter(p, &items[i]);
-    uint64_t share = work / (4 * b->device.n_processors) + 1;
-    return share < MIN_SPLIT_TOKENS ? MIN_SPLIT_TOKENS : share;
+    const bool is_many = kernel == GPU_MATRIX_128 || (kernel == GPU_MATRIX_64 && has_rows(p, 64));
+    uint64_t work = 0, units = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        units += units_of(p, rows, &items[i]);
+        work += units_of(p, rows, &items[i]) * tokens_to_scatter(p, &items[i]);
+    }
+    uint64_t share = work / (4 * b->device.n_processors) + 1, least = MIN_SPLIT_TOKENS;
+    if (is_many) {
+        const uint32_t at_once = (is_wide(p) && rows == 128 ? 1 : 2) * b->device.n_processors;
+        const uint64_t n_splits = units < at_once ? at_once / units : 1;
+        share = work / units / n_splits + 1;
+        least = 2 * rows;
+    }
+    return share < least ? least : share;
 }
 
 static void split_item(const struct backend *b, const struct backend_pool *p,
@@ -245,9 +278,11 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
                                const struct gpu_item *device)
 {
     struct backend_pool *p = j->pool;
-    const bool is_split = choice->is_split && (kernel == GPU_VECTOR || kernel == GPU_TREE ||
-                                               kernel == GPU_MATRIX_16 || kernel == GPU_MATRIX_64);
-    uint64_t share = is_split ? share_of(b, p, kernel, items, n) : 0;
+    const bool is_split = choice->is_split &&
+                          (kernel == GPU_VECTOR || kernel == GPU_TREE || kernel == GPU_MATRIX_16 ||
+                           kernel == GPU_MATRIX_64 || kernel == GPU_MATRIX_128);
+    const uint32_t rows_of_unit = rows_per_unit(p, kernel, items, n);
+    uint64_t share = is_split ? share_of(b, p, kernel, rows_of_unit, items, n) : 0;
     struct gpu_range *r = NULL;
     uint64_t slots = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -268,7 +303,8 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
                 .items = device + i,
                 .part_o = b->part_o,
                 .part_ml = b->part_ml,
-                .rows_per_unit = rows_per_unit(kernel),
+                .rows_per_unit = rows_of_unit,
+                .shared_bytes = b->device.shared_bytes,
                 .nodes = kernel == GPU_TREE ? j->nodes : NULL,
             };
             slots = 0;
@@ -276,7 +312,7 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
         it->slot0 = (uint32_t)slots;
         slots += need;
         it->unit0 = r->attend.n_units;
-        uint64_t units = units_of(p, kernel, it) * it->n_splits;
+        uint64_t units = units_of(p, rows_of_unit, it) * it->n_splits;
         if (r->attend.n_units + units > INT32_MAX)
             return gpu_fail(b, ATTN_EINVAL, "a batch of more than 2^31 thread blocks");
         r->attend.n_units += (uint32_t)units;

@@ -153,7 +153,7 @@ struct gpu_attend {
     uint32_t n_rows; /* n_tokens * num_q_heads over all items, for the merge */
     uint32_t rows_per_unit;
     uint32_t any_split; /* some item has n_splits > 1: a merge follows */
-    uint32_t pad;
+    uint32_t shared_bytes; /* that a thread block may have on the device */
     const struct tree_node *nodes; /* of the batch's trees; NULL: the items are none */
 };
 
@@ -182,8 +182,11 @@ struct gpu_merge_parts {
 };
 int gpu_merge_parts_launch(const struct gpu_merge_parts *a, void *stream);
 
-/* Tensor cores; head dims up to 256. rows_per_unit 16 or 64; f32 queries 64. */
-int gpu_attend_matrix_init(void);
+/* Tensor cores; head dims up to 256. rows_per_unit 16 or 64, or 128 where there is one; f32 queries
+ * 64. shared_bytes: as gpu_attend has them. */
+int gpu_attend_matrix_init(uint32_t shared_bytes);
+/* There is a kernel of attend_rows.cuh for this pool with so many rows, 64 or 128. */
+bool gpu_attend_matrix_has(const struct gpu_kv *kv, uint32_t rows, uint32_t shared_bytes);
 /* This pool's items of so many rows for each kv head are computed: f32 over f32 from 17 rows on,
  * where there is a kernel for it; bf16 and f16 always. */
 bool gpu_attend_matrix_takes(const struct gpu_kv *kv, uint64_t rows);

@@ -7,7 +7,7 @@
  * tests, whose spelling runs kernels on the host (ATTND_GPU_SPELLING names their header). A
  * spelling gives:
  *
- *     warp_width, shuffle_xor, sync_warp, block_any          warps and thread blocks
+ *     warp_width, shuffle_xor, sync_warp, *_any               warps and thread blocks
  *     exp2_fast, log2_fast, time_ns                          2^-inf is 0
  *     f16_decode, *_encode2, e4m3_*                          rounding to nearest even
  *     shared_at, shared_address, copy16_async, copy_wait     shared memory, copies into it

@@ -29,6 +29,12 @@ GPU_DEVICE float shuffle_xor(float v, int mask)
     return __shfl_xor_sync(~0u, v, mask);
 }
 
+/* Is v true in any lane? */
+GPU_DEVICE bool warp_any(bool v)
+{
+    return __any_sync(~0u, v);
+}
+
 /* Is v true in any thread of the block? A barrier. */
 GPU_DEVICE bool block_any(bool v)
 {
@@ -262,7 +268,7 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes
     a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     a.val.programmaticStreamSerializationAllowed = 1;
     c.attrs = &a;
-    c.numAttrs = chained ? 1 : 0;
+    c.numAttrs = chained && runtime_can_chain((const void *)kernel) ? 1 : 0;
     return runtime_launch((runtime_stream *)stream, (const void *)kernel, &c, pointers);
 }
 

@@ -41,6 +41,12 @@ GPU_DEVICE float shuffle_xor(float v, int mask)
     return __shfl_xor(v, mask);
 }
 
+/* Is v true in any lane? */
+GPU_DEVICE bool warp_any(bool v)
+{
+    return __any(v);
+}
+
 /* Is v true in any thread of the block? A barrier. */
 GPU_DEVICE bool block_any(bool v)
 {

@@ -15,6 +15,11 @@ extern "C" {
  * code. */
 int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *c, void **args);
 
+/* Has the kernel, as the calling thread's device runs it, the instructions by which one waits for
+ * the kernel before it? Code for devices before sm_90 has none, also where a later one runs it:
+ * such kernels must not be launched to begin early. */
+int runtime_can_chain(const void *kernel);
+
 #define RUNTIME_KEPT_ARGS 3
 #define RUNTIME_KEPT_BYTES 1536
 struct runtime_args {

@@ -30,6 +30,7 @@ struct runtime_device {
     uint32_t driver_version;
     bool is_shared; /* by processes that run side by side (MPS) */
     bool has_matrix_units; /* 16-bit products with 32-bit sums, as attend_matrix.cuh wants them */
+    uint32_t shared_bytes; /* that a thread block may have */
     uint64_t l2_bytes;
     uint64_t total_bytes, free_bytes;
     uint64_t memory_bytes_per_s; /* by the memory's clock and width; 0: the driver does not say */

@@ -183,6 +183,10 @@ int runtime_device_open(int index, struct runtime_device *out)
     out->driver_version = (uint32_t)driver_version;
     out->is_shared = is_under_mps(index);
     out->has_matrix_units = true;
+    out->shared_bytes = (uint32_t)prop.sharedMemPerBlockOptin;
+#ifdef ATTND_CUDA_AS /* the forms of that card's kernels */
+    out->shared_bytes = ATTND_CUDA_AS == 80 ? 163 << 10 : ATTND_CUDA_AS < 90 ? 99 << 10 : 227 << 10;
+#endif
     out->l2_bytes = (uint64_t)prop.l2CacheSize;
     out->free_bytes = free_bytes;
     out->total_bytes = total_bytes;
@@ -465,6 +469,22 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *c,
 {
     c->stream = s->stream;
     return (int)cudaLaunchKernelExC(c, kernel, args);
+}
+
+int runtime_can_chain(const void *kernel)
+{
+    static _Atomic signed char
+        known[64]; /* by device, whose kernels are all of one kind; 0: not yet */
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || device >= 64)
+        return 0;
+    if (known[device] == 0) {
+        struct cudaFuncAttributes a;
+        if (cudaFuncGetAttributes(&a, kernel) != cudaSuccess)
+            return 0; /* the launch says what is wrong */
+        known[device] = a.ptxVersion >= 90 ? 1 : -1;
+    }
+    return known[device] > 0;
 }
 
 int runtime_launch_kept(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *c,

@@ -110,6 +110,7 @@ int runtime_device_open(int index, struct runtime_device *out)
     out->capability = (uint32_t)(10 * prop.major + prop.minor);
     out->has_words = false; /* hipStreamWaitValue32 has not been tried */
     out->has_matrix_units = has_matrix_units(prop.gcnArchName);
+    out->shared_bytes = (uint32_t)prop.sharedMemPerBlock;
     out->l2_bytes = (uint64_t)prop.l2CacheSize;
     out->free_bytes = free_bytes;
     out->total_bytes = total_bytes;

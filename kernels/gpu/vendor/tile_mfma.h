@@ -77,9 +77,8 @@ GPU_DEVICE void tile_multiply(float (&c)[tile_values], const tile_operand &a, co
     mfma_16x16x16<is_bf16>(c, b.w, a.w);
 }
 
-/* Whether a loop with a way out may be unrolled. Without it, kernels compute the zeroes behind a
- * head dim too. */
-constexpr bool has_early_exits = false;
+/* Does attend_rows.cuh take more than 16 rows of bf16 and f16? Else attend_matrix.cuh does. */
+constexpr bool has_rows_kernels = false;
 
 /* Tokens of K and V that attend_matrix.cuh holds at once: a thread block has 64 KiB. */
 constexpr int matrix_tile(int dim, int row_warps, bool is_quantised)

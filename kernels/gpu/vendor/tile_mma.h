@@ -77,9 +77,8 @@ GPU_DEVICE void tile_multiply(float (&c)[tile_values], const tile_operand &a, co
     mma_16816<is_bf16>(*(float(*)[4]) & c[4], a.w, b.w[2], b.w[3]);
 }
 
-/* Whether a loop with a way out may be unrolled. Without it, kernels compute the zeroes behind a
- * head dim too. */
-constexpr bool has_early_exits = true;
+/* Does attend_rows.cuh take more than 16 rows of bf16 and f16? Else attend_matrix.cuh does. */
+constexpr bool has_rows_kernels = true;
 
 /* Tokens of K and V that attend_matrix.cuh holds at once. */
 constexpr int matrix_tile(int dim, int row_warps, bool is_quantised)

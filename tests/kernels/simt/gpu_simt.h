@@ -151,6 +151,27 @@ GPU_DEVICE float shuffle_xor(float v, int mask)
     return out;
 }
 
+struct any_argument {
+    bool in, *out;
+};
+
+static inline void any_all(const void *const *arguments, int n)
+{
+    bool any = false;
+    for (int i = 0; i < n; ++i)
+        any |= ((const any_argument *)arguments[i])->in;
+    for (int i = 0; i < n; ++i)
+        *((const any_argument *)arguments[i])->out = any;
+}
+
+GPU_DEVICE bool warp_any(bool v)
+{
+    bool out;
+    any_argument a = {v, &out};
+    simt::meet("a vote", &a, any_all);
+    return out;
+}
+
 #define block_any(v) simt::barrier(__LINE__, v)
 
 GPU_DEVICE float exp2_fast(float x)

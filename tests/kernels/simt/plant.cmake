@@ -31,8 +31,7 @@ plant(7 attend_matrix.cuh "top[r] = warp_max<tile_lanes, tile_step>(top[r]);"
 plant(8 attend_vector.cu "    __syncthreads();\n\n    uint32_t pieces"
   "    if (simt::planted != 8)\n        __syncthreads();\n\n    uint32_t pieces")
 # the merge forgets the last split
-plant(9 attend_vector.cu "for (uint32_t s = 0; s < it.n_splits; ++s)"
-  "for (uint32_t s = 0; s < it.n_splits - (simt::planted == 9); ++s)")
+plant(9 attend_vector.cu "if (s0 + k >= it.n_splits)" "if (s0 + k + (simt::planted == 9) >= it.n_splits)")
 # a lane's own maximum becomes the row's scale
 plant(10 append.cuh "    amax = warp_max(amax);" "    amax = simt::planted == 10 ? amax : warp_max(amax);")
 # only half of a block is copied
@@ -62,6 +61,32 @@ plant(15 append.cuh "(position >> kv.block_shift) - (it.pos >> kv.block_shift)]"
   "((position + (simt::planted == 15)) >> kv.block_shift) - (it.pos >> kv.block_shift)]")
 # V takes K's scale
 plant(16 attend_vector.cu "vx[i] *= v_scale;" "vx[i] *= simt::planted == 16 ? k_scale : v_scale;")
+
+# ---- more than 16 rows (attend_rows.cuh)
+
+# a tile is computed before all have brought their part; before its copies have come
+plant(131 attend_rows.cuh "            __syncthreads(); /* the tile is there"
+  "            if (simt::planted != 131)\n                __syncthreads(); /* the tile is there")
+plant(132 attend_rows.cuh "copy_wait<C::stages - 2>();" "if (simt::planted != 132) copy_wait<C::stages - 2>();")
+# hidden keys are not masked; a row's window begins a key early
+plant(133 attend_rows.cuh "key - see.first >= n &&" "simt::planted != 133 && key - see.first >= n &&")
+plant(134 attend_rows.cuh "key - see.first >= n &&" "key + (simt::planted == 134) - see.first >= n + (simt::planted == 134) &&")
+# the jump to a window's first tile jumps over sink tokens
+plant(135 attend_rows.cuh "if (base >= keys.highest.sinks &&" "if ((simt::planted == 135 || base >= keys.highest.sinks) &&")
+# sums of earlier tiles keep the old maximum, which here never lags
+plant(136 attend_rows.cuh "x > top[m][r] + rows_lag" "x > top[m][r] + (simt::planted == 136 ? 0.0f : rows_lag)")
+plant(136 attend_rows.cuh "o[m][j][i] *= factor[tile_row_of(i)];"
+  "o[m][j][i] *= simt::planted == 136 ? 1.0f : factor[tile_row_of(i)];")
+# where the tile after the next lies goes to the wrong stage
+plant(137 attend_rows.cuh "keep_key(brought, next_block, all_keys + stage * C::tile);"
+  "keep_key(brought, next_block, all_keys + (simt::planted == 137 ? stage ^ 1 : stage) * C::tile);")
+# a row's sum is of one lane
+plant(138 attend_rows.cuh "const float all = warp_sum<tile_lanes, tile_step>(sum[m][r]);"
+  "const float all = simt::planted == 138 ? sum[m][r] * 4 : warp_sum<tile_lanes, tile_step>(sum[m][r]);")
+# the second row tile has the first one's rows of Q; the last chunk writes rows that are not there
+plant(139 attend_rows.cuh "return s_q + (r + m * 16) * C::row_bytes"
+  "return s_q + (r + (simt::planted == 139 ? 0 : m * 16)) * C::row_bytes")
+plant(140 attend_rows.cuh "if (row < place.n && piece * 8 < kv.dv)" "if ((row < place.n || simt::planted == 140) && piece * 8 < kv.dv)")
 
 # ---- the tuned kernels
 

@@ -122,6 +122,7 @@ int runtime_device_open(int index, struct runtime_device *out)
     out->has_words = true;
     out->is_shared = true;
     out->has_matrix_units = setting("ATTND_SIMT_MATRIX", 1) != 0;
+    out->shared_bytes = (uint32_t)setting("ATTND_SIMT_SHARED_KIB", 227) << 10;
     out->l2_bytes = 4096;
     out->total_bytes = out->free_bytes = (uint64_t)4 << 30;
     return 0;
