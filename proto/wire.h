@@ -28,7 +28,13 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "attnd's messages are 
 /* an arena of this limit unpacks every header that is inside the limits (wire_limits.h) */
 #define WIRE_ARENA_LIMIT_BYTES ((size_t)8 << 20)
 
-enum { WIRE_STEP_APPEND = 1, WIRE_STEP_ATTEND = 2, WIRE_STEP_LSE = 4, WIRE_STEP_TREE = 8 };
+enum {
+    WIRE_STEP_APPEND = 1,
+    WIRE_STEP_ATTEND = 2,
+    WIRE_STEP_LSE = 4,
+    WIRE_STEP_TREE = 8,
+    WIRE_STEP_FULL = 16
+};
 
 struct wire_preamble {
     uint16_t version, flags;

@@ -48,14 +48,16 @@ attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint
                                 attn_dtype dtype, struct wire_step_layout *out, char *why,
                                 size_t why_bytes)
 {
-    const uint32_t known = WIRE_STEP_APPEND | WIRE_STEP_ATTEND | WIRE_STEP_LSE | WIRE_STEP_TREE;
+    const uint32_t known =
+        WIRE_STEP_APPEND | WIRE_STEP_ATTEND | WIRE_STEP_LSE | WIRE_STEP_TREE | WIRE_STEP_FULL;
     bool is_append = s->flags & WIRE_STEP_APPEND, is_attend = s->flags & WIRE_STEP_ATTEND;
     uint64_t element_bytes = attn_dtype_bytes(dtype);
     struct wire_step_layout l = {0};
 
     if ((!is_append && !is_attend) || (s->flags & ~known)) {
         snprintf(why, why_bytes,
-                 "step.flags is 0x%x, it must be append 1, attend 2 or both; lse is 4, tree 8",
+                 "step.flags is 0x%x, it must be append 1, attend 2 or both; lse is 4, tree 8, "
+                 "full 16",
                  s->flags);
         return ATTN_EINVAL;
     }
@@ -65,6 +67,11 @@ attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint
     }
     if ((s->flags & WIRE_STEP_TREE) && (!is_append || !is_attend)) {
         snprintf(why, why_bytes, "step.flags is 0x%x, tree 8 needs append 1 and attend 2",
+                 s->flags);
+        return ATTN_EINVAL;
+    }
+    if ((s->flags & WIRE_STEP_FULL) && (is_append || !is_attend)) {
+        snprintf(why, why_bytes, "step.flags is 0x%x, full 16 needs attend 2 without append 1",
                  s->flags);
         return ATTN_EINVAL;
     }

@@ -614,6 +614,12 @@ struct attn_step {
      * them, every layer may have the same tree and nothing else is appended behind it. NULL: tokens
      * follow each other. */
     const int32_t *parents;
+    /* 1, of a step that only attends: every query sees all of [0, pos + n_tokens), whatever its own
+     * position is, as where these are the first tokens of a sequence whose rest is elsewhere, in
+     * another pool or daemon. out and lse are merged with those of the rest by the caller. Layers
+     * with windows, ALiBi, sink logits or branches refuse it (ATTN_ENOTSUP). */
+    uint32_t is_full;
+    uint32_t reserved;
 };
 
 /* How a step ended. With 0 < n_failed < n_items the step partly failed: out and lse are written,

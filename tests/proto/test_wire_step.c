@@ -80,13 +80,18 @@ static void steps_that_make_no_sense_are_refused_by_name(void **state)
     (void)state;
     Attnd__Step s = step_of(0, 1, 1);
     expect_invalid(&s, ATTN_BF16,
-                   "step.flags is 0x0, it must be append 1, attend 2 or both; lse is 4, tree 8");
-    s.flags = 16 | WIRE_STEP_ATTEND;
+                   "step.flags is 0x0, it must be append 1, attend 2 or both; lse is 4, tree 8, "
+                   "full 16");
+    s.flags = 32 | WIRE_STEP_ATTEND;
     expect_invalid(&s, ATTN_BF16,
-                   "step.flags is 0x12, it must be append 1, attend 2 or both; lse is 4, tree 8");
+                   "step.flags is 0x22, it must be append 1, attend 2 or both; lse is 4, tree 8, "
+                   "full 16");
+    s.flags = WIRE_STEP_FULL | WIRE_STEP_ATTEND | WIRE_STEP_APPEND;
+    expect_invalid(&s, ATTN_BF16, "step.flags is 0x13, full 16 needs attend 2 without append 1");
     s.flags = WIRE_STEP_LSE;
     expect_invalid(&s, ATTN_BF16,
-                   "step.flags is 0x4, it must be append 1, attend 2 or both; lse is 4, tree 8");
+                   "step.flags is 0x4, it must be append 1, attend 2 or both; lse is 4, tree 8, "
+                   "full 16");
     s.flags = WIRE_STEP_LSE | WIRE_STEP_APPEND;
     expect_invalid(&s, ATTN_BF16, "step.flags is 0x5, lse 4 needs attend 2");
     s.flags = WIRE_STEP_TREE | WIRE_STEP_ATTEND;

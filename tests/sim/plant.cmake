@@ -10,14 +10,15 @@ plant(1 cache/dedup.c "    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST)
 plant(2 cache/dedup.c "return s != NULL && request != KV_NO_REQUEST &&"
   "return sim_bug != 2 && s != NULL && request != KV_NO_REQUEST &&")
 # a truncation does not raise the epoch, but says so
-plant(3 cache/seq.c "        kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
-        s->longest = len;"
-  "        if (sim_bug != 3)\n            kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
-        s->longest = len;")
+plant(3 cache/seq.c "    kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
+    s->longest = len;"
+  "    if (sim_bug != 3)\n        kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
+    s->longest = len;")
 # blocks of an append that failed are not returned
 plant(4 cache/append.c "    if (--s->n_outstanding == 0)" "    if (--s->n_outstanding == 0 && sim_bug != 4)")
 # a block that a copy has replaced is never given back
-plant(5 cache/append.c "        kv_block_unref(kv, p, old_block);" "        if (sim_bug != 5)\n            kv_block_unref(kv, p, old_block);")
+plant(5 cache/append.c "        kv_block_unref(kv, &kv->pools[s->pool], old_block);"
+  "        if (sim_bug != 5)\n            kv_block_unref(kv, &kv->pools[s->pool], old_block);")
 # recovery does not roll copies back
 plant(6 cache/recover.c "                kv_publish32(&row[e->index], e->old_block);"
   "                kv_publish32(&row[e->index], sim_bug == 6 ? e->new_block : e->old_block);")
@@ -57,7 +58,7 @@ plant(19 cache/append.c "    take_back(kv, seq.index, p, pos, past);" "    if (s
 # an evicted block can still be found
 plant(20 cache/blocks.c "    kv_unpublish(kv, p, block); /*" "    if (sim_bug != 20)\n        kv_unpublish(kv, p, block); /*")
 # truncation keeps token ids
-plant(21 cache/seq.c "        if (g->n_ids > len)" "        if (g->n_ids > len && sim_bug != 21)")
+plant(21 cache/seq.c "    if (g->n_ids > len)" "    if (g->n_ids > len && sim_bug != 21)")
 # blocks that did not come back are published
 plant(22 daemon/engine/tier/promote.c "kv_promote_end(e->env.kv, f->kv, f->n_there);"
   "kv_promote_end(e->env.kv, f->kv, sim_bug == 22 ? f->n : f->n_there);")

@@ -31,7 +31,8 @@ static uint32_t step_flags(const struct attn_step *s)
     bool is_attend = p != NULL ? p->is_attend : s->q != NULL;
     bool has_lse = p != NULL ? p->has_lse : s->lse != NULL;
     return (is_append ? WIRE_STEP_APPEND : 0) | (is_attend ? WIRE_STEP_ATTEND : 0) |
-           (has_lse ? WIRE_STEP_LSE : 0) | (s->parents != NULL ? WIRE_STEP_TREE : 0);
+           (has_lse ? WIRE_STEP_LSE : 0) | (s->parents != NULL ? WIRE_STEP_TREE : 0) |
+           (s->is_full ? WIRE_STEP_FULL : 0);
 }
 
 /* The caller's arrays are f32, the pool's tensors bf16. */
@@ -227,7 +228,7 @@ static attn_status step_cut(const struct attn_pool *p, const struct attn_step *s
     uint64_t reply_head = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items;
     z->max_tokens = UINT32_MAX;
     z->is_whole = (step_flags(s) & WIRE_STEP_ATTEND) != 0 && step_sees_all(&p->spec, s->layer);
-    z->is_whole |= s->parents != NULL;
+    z->is_whole |= s->parents != NULL || s->is_full;
     if (l->n_tokens <= info->max_step_tokens && head + l->request_bytes <= most &&
         reply_head + l->reply_bytes <= most)
         return ATTN_OK;
@@ -303,6 +304,8 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
     uint32_t flags = step_flags(s);
     if ((flags & WIRE_STEP_TREE) && (flags & 3) != (WIRE_STEP_APPEND | WIRE_STEP_ATTEND))
         return error_set(ATTN_EINVAL, "parents: a tree's step has q and k");
+    if ((flags & WIRE_STEP_FULL) && (flags & 3) != WIRE_STEP_ATTEND)
+        return error_set(ATTN_EINVAL, "is_full is 1: such a step has q and no k");
     if (!(flags & WIRE_STEP_ATTEND) && flags != WIRE_STEP_APPEND)
         return error_set(ATTN_EINVAL, "%s without q", flags != 0 ? "lse" : "no k and v");
 

@@ -142,10 +142,15 @@ static void cut_append(struct shard_tensors *t, const struct backend_item *d, co
 
 /* --- queries ---------------------------------------------------------------------------------- */
 
+static bool is_full_item(const struct shard_tensors *t, const struct backend_item *d)
+{
+    return t->config->layers[d->layer].is_full || (d->flags & BACKEND_FULL) != 0;
+}
+
 /* How many of the card's keys query i sees. */
 static uint32_t n_seen(const struct shard_tensors *t, const struct backend_item *d, uint32_t i)
 {
-    bool is_full = t->config->layers[d->layer].is_full;
+    bool is_full = is_full_item(t, d);
     return n_of_card(t->split, d->pos + (is_full ? d->n_tokens : i + 1));
 }
 
@@ -246,7 +251,7 @@ uint32_t tokens_merges(const struct shard_tensors *t, struct backend_merge *out_
                                                    .lse = d->lse,
                                                    .pos = d->pos,
                                                    .n_tokens = d->n_tokens,
-                                                   .is_full = t->config->layers[d->layer].is_full};
+                                                   .is_full = is_full_item(t, d)};
         at += output_bytes(d, &r);
     }
     return n;

@@ -183,7 +183,7 @@ static struct backend_item device_item(struct engine *e, const struct item *it)
             d.v = in + l->v_offset + row * c->num_kv_heads * c->head_dim_v * el;
     }
     if (t->flags & WIRE_STEP_ATTEND) {
-        d.flags |= BACKEND_ATTEND;
+        d.flags |= BACKEND_ATTEND | (t->flags & WIRE_STEP_FULL ? BACKEND_FULL : 0);
         d.q = in + l->q_offset + row * c->num_q_heads * c->head_dim_k * el;
         d.out = t->payload + l->out_offset + row * c->num_q_heads * c->head_dim_v * el;
     }

@@ -39,7 +39,8 @@ attn_status canary_init(struct canary *c, const struct canary_item *item, uint64
                          .layout = kv_layout_of(p),
                          .spec = p->layers[item->layer]};
     uint32_t row = (uint32_t)(chance % item->n_tokens), group = p->num_q_heads / p->num_kv_heads;
-    if (c->spec.is_full) /* not causal: each row sees all keys, as the last one does */
+    if (c->spec.is_full ||
+        item->is_full) /* not causal: each row sees all keys, as the last one does */
         row = item->n_tokens - 1;
     c->head = (uint32_t)((chance >> 32) % p->num_q_heads);
     /* which keys a head sees depends on its kv head: take one of the first */

@@ -16,6 +16,7 @@ enum {
 struct canary_item {
     const struct backend_pool_config *config;
     uint32_t layer, pos, n_tokens;
+    bool is_full; /* each row sees all keys, whatever the layer is */
     const void *q, *out; /* [n_tokens][num_q_heads][...], q_dtype */
     const float *lse; /* [n_tokens][num_q_heads] or NULL */
 };

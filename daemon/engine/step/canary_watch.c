@@ -172,6 +172,7 @@ static void choose(struct engine *e, const struct batch *b, uint32_t i)
                                .layer = d->layer,
                                .pos = d->pos,
                                .n_tokens = d->n_tokens,
+                               .is_full = (d->flags & BACKEND_FULL) != 0,
                                .q = d->q,
                                .out = d->out,
                                .lse = d->lse};

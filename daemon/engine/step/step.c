@@ -253,6 +253,23 @@ static attn_status check_trees(const Attnd__Step *s, const struct pool *p, uint6
     return ATTN_OK;
 }
 
+/* Checks that all queries can see the same keys, whatever their positions are, and that the output
+ * can be merged with that of other keys. */
+static attn_status check_full(const Attnd__Step *s, const struct pool *p, char *why,
+                              size_t why_bytes)
+{
+    const struct attn_layer_spec *l = &p->config.layers[s->layer];
+    const char *has = l->window_tokens > 0      ? "a window (window_tokens)"
+                      : l->alibi_slopes != NULL ? "ALiBi (alibi_slopes)"
+                      : l->sink_logits != NULL  ? "sink logits (sink_logits)"
+                      : l->n_branches > 0       ? "branches (branch_rates)"
+                                                : NULL;
+    if (has == NULL)
+        return ATTN_OK;
+    snprintf(why, why_bytes, "step.flags: full 16, but layer %" PRIu32 " has %s", s->layer, has);
+    return ATTN_ENOTSUP;
+}
+
 /* Checks everything about a step that does not depend on its sequences. */
 static attn_status step_check(struct engine *e, const struct request *req, struct pool *p,
                               struct wire_step_layout *out, char *why, size_t why_bytes)
@@ -261,6 +278,8 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
     attn_status st = step_check_shape(e, s, p, out, why, why_bytes);
     if (st == ATTN_OK && (s->flags & WIRE_STEP_TREE))
         st = check_trees(s, p, out->n_tokens, why, why_bytes);
+    if (st == ATTN_OK && (s->flags & WIRE_STEP_FULL))
+        st = check_full(s, p, why, why_bytes);
     if (st != ATTN_OK || req->bell != NULL) /* its plan was checked against the lane's regions */
         return st;
     if (req->wire.payload_bytes != out->request_bytes) {

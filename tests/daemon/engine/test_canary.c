@@ -119,7 +119,7 @@ static struct canary_verdict look(struct world *w, uint64_t chance)
 {
     struct canary c;
     struct canary_verdict v;
-    struct canary_item item = {&w->config, 1, N_KV - N_Q, N_Q, w->q, w->out, w->lse};
+    struct canary_item item = {&w->config, 1, N_KV - N_Q, N_Q, false, w->q, w->out, w->lse};
     assert_int_equal(canary_init(&c, &item, chance), ATTN_OK);
     for (uint32_t i = 0; i < c.n_blocks; i++)
         if (canary_sees_block(&c, i))

@@ -257,7 +257,13 @@ static void no_deadline_is_refused_for_the_queue_of_another(void **state)
     engine_turn(r.engine, 0);
     uint64_t seq = 1;
     uint32_t pos = 0, n = 1, epoch = 1;
-    struct rig_step s = {0, WIRE_STEP_APPEND | WIRE_STEP_ATTEND, 1, &seq, &pos, &n, &epoch, 100};
+    struct rig_step s = {.flags = WIRE_STEP_APPEND | WIRE_STEP_ATTEND,
+                         .n_items = 1,
+                         .seq = &seq,
+                         .pos = &pos,
+                         .n_tokens = &n,
+                         .epoch = &epoch,
+                         .timeout_us = 100};
     become(&workers[0]);
     uint64_t own = rig_send_step(&r, &s);
     become(&workers[1]);

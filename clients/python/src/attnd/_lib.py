@@ -228,6 +228,8 @@ class Step(Structure):
         ("timeout_us", c_uint64),
         ("in_place", c_void_p),
         ("parents", POINTER(c_int32)),
+        ("is_full", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

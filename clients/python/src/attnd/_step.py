@@ -87,6 +87,7 @@ class Prepared:
         lse: Any,
         timeout: float | None,
         parents: Iterable[int] | None = None,
+        is_full: bool = False,
     ):
         if not isinstance(items, Items):
             items = Items(items)
@@ -120,6 +121,7 @@ class Prepared:
             c.v = point(v, "v", dtype, (n, kv_heads, dim_v), False)
         if out is not None:
             c.out = point(out, "out", dtype, (n, q_heads, dim_v), True)
+        c.is_full = is_full
         if parents is not None:
             values = [int(p) for p in parents]
             if len(values) != n:

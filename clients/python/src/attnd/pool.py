@@ -427,6 +427,7 @@ class Pool(Closing, NotPicklable):
         out: Any = None,
         lse: Any = False,
         parents: Iterable[int] | None = None,
+        is_full: bool = False,
         timeout: float | None = None,
     ) -> Result:
         """One layer's new tokens of some sequences: appends k and v, then q attends over the cache.
@@ -441,6 +442,10 @@ class Pool(Closing, NotPicklable):
                      in its item, of an earlier one, or -1. It sees the cached tokens, those that
                      its parents lead to, and itself. Until Sequence.commit() keeps a path, nothing
                      else is appended behind it
+                is_full  of a step that only attends: every query sees all of [0, pos + n_tokens),
+                     as where the rest of its sequence is in another pool or daemon; the caller
+                     merges out and lse with those of the rest. Not with windows, ALiBi, sink logits
+                     or branches
         Dtype   create_pool()'s array_dtype, else the pool's q_dtype; bf16 as torch.bfloat16,
                 ml_dtypes.bfloat16 or uint16
         Arrays  numpy or any DLPack tensor, in host memory, contiguous; read and written in place
@@ -452,7 +457,7 @@ class Pool(Closing, NotPicklable):
         If only some items failed the exception is that of the first, and its `result` has the
         outputs of the others.
         """
-        p = Prepared(self, layer, items, q, k, v, out, lse, timeout, parents)
+        p = Prepared(self, layer, items, q, k, v, out, lse, timeout, parents, is_full)
         r = new_result()
         with self._inside():
             if waits_for_signals():
@@ -494,13 +499,14 @@ class Pool(Closing, NotPicklable):
         out: Any = None,
         lse: Any = False,
         parents: Iterable[int] | None = None,
+        is_full: bool = False,
         timeout: float | None = None,
     ) -> Step:
         """Sends a step as step() does and returns at once; several may be in flight.
 
         Wait for each: until then it counts against the client's 1024, and its arrays are kept.
         """
-        return self._start(Prepared(self, layer, items, q, k, v, out, lse, timeout, parents))
+        return self._start(Prepared(self, layer, items, q, k, v, out, lse, timeout, parents, is_full))
 
     def _start(self, p: Prepared) -> Step:
         ticket = ctypes.c_uint64()
