@@ -38,8 +38,8 @@ struct direct {
     SSL *ssl;
 };
 
-/* A call on a socket with a time limit may also be interrupted where no signal comes: by what a ring
- * of libuv's has to do on the thread that made it. */
+/* A call on a socket with a time limit may also be interrupted where no signal comes: by what a
+ * ring of libuv's has to do on the thread that made it. */
 #define UNINTERRUPTED(call)                                                                        \
     ({                                                                                             \
         int k_;                                                                                    \

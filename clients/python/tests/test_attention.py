@@ -1,0 +1,159 @@
+"""What queries see: latents (V in K, as MLA has it), and sequences whose beginning is in another pool."""
+
+import numpy as np
+import pytest
+from conftest import Daemon
+from reference import attention, random
+
+import attnd
+
+HEADS, LATENT, ROPE = 5, 512, 64
+DIM = LATENT + ROPE
+LAYER = attnd.LayerSpec(scale=0.05)
+
+
+def make_pool(client, name, **options):
+    options = {"n_blocks": 32, "is_batch_invariant": True, "layers": (LAYER,), **options}
+    return client.create_pool(
+        attnd.PoolSpec(name, 1, HEADS, 1, DIM, LATENT, is_v_in_k=True, **options)
+    )
+
+
+def tensors(seed, n):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((n, heads, DIM)).astype("f4") for heads in (HEADS, 1)]
+
+
+def check(out, q, k, pos):
+    want, _ = attention(q, k, k[..., :LATENT], pos, LAYER)
+    assert out.shape == (len(q), HEADS, LATENT)
+    np.testing.assert_allclose(out, want, rtol=1e-4, atol=2e-5)
+
+
+def test_a_token_is_sent_and_stored_once(client):
+    pool = make_pool(client, "latent")
+    assert pool.spec.is_v_in_k and pool.spec.head_dim_v == LATENT
+    q, k = tensors(1, 40)
+    with pool.open() as s:
+        check(pool.step(0, [(s, 0, 30)], q[:30], k[:30]).out, q[:30], k[:30], 0)
+        for pos in range(30, 40):
+            now = slice(pos, pos + 1)
+            check(pool.step(0, [(s, pos, 1)], q[now], k[now]).out, q[now], k[: pos + 1], pos)
+        again = pool.step(0, [(s, 35, 5)], q[35:]).out
+        check(again, q[35:], k, 35)
+        with pytest.raises(ValueError, match="v is given, the pool has it in k"):
+            pool.step(0, [(s, 40, 1)], q[:1], k[:1], k[:1, :, :LATENT])
+        with s.fork() as f:
+            assert np.array_equal(pool.step(0, [(f, 35, 5)], q[35:]).out, again)
+
+
+def test_what_cannot_be_is_named(client):
+    for change, says in (
+        ({"head_dim_k": 584}, "head_dim_k is 584, must be 8 to 576"),
+        ({"head_dim_v": 520}, "head_dim_v is 520, must be 8 to 512"),
+        ({"head_dim_k": 256}, "head_dim_v is 512, more than head_dim_k 256 with V in K"),
+        ({"is_v_in_k": False}, "head_dim_k is 576, must be 8 to 256"),
+    ):
+        spec = attnd.PoolSpec("no", 1, HEADS, 1, DIM, LATENT, n_blocks=1, is_v_in_k=True)
+        with pytest.raises(attnd.InvalidArgumentError, match=says):
+            client.create_pool(spec._replace(**change))
+
+
+def test_prefixes_files_and_lanes_have_latents(client, tmp_path):
+    pool = make_pool(client, "latent shared", kv_dtype="int8")
+    plain = make_pool(client, "latent plain")
+    q, k = tensors(2, 40)
+    ids = list(range(100, 140))
+    with pool.open(tokens=ids) as a:
+        want = pool.step(0, [(a, 0, 40)], q, k).out
+        with pool.open(tokens=ids) as b:
+            assert b.n_cached == 32
+            out = pool.step(0, [(b, 32, 8)], q[32:], k[32:]).out
+            assert np.array_equal(out, want[32:])
+        a.export(tmp_path / "a")
+        with pytest.raises(attnd.InvalidArgumentError, match="kv_dtype"):
+            plain.import_sequence(tmp_path / "a")
+    with pool.import_sequence(tmp_path / "a") as c:
+        assert np.array_equal(pool.step(0, [(c, 32, 8)], q[32:]).out, want[32:])
+    with client.open_lane() as lane, plain.open() as a, plain.open() as b:
+        lane.plan(plain, [(a, 0, 40)])
+        out = np.full((40, HEADS, LATENT), np.nan, "f4")
+        lane.enqueue(plain, 40, q.ctypes.data, k.ctypes.data, out=out.ctypes.data)
+        lane.check()
+        assert np.array_equal(out, plain.step(0, [(b, 0, 40)], q, k).out)
+        check(out, q, k, 0)
+
+
+# ---- full steps
+
+OLD, NEW = 70, 23
+PARTS = attnd.PoolSpec("old", 1, 8, 2, 32, n_blocks=32)
+
+
+def merged(parts):
+    """Of (out, lse) over disjoint keys."""
+    lses = np.stack([lse for _, lse in parts]).astype(np.float64)
+    weights = np.exp(lses - lses.max(0))
+    outs = np.stack([out for out, _ in parts]).astype(np.float64)
+    return (weights[..., None] * outs).sum(0) / weights.sum(0)[..., None]
+
+
+@pytest.fixture(scope="module")
+def two_cards():
+    with Daemon(**{"device.index": "0,1", "device.kv_memory": "64M"}) as d, attnd.connect(d.url) as c:
+        yield c
+
+
+@pytest.mark.parametrize("split", ["whole", "heads", "tokens"])
+def test_a_prompt_sees_all_of_what_is_elsewhere(two_cards, split):
+    rng = np.random.default_rng(7)
+    q, k, v = random(rng, OLD + NEW, 8, 32), *(random(rng, OLD + NEW, 2, 32) for _ in range(2))
+    old = two_cards.create_pool(PARTS._replace(name=f"old-{split}", split=split))
+    new = two_cards.create_pool(PARTS._replace(name=f"new-{split}", split=split))
+    expected, _ = attention(q[OLD:], k, v, OLD)
+    with old.open() as a, new.open() as b:
+        old.step(0, [(a, 0, OLD)], None, k[:OLD], v[:OLD])
+        rest = new.step(0, [(b, 0, NEW)], q[OLD:], k[OLD:], v[OLD:], lse=True)
+        far = old.step(0, [(a, OLD - NEW, NEW)], q[OLD:], lse=True, is_full=True)
+        np.testing.assert_allclose(
+            merged([(far.out, far.lse), (rest.out, rest.lse)]), expected, rtol=2e-5, atol=2e-6
+        )
+        # a causal step, which hides what lies behind each query's place there, does not
+        causal = old.step(0, [(a, OLD - NEW, NEW)], q[OLD:], lse=True)
+        wrong = merged([(causal.out, causal.lse), (rest.out, rest.lse)])
+        assert np.abs(wrong - expected).max() > 1e-3
+
+
+def test_more_queries_than_a_message_holds_all_see_it(two_cards):
+    rng = np.random.default_rng(8)
+    n, spec = 600, PARTS._replace(name="large", n_blocks=64)
+    q, k, v = random(rng, n, 8, 32), *(random(rng, n, 2, 32) for _ in range(2))
+    pool = two_cards.create_pool(spec)
+    with pool.open() as s:
+        pool.step(0, [(s, 0, n)], None, k, v)
+        got = pool.step(0, [(s, 0, n)], q, lse=True, is_full=True)
+    expected, lse = attention(q, k, v, 0, attnd.LayerSpec(is_full=True))
+    np.testing.assert_allclose(got.out, expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(got.lse, lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "layer, word",
+    [
+        (attnd.LayerSpec(window_tokens=20), "window_tokens"),
+        (attnd.LayerSpec(alibi_slopes=(0.5,) * 8), "alibi_slopes"),
+        (attnd.LayerSpec(sink_logits=(0.5,) * 8), "sink_logits"),
+        (attnd.LayerSpec(branches=((8, 1), (16, 2))), "branch_rates"),
+    ],
+)
+def test_what_depends_on_positions_is_refused(two_cards, layer, word):
+    rng = np.random.default_rng(9)
+    q, k, v = random(rng, 4, 8, 32), *(random(rng, 4, 2, 32) for _ in range(2))
+    pool = two_cards.create_pool(PARTS._replace(name=word, n_blocks=4, layers=(layer,)))
+    with pool.open() as s:
+        pool.step(0, [(s, 0, 4)], None, k, v)
+        with pytest.raises(attnd.UnsupportedError, match=word):
+            pool.step(0, [(s, 0, 4)], q, is_full=True)
+        with pytest.raises(attnd.InvalidArgumentError, match="is_full"):
+            pool.step(0, [(s, 4, 4)], q, k, v, is_full=True)
+        assert np.isfinite(pool.step(0, [(s, 0, 4)], q).out).all()
