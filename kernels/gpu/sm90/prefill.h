@@ -1,6 +1,6 @@
 /* prefill.h: the tuned attention of prompts and of their chunks (more than DECODE_MAX_TOKENS tokens
- * of a sequence) over the paged cache, for sm_90. The host side of it: what can be computed, the
- * order of the work, and the launch.
+ * of a sequence) over the paged cache, and of pools whose V is in K, for sm_90. The host side of
+ * it: what can be computed, the order of the work, and the launch.
  *
  * Way of use      prefill_pool_init once per pool. For every batch prefill_prepare (pure host
  *                 work), the caller brings the upload to the device if there is one, then
@@ -40,8 +40,12 @@ struct prefill_pool {
 } __attribute__((aligned(64)));
 
 /* This geometry is computed on this device: f16 or bf16, head dims from 64 to 256 (quantised KV: to
- * 128, multiples of 16), block_tokens 16 to 256. major: of the compute capability. */
+ * 128, multiples of 16), or V in K that is not quantised, K to 576 and V to 512; block_tokens 16 to
+ * 256. major: of the compute capability. */
 bool prefill_supported(const struct backend_pool_config *c, int major);
+
+/* Of the kernels that compute it. */
+uint32_t prefill_dim(const struct backend_pool_config *c);
 
 /* Is a layer dilated, and its items are computed if they are long enough? */
 bool prefill_has_dilated(const struct prefill_pool *p);
@@ -63,9 +67,10 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
  * Parts of a tile follow each other. */
 struct prefill_entry {
     uint32_t item;
-    uint32_t tile : 24, part : 4, last_part : 4;
+    uint32_t tile : 18, part : 7, last_part : 7;
 };
-#define PREFILL_MAX_PARTS 16
+#define PREFILL_MAX_PARTS 16 /* each reads the others' sums if it is the last */
+#define PREFILL_MAX_LATENT_PARTS 128
 
 /* The same of a dilated layer. For kv head h the rows are those of the tokens among
  * [from, from + n_tokens) of the item whose positions are h + residue modulo 2^shift. Which
@@ -96,7 +101,8 @@ struct prefill_call {
     union prefill_list inline_list;
 };
 
-/* Items of n_tokens of this layer are computed: all but those of dilated layers whose rates are no
+/* Items of n_tokens of this layer are computed: those of more than DECODE_MAX_TOKENS tokens, where
+ * V is in K of any number, but not those of dilated layers whose rates are no
  * powers of two, whose head dims are above 128, whose KV is quantised or whose rows are too far
  * apart. */
 bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens);

@@ -10,8 +10,16 @@
 
 using prefill::prefill_maps;
 
+static bool is_latent(const struct prefill_pool *p)
+{
+    return p->dim == PREFILL_LATENT_DIM;
+}
+
 static prefill::kernel_fn kernel_for(const struct prefill_pool *p, bool is_dilated)
 {
+    if (is_latent(p))
+        return p->kv.q_dtype == ATTN_BF16 ? prefill::latent_kernel_bf16(p->has_extras)
+                                          : prefill::latent_kernel_f16(p->has_extras);
     if (p->kv.is_quantised)
         return p->kv.q_dtype == ATTN_BF16 ? prefill::codes_kernel_bf16(p->dim, p->has_extras)
                                           : prefill::codes_kernel_f16(p->dim, p->has_extras);
@@ -29,6 +37,8 @@ static bool is_narrow(const struct prefill_pool *p, bool is_dilated)
 
 static uint32_t shared_bytes(const struct prefill_pool *p, bool is_dilated)
 {
+    if (is_latent(p))
+        return latent_shared_bytes();
     return prefill_shared_bytes(p->dim, is_narrow(p, is_dilated)) +
            prefill_scales_bytes(p->dim, p->kv.is_quantised);
 }
@@ -66,11 +76,11 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
     p->num_layers = c->num_layers;
     p->n_blocks = c->n_blocks;
     p->n_processors = n_processors;
-    const uint32_t dim = c->head_dim_k > c->head_dim_v ? c->head_dim_k : c->head_dim_v;
-    p->dim = dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 192 ? 192 : 256;
+    p->dim = prefill_dim(c);
     if (!c->is_batch_invariant) {
         const uint64_t rows = prefill_rows(p->dim, kv->is_quantised);
-        const uint64_t most = part_slots * kv->dv / (rows * p->dim);
+        const uint64_t columns = is_latent(p) ? LATENT_COLUMNS : p->dim;
+        const uint64_t most = part_slots * kv->dv / (rows * columns);
         p->most_parts = most < PREFILL_MAX_CUT ? (uint32_t)most : PREFILL_MAX_CUT;
     }
     p->box_tokens = kv->block_tokens;
@@ -84,12 +94,30 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
     }
     if (e == 0 && !kv->is_quantised)
         e = make_map(p, false, p->map_k);
-    if (e == 0 && !kv->is_quantised)
+    if (e == 0 && !kv->is_quantised && !c->is_v_in_k)
         e = make_map(p, true, p->map_v);
     if (e == 0)
         e = cudaFuncSetAttribute(kernel_for(p, false), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  (int)shared_bytes(p, false));
     return e ? e : init_dilated(p);
+}
+
+/* What joins the parts of a latent pool's units, behind the launch that makes them. */
+static int launch_join(const struct prefill_pool *p, prefill_params *a, void **args, void *stream)
+{
+    cudaLaunchConfig_t l = {};
+    cudaLaunchAttribute attribute = {};
+    a->is_chained = 1;
+    l.gridDim = dim3(a->n_units, prefill_rows(p->dim, false) / LATENT_JOIN_ROWS);
+    l.blockDim = dim3(LATENT_JOIN_ROWS * 32);
+    l.attrs = &attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    l.numAttrs = 1;
+    return runtime_launch((runtime_stream *)stream,
+                          p->kv.q_dtype == ATTN_BF16 ? prefill::latent_join_bf16()
+                                                     : prefill::latent_join_f16(),
+                          &l, args);
 }
 
 int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, float *part_o,
@@ -144,6 +172,9 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
         attribute.val.programmaticStreamSerializationAllowed = 1;
         l.numAttrs = 1;
     }
+    if (is_latent(p))
+        l.blockDim = dim3(LATENT_THREADS);
     void *args[] = {&a, (void *)&c->inline_list, &maps};
-    return runtime_launch((runtime_stream *)stream, kernel_for(p, c->is_dilated), &l, args);
+    const int e = runtime_launch((runtime_stream *)stream, kernel_for(p, c->is_dilated), &l, args);
+    return e || !is_latent(p) || !c->is_cut ? e : launch_join(p, &a, args, stream);
 }

@@ -48,18 +48,27 @@ struct prefill_words {
     union prefill_list list;
 };
 
+/* The dim of the kernels of pools whose V is in K (latent_body.cuh), columns of their sums, and
+ * rows of a block of latent_join. */
+#define PREFILL_LATENT_DIM 576
+#define LATENT_COLUMNS 512
+#define LATENT_STAGES 4
+#define LATENT_SLOTS 3 /* units that are known in a block */
+#define LATENT_THREADS 384
+#define LATENT_JOIN_ROWS 8
+
 /* 64 rows of a unit for each warpgroup. Narrow kernels have two: of dilated layers a few hundred
  * rows see the same keys, which 128 divide better; those of quantised pools need the registers of a
  * third for the warps that decode. */
 PREFILL_BOTH uint32_t prefill_rows(uint32_t dim, bool is_narrow)
 {
-    return dim == 64 && !is_narrow ? 192 : 128;
+    return dim == PREFILL_LATENT_DIM ? 64 : dim == 64 && !is_narrow ? 192 : 128;
 }
 
 /* Keys of a tile: what two stages of K and V leave room for, and the registers of the scores. */
 PREFILL_BOTH uint32_t prefill_keys(uint32_t dim)
 {
-    return dim <= 128 ? 128 : dim == 192 ? 96 : 80;
+    return dim <= 128 ? 128 : dim == 192 ? 96 : dim == 256 ? 80 : 48;
 }
 
 /* Tiles of rows that wait in shared memory. */
@@ -99,6 +108,16 @@ PREFILL_BOTH uint32_t prefill_shared_bytes(uint32_t dim, bool is_narrow)
            prefill_q_stages(dim) * prefill_rows(dim, is_narrow) * dim * 2 +
            PREFILL_SLOTS * prefill_slot_bytes(is_narrow) +
            (4 * prefill_stages(dim, is_narrow) + 2 * prefill_q_stages(dim) + 2 * PREFILL_SLOTS) * 8;
+}
+
+/* Of the latent kernels: stages | the last slab of q | units | factors | maxima and sums of weights
+ * | flags | masked tiles | barriers. It begins at a multiple of 128, so that 896 bytes at most lie
+ * before the first multiple of 1024. */
+PREFILL_BOTH uint32_t latent_shared_bytes(void)
+{
+    return PREFILL_ALIGN - 128 + LATENT_STAGES * prefill_tile_bytes(PREFILL_LATENT_DIM) + 8192 +
+           LATENT_SLOTS * prefill_slot_bytes(false) + LATENT_STAGES * 64 * 4 + 64 * 8 +
+           LATENT_STAGES * 4 * 4 + 4 * 8 + (3 * LATENT_STAGES + 2 + 2 * LATENT_SLOTS) * 8;
 }
 
 /* Behind it in the kernels of quantised pools: scales of the K stages. */

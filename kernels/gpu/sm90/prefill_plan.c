@@ -2,6 +2,7 @@
  * functions of the pool and the batch.
  */
 #include "kernels/dilated.h"
+#include "kernels/gpu/sm90/decode.h"
 #include "kernels/gpu/sm90/prefill_params.h"
 
 #include <string.h>
@@ -15,15 +16,25 @@
 #define RUN_ROWS 64
 #define RUN_TOKENS 8
 
+uint32_t prefill_dim(const struct backend_pool_config *c)
+{
+    const uint32_t dim = c->head_dim_k > c->head_dim_v ? c->head_dim_k : c->head_dim_v;
+    if (c->is_v_in_k)
+        return PREFILL_LATENT_DIM;
+    return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 192 ? 192 : 256;
+}
+
 bool prefill_supported(const struct backend_pool_config *c, int major)
 {
     const uint32_t k = c->head_dim_k, v = c->head_dim_v;
-    const bool is_dim = k >= 64 && v >= 64 && k <= 256 && v <= 256;
+    const bool is_dim = c->is_v_in_k ? k <= PREFILL_LATENT_DIM && v <= LATENT_COLUMNS
+                                     : k >= 64 && v >= 64 && k <= 256 && v <= 256;
     const bool has_codes = c->kv_dtype == ATTN_INT8 || c->kv_dtype == ATTN_FP8_E4M3;
-    const bool is_kv =
-        has_codes ? k <= 128 && v <= 128 && k % 16 == 0 && v % 16 == 0 : c->q_dtype == c->kv_dtype;
-    return major == 9 && !c->is_v_in_k && is_dim && is_kv &&
-           (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) && c->block_tokens >= 16;
+    const bool is_kv = has_codes
+                           ? !c->is_v_in_k && k <= 128 && v <= 128 && k % 16 == 0 && v % 16 == 0
+                           : c->q_dtype == c->kv_dtype;
+    return major == 9 && is_dim && is_kv && (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) &&
+           c->block_tokens >= 16;
 }
 
 /* The rates of a dilated layer are powers of two: the logarithm of the largest, or a large number
@@ -57,6 +68,8 @@ bool prefill_has_dilated(const struct prefill_pool *p)
 bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens)
 {
     const struct attn_layer_spec *s = &p->specs[layer];
+    if (n_tokens <= DECODE_MAX_TOKENS && p->dim != PREFILL_LATENT_DIM)
+        return false;
     return s->n_branches == 0 || (has_rates(p, s) && n_tokens >> rates_log2(s) >= RUN_TOKENS);
 }
 
@@ -83,14 +96,23 @@ uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, 
            (p->has_dilated ? dilated * sizeof(struct prefill_run) + PREFILL_UPLOAD_ALIGN : 0);
 }
 
-/* A part of a unit's keys has at least so many tiles. */
+/* A part of a unit's keys has at least so many tiles, in latent pools LATENT_PART_TILES. */
 #ifndef PREFILL_PART_TILES
 #define PREFILL_PART_TILES 8
+#define LATENT_PART_TILES 2
+#endif
+#ifndef LATENT_PART_TILES
+#define LATENT_PART_TILES PREFILL_PART_TILES
 #endif
 
 /* In the time of a tile, about: what a unit takes besides its tiles, and to write a part's sums and
  * read them back. */
 enum { UNIT_TILES = 2, JOIN_TILES = PREFILL_PART_TILES / 2 };
+
+static uint32_t part_tiles(const struct prefill_pool *p)
+{
+    return p->dim == PREFILL_LATENT_DIM ? LATENT_PART_TILES : PREFILL_PART_TILES;
+}
 
 /* Work to be put in order: an entry of either kind, and how many tiles of keys it has. */
 struct work {
@@ -119,10 +141,12 @@ static uint32_t cost_of(const struct prefill_pool *p, const struct gpu_item *it,
 }
 
 /* Parts of a unit of `cost` tiles, none of more than `share` if there are enough parts. */
-static uint32_t parts_of(uint32_t cost, uint32_t share)
+static uint32_t parts_of(const struct prefill_pool *p, uint32_t cost, uint32_t share)
 {
+    const uint32_t most =
+        p->dim == PREFILL_LATENT_DIM ? PREFILL_MAX_LATENT_PARTS : PREFILL_MAX_PARTS;
     const uint32_t n = share == 0 ? 1 : (cost + share - 1) / share;
-    return n == 0 ? 1 : n < PREFILL_MAX_PARTS ? n : PREFILL_MAX_PARTS;
+    return n == 0 ? 1 : n < most ? n : most;
 }
 
 /* share: tiles of keys of a part; 0: nothing is cut */
@@ -131,7 +155,7 @@ static void each_tile(const struct prefill_pool *p, const struct gpu_item *it, u
 {
     for (uint32_t t = tiles_of(p, it->n_tokens, false); t-- > 0;) {
         struct work w = {.run = {.item = item, .tile = t}, .cost = cost_of(p, it, t)};
-        w.last_part = parts_of(w.cost, share) - 1;
+        w.last_part = parts_of(p, w.cost, share) - 1;
         for (w.part = 0; w.part <= w.last_part; w.part++)
             put(arg, &w);
     }
@@ -266,14 +290,14 @@ static void note_cost(void *arg, const struct work *w)
 }
 
 /* The smallest share with which all entries together have at most `most` parts. */
-static uint32_t share_for(const struct costs *c, uint32_t most)
+static uint32_t share_for(const struct prefill_pool *p, const struct costs *c, uint32_t most)
 {
-    uint32_t low = PREFILL_PART_TILES, high = c->of[0];
+    uint32_t low = part_tiles(p), high = c->of[0];
     while (low < high) {
         const uint32_t share = low + (high - low) / 2;
         uint32_t n = 0;
         for (uint32_t i = 0; i < c->n; i++)
-            n += parts_of(c->of[i], share);
+            n += parts_of(p, c->of[i], share);
         if (n <= most)
             high = share;
         else
@@ -295,9 +319,10 @@ static uint32_t time_whole(const struct costs *c, uint32_t heads, uint32_t n_pro
 }
 
 /* The same if parts of at most `share` tiles are computed in so many turns. */
-static uint32_t time_cut(const struct costs *c, uint32_t share, uint32_t turns)
+static uint32_t time_cut(const struct prefill_pool *p, const struct costs *c, uint32_t share,
+                         uint32_t turns)
 {
-    const uint32_t n = parts_of(c->of[0], share), longest = (c->of[0] + n - 1) / n;
+    const uint32_t n = parts_of(p, c->of[0], share), longest = (c->of[0] + n - 1) / n;
     return turns * ((longest > share ? longest : share) + UNIT_TILES + JOIN_TILES);
 }
 
@@ -308,7 +333,7 @@ static uint32_t share_of(const struct prefill_pool *p, const struct gpu_item *it
                          const struct order *whole)
 {
     const uint32_t heads = p->kv.num_kv_heads, room = p->most_parts / heads;
-    if (whole->is_dilated || whole->n > room || whole->most <= PREFILL_PART_TILES)
+    if (whole->is_dilated || whole->n > room || whole->most <= part_tiles(p))
         return 0;
     struct costs c = {.n = 0};
     each_work(p, items, n, whole, note_cost, &c);
@@ -318,7 +343,7 @@ static uint32_t share_of(const struct prefill_pool *p, const struct gpu_item *it
         const uint32_t most = in_turns < room ? in_turns : room;
         if (most <= c.n)
             continue;
-        const uint32_t share = share_for(&c, most), time = time_cut(&c, share, turns);
+        const uint32_t share = share_for(p, &c, most), time = time_cut(p, &c, share, turns);
         if (time < best && share < c.of[0]) {
             best = time;
             best_share = share;

@@ -143,5 +143,17 @@ namespace prefill
 
 using namespace decode;
 
+/* The low word of a matrix of 8-row groups 1024 bytes apart, and the matrix 16 * n bytes beyond it:
+ * 32-bit arithmetic, for addresses do not carry. */
+GPU_DEVICE uint32_t low_word(uint32_t address, uint32_t lbo)
+{
+    return (uint32_t)wgmma_matrix(address, lbo, 1024);
+}
+
+GPU_DEVICE uint64_t beyond(uint32_t low, uint32_t n)
+{
+    return wgmma_matrix(0, 0, 1024) | (low + n);
+}
+
 } // namespace prefill
 #endif

@@ -11,6 +11,9 @@
 #define GPU_DEVICE __device__ __forceinline__
 #define GPU_PARAM(type, name) const __grid_constant__ type name
 #define GPU_SHARED(type, name) extern __shared__ __align__(128) type name[]
+/* From a multiple of 1024 on, at an address that the compiler knows: what lies there takes no
+ * registers. */
+#define GPU_SHARED_1024(type, name) extern __shared__ __align__(1024) type name[]
 
 #include "kernels/gpu/number.h"
 

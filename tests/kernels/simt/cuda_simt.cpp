@@ -1,8 +1,8 @@
 /* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode_launch.cu and prefill_launch.cu.
  * It counts launches by kernel; with ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide;
- * of wide rows32, of short direct, of direct early; prefill, dilated, codes; of prefill and codes
- * cut) the process ends with code 3 if one of them was never launched, so that a test cannot pass
- * by the generic kernels.
+ * of wide rows32, of short direct, of direct early; prefill, dilated, codes, latent; of prefill,
+ * codes and latent cut) the process ends with code 3 if one of them was never launched, so that a
+ * test cannot pass by the generic kernels.
  */
 #include "kernels/gpu/sm90/decode_kernels.h"
 #include "kernels/gpu/sm90/prefill_kernels.h"
@@ -21,19 +21,19 @@
 #include "kernels/gpu/vendor/runtime_kept.h"
 
 static struct counts {
-    unsigned n[12];
+    unsigned n[13];
 
     ~counts()
     {
-        static const char *const names[12] = {"cluster", "warp",   "list",   "short",
-                                              "wide",    "direct", "rows32", "prefill",
-                                              "dilated", "codes",  "cut",    "early"};
+        static const char *const names[13] = {"cluster", "warp",   "list",    "short",   "wide",
+                                              "direct",  "rows32", "prefill", "dilated", "codes",
+                                              "cut",     "early",  "latent"};
         const char *want = getenv("ATTND_SIMT_WANT");
         if (want == nullptr)
             return;
         bool is_missing = false;
         fprintf(stderr, "simt: launches:");
-        for (int i = 0; i < 12; i++) {
+        for (int i = 0; i < 13; i++) {
             fprintf(stderr, " %s %u", names[i], n[i]);
             is_missing |= n[i] == 0 && strstr(want, names[i]) != nullptr;
         }
@@ -141,6 +141,15 @@ static int narrow_kind(const void *kernel)
     return 0;
 }
 
+/* 1: of pools whose V is in K, 2: what joins their parts; 0: neither. */
+static int latent_kind(const void *kernel)
+{
+    for (auto find : {prefill::latent_kernel_bf16, prefill::latent_kernel_f16})
+        if (find(false) == kernel || find(true) == kernel)
+            return 1;
+    return kernel == prefill::latent_join_bf16() || kernel == prefill::latent_join_f16() ? 2 : 0;
+}
+
 /* A kernel's three parameters. */
 template <class params, class words, class maps>
 static int enqueue(runtime_stream *s, const simt::launch &how, const void *kernel, void **args)
@@ -190,6 +199,13 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
     if (narrow && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
         launches.n[narrow]++;
         if (narrow == 9)
+            count_cut(args);
+        return enqueue<prefill_params, prefill_words, prefill::prefill_maps>(s, how, kernel, args);
+    }
+    const int latent = latent_kind(kernel);
+    if (latent && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
+        launches.n[12] += latent == 1;
+        if (latent == 1)
             count_cut(args);
         return enqueue<prefill_params, prefill_words, prefill::prefill_maps>(s, how, kernel, args);
     }

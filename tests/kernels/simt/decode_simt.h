@@ -322,5 +322,33 @@ template <int pending, int n> void wgmma_wait(float (&)[n])
     simt::multiply_wait(pending);
 }
 
+/* ---- latent_wgmma.cuh */
+
+static inline bool barrier_test(uint32_t bar, uint32_t phase)
+{
+    return simt::barrier_test(bar, phase);
+}
+
+static inline void wgmma_wait_for_older()
+{
+    simt::multiply_wait(1);
+}
+
+template <bool is_bf16, int n>
+void wgmma_scores_by(float (&d)[n], const uint32_t (&a)[4], uint64_t b, bool add)
+{
+    simt::multiply({d, 2 * n, is_bf16, false, add, 0, b, {a[0], a[1], a[2], a[3]}, a, 0, {}});
+}
+
+template <bool is_bf16, int n> void wgmma_scores_of(float (&d)[n], uint64_t a, uint64_t b)
+{
+    simt::multiply({d, 2 * n, is_bf16, false, true, a, b, {}, nullptr, 0, {}});
+}
+
+template <bool is_bf16, int n> void wgmma_sums(float (&d)[n], uint64_t a, uint64_t b)
+{
+    simt::multiply({d, 2 * n, is_bf16, true, true, a, b, {}, nullptr, 0, {}});
+}
+
 } // namespace prefill
 #endif

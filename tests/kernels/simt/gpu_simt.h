@@ -14,6 +14,9 @@
 #define GPU_DEVICE inline
 #define GPU_PARAM(type, name) const type &name
 #define GPU_SHARED(type, name) type *const name = (type *)simt::shared()
+#define GPU_SHARED_1024(type, name)                                                                \
+    type *const name = (type *)((char *)simt::shared() +                                           \
+                                (1024 - simt::shared_address(simt::shared()) % 1024) % 1024)
 #define __global__ static
 #define __device__
 #define __shared__ static

@@ -294,6 +294,16 @@ plant(106 sm90/prefill_body.cuh "m[h] = fmaxf(m[h], ml_of(k, h)->x);" "m[h] = fm
 plant(107 sm90/prefill_body.cuh "                *n_done = 0;" "                *n_done = simt::planted == 107;")
 plant(108 sm90/prefill_unit.cuh "min(hidden.last, x.n_tiles);" "min(hidden.last, simt::planted == 108 ? ~0u : x.n_tiles);")
 
+# ---- latents
+
+# weights are used before they are there; factors of another tile; what is hidden is not cleared; a
+# row's parts have no common maximum; weights do not lie in the order that they are looked for
+plant(140 sm90/latent/latent_body.cuh "            barrier_wait(at.weighed_bar(nth), nth / S::stages & 1);" "            if (simt::planted != 140) barrier_wait(at.weighed_bar(nth), nth / S::stages & 1);")
+plant(141 sm90/latent/latent_body.cuh "x.catch_up(at.factors + nth % S::stages" "x.catch_up(at.factors + (nth + (simt::planted == 141)) % S::stages")
+plant(142 sm90/latent/latent_body.cuh "            if (!is_seen)" "            if (!is_seen && simt::planted != 142)")
+plant(143 sm90/latent/latent_body.cuh "    m = gpu::warp_max<32>(m);" "    m = simt::planted == 143 ? m : gpu::warp_max<32>(m);")
+plant(144 sm90/latent/latent_body.cuh "(j % 2 ^ g / 4) * 16" "(j % 2 ^ (simt::planted == 144 ? 0 : g / 4)) * 16")
+
 # ---- outputs of several devices
 
 # parts that have nothing of a query count; weights are not of one sum; the word is not waited for;

@@ -159,6 +159,11 @@ void barrier_wait(uint32_t bar, uint32_t phase)
         wait_for(b, "a transaction barrier");
 }
 
+bool barrier_test(uint32_t bar, uint32_t phase)
+{
+    return barrier_at(bar)->phase != phase;
+}
+
 void shared_store(uint32_t at, const void *bytes, uint32_t n)
 {
     char *p = shared_pointer(at, n);
@@ -249,11 +254,15 @@ float matrix_element(const block *b, const product &p, uint64_t matrix, bool is_
                      uint32_t k)
 {
     uint32_t at = matrix << 4 & 0x3fff0, lbo = matrix >> 12 & 0x3fff0, sbo = matrix >> 28 & 0x3fff0;
-    if (is_turned)
+    if (matrix >> 62 == 3) {
+        at += i / 8 * sbo + i % 8 * 32 + k * 2;
+        at ^= at >> 3 & 0x10;
+    } else if (is_turned)
         at += i / 64 * lbo + i % 64 * 2 + k / 8 * sbo + k % 8 * 128;
     else
         at += i / 8 * sbo + i % 8 * 128 + k * 2;
-    at ^= at >> 3 & 0x70;
+    if (matrix >> 62 == 1)
+        at ^= at >> 3 & 0x70;
     uint16_t bits;
     memcpy(&bits, b->shared_async + (shared_pointer(at, 2) - b->shared), 2);
     return p.is_bf16 ? gpu::bf16_decode(bits) : gpu::f16_decode(bits);
@@ -274,8 +283,8 @@ void make_product(uint32_t first, size_t which)
 {
     const product &p = threads[first].products[which];
     const block *home = threads[first].home;
-    if ((p.a && p.a >> 62 != 1) || p.b >> 62 != 1)
-        die("a matrix without 128-byte swizzle");
+    if ((p.a && p.a >> 62 != 1 && p.a >> 62 != 3) || p.b >> 62 != 1)
+        die("a matrix without 128-byte swizzle, or A without that of 32");
     static float a[64][16], b[16][256], d[64][256];
     for (uint32_t k = 0; k < 16; k++) {
         for (uint32_t i = 0; i < 64; i++)

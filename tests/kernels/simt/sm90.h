@@ -10,8 +10,8 @@
  *             there with the storing thread's proxy fence, and a copy over a store without one is
  *             an error.
  * wgmma       products are asked for after a fence and made, in order, when the four warps wait for
- *             their group, from the matrices that descriptors name (128-byte swizzle only) and by
- *             the documented layout. Until then nobody may have changed their registers.
+ *             their group, from the matrices that descriptors name (128-byte swizzle, A also of 32)
+ *             and by the documented layout. Until then nobody may have changed their registers.
  *
  * Not seen: stores by plain C++ (no kernel lets copies or wgmma read those), the order of stores to
  * device memory between clusters (they run one after another), what a compiler moves, timing, and
@@ -30,6 +30,7 @@ void barrier_init(uint32_t bar, uint32_t count);
 void barrier_init_fence();
 void barrier_arrive(uint32_t bar, uint32_t expected_bytes);
 void barrier_wait(uint32_t bar, uint32_t phase);
+bool barrier_test(uint32_t bar, uint32_t phase);
 
 void shared_store(uint32_t at, const void *bytes, uint32_t n);
 void proxy_fence();

@@ -1,0 +1,17 @@
+/* latent_bf16.cu: the tuned kernels for bf16 pools whose V is in K. */
+#include "kernels/gpu/sm90/latent/latent_body.cuh"
+
+namespace prefill
+{
+
+kernel_fn latent_kernel_bf16(bool has_extras)
+{
+    return latent_kernel_of<true>(has_extras);
+}
+
+kernel_fn latent_join_bf16()
+{
+    return (kernel_fn)latent_join<true>;
+}
+
+} // namespace prefill
