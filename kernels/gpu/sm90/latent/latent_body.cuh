@@ -400,8 +400,8 @@ template <bool is_bf16> struct latent_sums {
     }
 
     /* As the prefill kernels' (prefill_body.cuh): V rows of the tile that no row of the unit sees
-     * are cleared; where rows see different keys, a NaN or inf is added to the sums of those that
-     * see it and cleared too. v: this half's first slab. */
+     * are cleared; where rows see different keys, what a NaN or inf makes of the sums of those that
+     * see it is added to them, and it is cleared too. v: this half's first slab. */
     GPU_DEVICE void hide_values(const prefill_params &p, const unit &u, uint32_t row0,
                                 uint32_t half, uint32_t v, uint32_t key)
     {
@@ -429,6 +429,10 @@ template <bool is_bf16> struct latent_sums {
 #pragma unroll
         for (int j = 0; j < (int)S::columns / 2; ++j)
             aside[j] = o[j];
+        /* It is in K, too: without a soft cap the key's score is inf, -inf or NaN, and its weight
+         * NaN or
+         * 0. */
+        const float weight = u.soft_cap > 0.0f ? 1.0f : 0.0f;
         const uint32_t t = gpu::lane_id() % 4;
         const visible sees[2] = {keys.seen_by(token_of(p, u, row0)),
                                  keys.seen_by(token_of(p, u, row0 + 8))};
@@ -442,7 +446,7 @@ template <bool is_bf16> struct latent_sums {
 #pragma unroll
             for (int j = 0; j < 4; ++j)
                 if (visible_has(&sees[j / 2], key + r))
-                    aside[4 * c + j] += bad[j % 2];
+                    aside[4 * c + j] += bad[j % 2] * weight;
         }
 #pragma unroll
         for (int j = 0; j < (int)S::columns / 2; ++j)
@@ -557,9 +561,11 @@ GPU_DEVICE void sum_latents(const prefill_params &p, const CUtensorMap *map,
         for (uint32_t i = 0; i < n_tiles; ++i, ++use, ++nth) {
             const uint32_t tile = __shfl_sync(~0u, at.tile(use), 0), v = tile + columns_at;
             barrier_wait(at.weighed_bar(nth), nth / S::stages & 1);
-            const bool is_behind = i > 0 && at.is_behind[nth % S::stages * 4 + w];
+            const uint32_t *const behind = at.is_behind + nth % S::stages * 4;
+            const bool is_behind = i > 0 && behind[w];
             const bool is_masked = masked.has(i);
-            if (is_behind || is_masked) {
+            /* all four warps wait for products, or none does */
+            if (is_masked || (i > 0 && (behind[0] | behind[1] | behind[2] | behind[3]))) {
                 wgmma_wait<0>(x.o);
                 if (is_behind)
                     x.catch_up(at.factors + nth % S::stages * S::R + row0);
