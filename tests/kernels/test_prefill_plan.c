@@ -140,6 +140,36 @@ static void any_batch_has_every_tile_once_and_long_ones_first(void **state)
     free(again);
 }
 
+/* Tiles of the longest item that engine.max_batch_tokens allows have numbers of their own. */
+static void the_longest_item_has_every_tile_once(void **state)
+{
+    static const uint32_t dims[] = {128, PREFILL_LATENT_DIM};
+    static struct batch b;
+    (void)state;
+    for (uint32_t d = 0; d < 2; d++) {
+        rng_state = 7 + d;
+        random_batch(&b);
+        b.n = 1;
+        b.pool.dim = dims[d];
+        b.pool.kv.num_kv_heads = 1;
+        b.pool.kv.group = b.pool.kv.num_q_heads = 128;
+        b.items[0] = (struct gpu_item){.n_tokens = 1 << 20};
+        struct prefill_call *c = malloc(sizeof *c);
+        struct prefill_entry *list = malloc(prefill_upload_bytes(&b.pool, 1, 1 << 20));
+        prefill_prepare(&b.pool, b.items, 1, NULL, list, c);
+        const uint32_t n = rows_of(&b, 0) / prefill_rows(b.pool.dim, false);
+        uint8_t *seen = calloc(n, 1);
+        assert_int_equal(c->n_entries, n);
+        for (uint32_t i = 0; i < n; i++) {
+            assert_in_range(list[i].tile, 0, n - 1);
+            assert_int_equal(seen[list[i].tile]++, 0);
+        }
+        free(seen);
+        free(list);
+        free(c);
+    }
+}
+
 /* Of few long units the keys are cut, parts of a tile behind one another; all tiles and parts are
  * there, none is longer than a processor's share and few are short. */
 static void few_long_units_are_cut(void **state)
@@ -372,6 +402,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_batch_has_every_tile_once_and_long_ones_first),
+        cmocka_unit_test(the_longest_item_has_every_tile_once),
         cmocka_unit_test(few_long_units_are_cut),
         cmocka_unit_test(a_cut_launch_is_done_before_a_whole_one),
         cmocka_unit_test(any_dilated_batch_has_every_row_once),

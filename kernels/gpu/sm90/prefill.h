@@ -66,8 +66,8 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
 /* A tile of rows of an item, or one of the parts of its keys; one unit of work for each kv head.
  * Parts of a tile follow each other. */
 struct prefill_entry {
-    uint32_t item;
-    uint32_t tile : 18, part : 7, last_part : 7;
+    uint32_t item : 25, last_part : 7;
+    uint32_t tile : 25, part : 7;
 };
 #define PREFILL_MAX_PARTS 16 /* each reads the others' sums if it is the last */
 #define PREFILL_MAX_LATENT_PARTS 128
