@@ -13,6 +13,7 @@
 #elif !defined(N_SEEDS)
 #define N_SEEDS 30
 #endif
+#define MOST_SEEDS 30 /* where fewer have not had what is rare */
 #define N_OPS 10000
 
 static uint64_t only_seed;
@@ -123,6 +124,12 @@ static void run_seed(uint64_t seed)
                 n_refused[OP_RESERVE] > 0);
 }
 
+/* What some seeds have and others have not: n_lost, n_unpinned. */
+static bool had_what_is_rare(void)
+{
+    return M_RETAINS == 0 || (n_lost > 0 && (n_unpinned > 0 || M_RESERVES == 0));
+}
+
 static void random_operations_agree_with_the_naive_model(void **state)
 {
     (void)state;
@@ -130,10 +137,10 @@ static void random_operations_agree_with_the_naive_model(void **state)
         run_seed(only_seed);
         return;
     }
-    for (uint64_t seed = 1; seed <= N_SEEDS; seed++)
-        run_seed(seed);
-    assert_true(n_lost > 0 || M_RETAINS == 0);
-    assert_true(n_unpinned > 0 || M_RETAINS == 0 || M_RESERVES == 0);
+    uint64_t seed = 1;
+    while (seed <= N_SEEDS || (seed <= MOST_SEEDS && !had_what_is_rare()))
+        run_seed(seed++);
+    assert_true(had_what_is_rare());
 }
 
 int main(int argc, char **argv)

@@ -476,8 +476,11 @@ static void await_kept(const char *name, const char *word)
     bool is_there = false;
     for (uint32_t ms = 0; !is_there && ms < 300000; ms++) {
         char text[64] = "";
+        int fd = -1;
         pthread_mutex_lock(&manager.lock);
-        int fd = stored(name);
+        for (uint32_t i = 0; i < manager.n_fds; i++)
+            if (strcmp(manager.fds[i].name, name) == 0)
+                fd = manager.fds[i].fd;
         is_there = fd >= 0 && pread(fd, text, sizeof text - 1, 0) > 0 && strstr(text, word) != NULL;
         pthread_mutex_unlock(&manager.lock);
         (void)poll(NULL, 0, !is_there);
@@ -499,6 +502,7 @@ static void nor_does_one_in_a_file_that_they_name(void **state)
     e2e_signal(&d, SIGHUP); /* kept from now on */
     e2e_await_log(&d, "settings are read");
     await_kept("settings-listen.tenants", "[second]");
+    await_kept("settings", ""); /* comes last */
     write_tenants(path, "[no name of a tenant]\n");
     end(SIGKILL);
     manager.n_removed = 0;
