@@ -125,18 +125,19 @@ def test_whatever_is_cut_killed_or_stopped_no_acknowledged_token_is_lost(net, cl
     def all_there():
         return set(client.members.now()) == set("abc") and not client.members.is_frozen
 
-    def cut_host(n):
-        net.cut(n)
+    def go_on_without(n):
         await_("that it is gone", lambda: n not in client.members.now())
         for w in workers:
             w.more(2)
+
+    def cut_host(n):
+        net.cut(n)
+        go_on_without(n)
         net.heal(n)
 
     def stop_agent(n):
         hosts[n].signal_agent(signal.SIGSTOP)
-        await_("that it is gone", lambda: n not in client.members.now())
-        for w in workers:
-            w.more(2)
+        go_on_without(n)
         hosts[n].signal_agent(signal.SIGCONT)
 
     def kill_agent(n):
@@ -145,9 +146,7 @@ def test_whatever_is_cut_killed_or_stopped_no_acknowledged_token_is_lost(net, cl
 
     def stop_daemon(n):
         hosts[n].signal_daemon(signal.SIGSTOP)
-        await_("that it is gone", lambda: n not in client.members.now())
-        for w in workers:
-            w.more(2)
+        go_on_without(n)
         hosts[n].signal_daemon(signal.SIGCONT)
 
     def kill_host(n):

@@ -102,9 +102,8 @@ struct prefill_call {
 };
 
 /* Items of n_tokens of this layer are computed: those of more than DECODE_MAX_TOKENS tokens, where
- * V is in K of any number, but not those of dilated layers whose rates are no
- * powers of two, whose head dims are above 128, whose KV is quantised or whose rows are too far
- * apart. */
+ * V is in K of any number, but not those of dilated layers whose rates are no powers of two, whose
+ * head dims are above 128, whose KV is quantised or whose rows are too far apart. */
 bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens);
 
 #define PREFILL_UPLOAD_ALIGN 256 /* two calls of a batch may lie so far apart */

@@ -430,8 +430,7 @@ template <bool is_bf16> struct latent_sums {
         for (int j = 0; j < (int)S::columns / 2; ++j)
             aside[j] = o[j];
         /* It is in K, too: without a soft cap the key's score is inf, -inf or NaN, and its weight
-         * NaN or
-         * 0. */
+         * NaN or 0. */
         const float weight = u.soft_cap > 0.0f ? 1.0f : 0.0f;
         const uint32_t t = gpu::lane_id() % 4;
         const visible sees[2] = {keys.seen_by(token_of(p, u, row0)),
