@@ -1,4 +1,4 @@
-"""Sends a daemon's sequences to other daemons with today's moves: copied while they decode.
+"""Sends a daemon's sequences to other daemons: they are copied while they decode.
 
 What has arrived belongs to a session of the sender's until the worker adopts it there: so clients
 to targets are kept until close(), which leaves the sequences a lease's time more.
