@@ -38,10 +38,9 @@
 #define BACKEND_MIN_SOFT_CAP 1e-6f
 #define BACKEND_MAX_SOFT_CAP 1e3f
 
-/* Elements of a head. Where V is in K: a latent with the part that has positions behind it. */
-#define BACKEND_MAX_HEAD_DIM 256
+/* Elements of a head. Where V is in K: a latent, and K has the part with positions behind it. */
+#define BACKEND_MAX_HEAD_DIM 512
 #define BACKEND_MAX_LATENT_K 576
-#define BACKEND_MAX_LATENT_V 512
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
 struct attn_layer_spec {

@@ -81,7 +81,7 @@ static struct merged_row row_of(const struct backend_pool_config *c, const struc
 /* The row's out; gives its lse. */
 static float merge_row(const struct backend_pool_config *c, const struct merged_row *r, void *out)
 {
-    float most = -INFINITY, sum = 0, acc[BACKEND_MAX_LATENT_V];
+    float most = -INFINITY, sum = 0, acc[BACKEND_MAX_HEAD_DIM];
     memset(acc, 0, c->head_dim_v * sizeof *acc);
     for (uint32_t k = 0; k < r->n; k++)
         most = fmaxf(most, r->lse[k]);

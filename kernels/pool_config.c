@@ -24,9 +24,8 @@ static bool in_range(const char *field, uint64_t value, uint64_t min, uint64_t m
 static bool dims_are_valid(const struct backend_pool_config *c, char *why, size_t why_bytes)
 {
     const uint32_t max_k = c->is_v_in_k ? BACKEND_MAX_LATENT_K : BACKEND_MAX_HEAD_DIM;
-    const uint32_t max_v = c->is_v_in_k ? BACKEND_MAX_LATENT_V : BACKEND_MAX_HEAD_DIM;
     if (!in_range("head_dim_k", c->head_dim_k, 8, max_k, why, why_bytes) ||
-        !in_range("head_dim_v", c->head_dim_v, 8, max_v, why, why_bytes))
+        !in_range("head_dim_v", c->head_dim_v, 8, BACKEND_MAX_HEAD_DIM, why, why_bytes))
         return false;
     if (c->head_dim_k % 8 != 0 || c->head_dim_v % 8 != 0) {
         snprintf(why, why_bytes, "%s is %" PRIu32 ", not a multiple of 8",

@@ -65,8 +65,8 @@ struct test_case {
 };
 
 /* Every kernel of the GPU backends is in some case: matrix kernels for head dims up to 64, 128
- * and 256, few rows and many, 16-bit and quantised, of bf16 and f16; vector kernels of the three
- * widths; tuned ones. */
+ * and 256, few rows and many, 16-bit and quantised, of bf16 and f16; vector kernels of all widths;
+ * tuned ones. */
 static const struct test_case cases[] = {
     {CASE_GROUPED, CASE_BF16, CASE_PLAIN},
     {CASE_GROUPED, CASE_F16, CASE_PLAIN},
@@ -93,6 +93,8 @@ static const struct test_case cases[] = {
     {CASE_GROUPED, CASE_BF16, CASE_BATCH_INVARIANT},
     {CASE_LATENT, CASE_BF16, CASE_PLAIN},
     {CASE_LATENT_OF_256, CASE_F32, CASE_PLAIN},
+    {CASE_LATENT, CASE_BF16_FP8, CASE_PLAIN},
+    {CASE_DIM_512, CASE_BF16, CASE_PLAIN},
 };
 enum { WITH_VARIANTS_16_BIT = 0, WITH_VARIANTS_QUANTISED = 8 };
 

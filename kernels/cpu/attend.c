@@ -109,7 +109,8 @@ static uint32_t heads_at_once(const struct backend_batch *batch, uint32_t n_thre
         longest = rows > longest ? (uint32_t)(rows < MAX_ROWS ? rows : MAX_ROWS) : longest;
         tiles += (item->pos + item->n_tokens) / TILE_TOKENS + 1;
     }
-    const uint32_t most = g->dk > BACKEND_MAX_HEAD_DIM ? MAX_ROWS : MAX_SEGMENT_ROWS;
+    const bool is_narrow = g->dk <= NARROW_DIM && g->dv <= NARROW_DIM;
+    const uint32_t most = is_narrow ? MAX_SEGMENT_ROWS : MAX_ROWS;
     uint32_t n = most / longest < heads ? most / longest : heads;
     while (n > 1 && tiles * ((heads + n - 1) / n) < (uint64_t)n_threads * SHARES_A_THREAD)
         n = (n + 1) / 2;

@@ -14,14 +14,15 @@
 #define TILE_TOKENS 32 /* cached tokens of a tile, the unit of the plan */
 #define MAX_ROWS 128 /* query rows of a kv head, (token, q head), in one pass over K and V */
 /* Rows of all kv heads of a segment, whose sums stay in the L2 cache; MAX_ROWS of wider heads than
- * BACKEND_MAX_HEAD_DIM. */
+ * NARROW_DIM. */
 #define MAX_SEGMENT_ROWS 256
+#define NARROW_DIM 256
 #define MAX_K_DIM BACKEND_MAX_LATENT_K
-#define MAX_V_DIM BACKEND_MAX_LATENT_V
+#define MAX_V_DIM BACKEND_MAX_HEAD_DIM
 #define MAX_Q_FLOATS (MAX_ROWS * MAX_K_DIM) /* q of a segment */
 #define MAX_O_FLOATS (MAX_ROWS * MAX_V_DIM)
-_Static_assert(MAX_Q_FLOATS >= MAX_SEGMENT_ROWS * BACKEND_MAX_HEAD_DIM &&
-                   MAX_O_FLOATS >= MAX_SEGMENT_ROWS * BACKEND_MAX_HEAD_DIM,
+_Static_assert(MAX_Q_FLOATS >= MAX_SEGMENT_ROWS * NARROW_DIM &&
+                   MAX_O_FLOATS >= MAX_SEGMENT_ROWS * NARROW_DIM,
                "room for either kind of segment");
 
 /* What a pool's kernels need to know, made once a pool. */
@@ -79,7 +80,7 @@ struct attend_scratch {
     _Alignas(64) float o[MAX_O_FLOATS];
     _Alignas(64) float s[MAX_ROWS * TILE_TOKENS];
     _Alignas(64) uint8_t k[TILE_TOKENS * MAX_K_DIM * 4]; /* a tile whose tokens lie apart */
-    _Alignas(64) uint8_t v[TILE_TOKENS * BACKEND_MAX_HEAD_DIM * 4]; /* unless V is in K */
+    _Alignas(64) uint8_t v[TILE_TOKENS * MAX_V_DIM * 4]; /* unless V is in K */
     _Alignas(64) float k_scales[TILE_TOKENS];
     _Alignas(64) float v_scales[TILE_TOKENS];
     _Alignas(64) float max[MAX_SEGMENT_ROWS];

@@ -17,51 +17,96 @@ constexpr int append_threads = 128;
 
 constexpr float e4m3_max = 448.0f, int8_max = 127.0f;
 
-/* One head's row, by one warp, 8 elements a lane (n <= 256): codes and their scale by
- * reference_quantise's rule. */
-GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const float (&x)[8], uint32_t n,
+/* One head's row of n elements, by one warp: codes and their scale by reference_quantise's rule. A
+ * lane has n_pieces pieces of 8 elements, the next one a warp's width of pieces further on. */
+template <int n_pieces>
+GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const float (&x)[n_pieces][8], uint32_t n,
                              uint32_t dtype)
 {
     float amax = 0.0f, bad = 0.0f;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        amax = fmaxf(amax, fabsf(x[j]));
-        bad = isfinite(x[j]) ? bad : 1.0f;
-    }
+    for (int c = 0; c < n_pieces; ++c)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            amax = fmaxf(amax, fabsf(x[c][j]));
+            bad = isfinite(x[c][j]) ? bad : 1.0f;
+        }
     amax = warp_max(amax);
     float scale = amax / (dtype == ATTN_FP8_E4M3 ? e4m3_max : int8_max);
     if (warp_max(bad) > 0.0f)
         scale = NAN;
     float inverse = 1.0f / scale;
     bool is_tiny = scale < 0x1p-100f;
-    uint32_t w[2] = {0, 0};
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        /* x / scale, correctly rounded: a quotient from the rounded inverse and one correction */
-        float y = x[j] * inverse;
-        y = fmaf(fmaf(-y, scale, x[j]), inverse, y);
-        if (is_tiny)
-            y = x[j] / scale;
-        if (x[j] == 0.0f)
-            y = x[j]; /* the correction drops the sign of a zero, which e4m3 has */
-        if (!(scale > 0.0f))
-            y = 0.0f;
-        uint32_t code;
-        if (dtype == ATTN_FP8_E4M3)
-            code = e4m3_encode(y);
-        else
-            code = (uint32_t)__float2int_rn(fminf(fmaxf(y, -int8_max), int8_max)) & 0xff;
-        w[j / 4] |= code << (j % 4 * 8);
+    for (int c = 0; c < n_pieces; ++c) {
+        uint32_t w[2] = {0, 0}, e = (c * warp_width + lane_id()) * 8;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            /* from / scale, rounded: a quotient from the rounded inverse, and one correction */
+            const float from = x[c][j];
+            float y = from * inverse;
+            y = fmaf(fmaf(-y, scale, from), inverse, y);
+            if (is_tiny)
+                y = from / scale;
+            if (from == 0.0f)
+                y = from; /* the correction drops the sign of a zero, which e4m3 has */
+            if (!(scale > 0.0f))
+                y = 0.0f;
+            uint32_t code;
+            if (dtype == ATTN_FP8_E4M3)
+                code = e4m3_encode(y);
+            else
+                code = (uint32_t)__float2int_rn(fminf(fmaxf(y, -int8_max), int8_max)) & 0xff;
+            w[j / 4] |= code << (j % 4 * 8);
+        }
+        if (e < n)
+            *(uint2 *)(dst + e) = make_uint2(w[0], w[1]);
     }
-    if (lane_id() * 8 < n)
-        *(uint2 *)(dst + lane_id() * 8) = make_uint2(w[0], w[1]);
     if (lane_id() == 0)
         *dst_scale = scale;
 }
 
 /* Loads over the bus take a microsecond: `at_once` of them are asked for before the first is
  * used. */
-constexpr int at_once = 4, rows_at_once = 2;
+constexpr int at_once = 4;
+
+/* Rows of a token's k and v, where there is v: heads of K, then of V, as codes. */
+template <int n_pieces>
+GPU_DEVICE void append_codes(const gpu_kv &kv, const part &k, const part &v, const char *src_k,
+                             const char *src_v, uint32_t block, uint32_t slot)
+{
+    constexpr uint32_t n_warps = append_threads / warp_width;
+    constexpr int rows_at_once = n_pieces > 1 ? 1 : 2;
+    const uint32_t n = (kv.dv > 0 ? 2 : 1) * kv.num_kv_heads, size = element_bytes(kv.q_dtype);
+    for (uint32_t r0 = warp_id(); r0 < n; r0 += n_warps * rows_at_once) {
+        float x[rows_at_once][n_pieces][8] = {};
+#pragma unroll
+        for (int u = 0; u < rows_at_once; ++u) {
+            uint32_t r = r0 + u * n_warps;
+            bool is_v = r >= kv.num_kv_heads;
+            uint32_t head = is_v ? r - kv.num_kv_heads : r, d = is_v ? kv.dv : kv.dk;
+#pragma unroll
+            for (int c = 0; c < n_pieces; ++c) {
+                uint32_t e = (c * warp_width + lane_id()) * 8;
+                if (r < n && e < d)
+                    load8(x[u][c], (is_v ? src_v : src_k) + (head * d + e) * size, kv.q_dtype);
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < rows_at_once; ++u) {
+            uint32_t r = r0 + u * n_warps;
+            bool is_v = r >= kv.num_kv_heads;
+            uint32_t head = is_v ? r - kv.num_kv_heads : r;
+            part p = v;
+            if (!is_v)
+                p = k;
+            if (r < n)
+                quantise_row(row_address(kv, p, block, head, slot),
+                             scale_address(kv, p, block, head, slot), x[u], is_v ? kv.dv : kv.dk,
+                             kv.kv_dtype);
+        }
+    }
+}
 
 /* brought: the token's k and v on the device, or NULL. */
 GPU_DEVICE void append_token(const gpu_kv &kv, const gpu_item &it, const uint32_t *blocks,
@@ -78,31 +123,10 @@ GPU_DEVICE void append_token(const gpu_kv &kv, const gpu_item &it, const uint32_
         src_v = brought + kv.num_kv_heads * kv.dk * size;
     }
     if (kv.is_quantised) {
-        constexpr uint32_t n_warps = append_threads / warp_width;
-        for (uint32_t r0 = warp_id(); r0 < 2 * kv.num_kv_heads; r0 += n_warps * rows_at_once) {
-            float x[rows_at_once][8] = {};
-#pragma unroll
-            for (int u = 0; u < rows_at_once; ++u) {
-                uint32_t r = r0 + u * n_warps, e = lane_id() * 8;
-                bool is_v = r >= kv.num_kv_heads;
-                uint32_t head = is_v ? r - kv.num_kv_heads : r, d = is_v ? kv.dv : kv.dk;
-                if (r < 2 * kv.num_kv_heads && e < d)
-                    load8(x[u], (is_v ? src_v : src_k) + (head * d + e) * size, kv.q_dtype);
-            }
-#pragma unroll
-            for (int u = 0; u < rows_at_once; ++u) {
-                uint32_t r = r0 + u * n_warps;
-                bool is_v = r >= kv.num_kv_heads;
-                uint32_t head = is_v ? r - kv.num_kv_heads : r;
-                part p = v;
-                if (!is_v)
-                    p = k;
-                if (r < 2 * kv.num_kv_heads)
-                    quantise_row(row_address(kv, p, block, head, slot),
-                                 scale_address(kv, p, block, head, slot), x[u],
-                                 is_v ? kv.dv : kv.dk, kv.kv_dtype);
-            }
-        }
+        if (kv.dk > warp_width * 8 || kv.dv > warp_width * 8)
+            append_codes<3>(kv, k, v, src_k, src_v, block, slot);
+        else
+            append_codes<1>(kv, k, v, src_k, src_v, block, slot);
         return;
     }
     uint32_t nk = k.row_bytes / 16, nv = v.row_bytes / 16, n = kv.num_kv_heads * (nk + nv);

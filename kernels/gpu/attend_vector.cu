@@ -6,7 +6,7 @@
  * group, and each group keeps its own online softmax; the groups of the block meet once, at the
  * end.
  */
-#include "kernels/gpu/attend_latent.cuh"
+#include "kernels/gpu/device.cuh"
 
 using namespace gpu;
 
@@ -14,15 +14,26 @@ namespace
 {
 
 constexpr int threads = 128, n_warps = threads / warp_width;
-constexpr int rows = 4; /* query rows of a thread block */
+constexpr int rows = GPU_VECTOR_ROWS; /* query rows of a thread block */
 
-/* lanes: of one token's group; a lane holds 8 elements of each row. kind: the pool has some of
- * the tokens only, whose dilated layers no other kernel knows; the items are trees. */
-template <int lanes, item_kind kind>
-__global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
+/* lanes: of one token's group; a lane holds n_pieces pieces of 8 elements of each row, the next one
+ * `lanes` pieces further on. is_latent: V is in K, in all pieces but the last, and what is read of
+ * a token's K serves as V, too. kind: the pool has some of the tokens only, whose dilated layers no
+ * other kernel knows; the items are trees. */
+template <int lanes_, int n_pieces_, bool is_latent_, item_kind kind_> struct vector_form {
+    static constexpr int lanes = lanes_, n_pieces = n_pieces_, n_groups = threads / lanes;
+    static constexpr bool is_latent = is_latent_;
+    static constexpr item_kind kind = kind_;
+    static constexpr int v_pieces = n_pieces - is_latent, width = lanes * v_pieces * 8; /* of V */
+    static constexpr size_t shared_bytes = (size_t)n_groups * rows * (width + 2) * sizeof(float);
+};
+
+template <class F> __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
 {
     GPU_SHARED(float, shared);
-    constexpr int n_groups = threads / lanes, width = lanes * 8;
+    constexpr int lanes = F::lanes, n_pieces = F::n_pieces, n_groups = F::n_groups;
+    constexpr int v_pieces = F::v_pieces, width = F::width;
+    constexpr item_kind kind = F::kind;
     float *s_o = shared; /* [n_groups][rows][width] */
     float *s_ml = shared + n_groups * rows * width; /* [n_groups][rows][2] */
     chain_release();
@@ -38,11 +49,11 @@ __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
     const gpu_layer layer = layer_of(kv, it);
     uint32_t q_bytes = element_bytes(kv.q_dtype);
     int group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
-    uint32_t e = lane * 8; /* first element of this lane */
+    uint32_t e0 = lane * 8; /* first element of this lane */
 
     const gpu_layer &stored = kv.layers[it.layer];
     const token_order order = order_of(stored, it);
-    float q[rows][8], o[rows][8], slope[rows];
+    float q[rows][n_pieces][8], o[rows][v_pieces][8] = {}, slope[rows];
     softmax_row sums[rows];
     uint32_t position[rows];
 #pragma unroll
@@ -54,15 +65,19 @@ __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
         const char *src =
             (const char *)it.q + ((uint64_t)token * kv.num_q_heads + q_head) * kv.dk * q_bytes;
 #pragma unroll
-        for (int i = 0; i < 8; ++i)
-            q[r][i] = o[r][i] = 0.0f;
-        if (e < kv.dk)
-            load8(q[r], src + e * q_bytes, kv.q_dtype);
+        for (int c = 0; c < n_pieces; ++c) {
+            uint32_t e = e0 + c * lanes * 8;
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                q[r][c][i] = 0.0f;
+            if (e < kv.dk)
+                load8(q[r][c], src + e * q_bytes, kv.q_dtype);
+        }
     }
 
     const query_range queries =
         queries_in<kind>(order, it, row0 / kv.group, (row0 + n - 1) / kv.group);
-    part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, true);
+    part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, !F::is_latent);
     const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
     uint32_t kv_bytes = element_bytes(kv.kv_dtype);
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
@@ -86,24 +101,29 @@ __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
             uint32_t slot = token & (kv.block_tokens - 1);
             const char *k = row_address(kv, pk, block, head, slot);
             const char *v = row_address(kv, pv, block, head, slot);
-            float kx[8] = {}, vx[8] = {}, k_scale = 1.0f;
-            if (is_live && e < kv.dk)
-                load8(kx, k + e * kv_bytes, kv.kv_dtype);
-            if (is_live && e < kv.dv)
-                load8(vx, v + e * kv_bytes, kv.kv_dtype);
+            float kx[n_pieces][8] = {}, own[v_pieces][8] = {}, k_scale = 1.0f, v_scale = 1.0f;
+            const float(*vx)[8] = F::is_latent ? kx : own;
+#pragma unroll
+            for (int c = 0; c < n_pieces; ++c) {
+                uint32_t e = e0 + c * lanes * 8;
+                if (is_live && e < kv.dk)
+                    load8(kx[c], k + e * kv_bytes, kv.kv_dtype);
+                if constexpr (!F::is_latent)
+                    if (is_live && e < kv.dv)
+                        load8(own[c], v + e * kv_bytes, kv.kv_dtype);
+            }
             if (kv.is_quantised && is_live) {
                 k_scale = *scale_address(kv, pk, block, head, slot);
-                float v_scale = *scale_address(kv, pv, block, head, slot);
-#pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    vx[i] *= v_scale;
+                v_scale = *scale_address(kv, pv, block, head, slot);
             }
 #pragma unroll
             for (int r = 0; r < rows; ++r) {
                 float dot = 0.0f;
 #pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    dot = fmaf(q[r][i], kx[i], dot);
+                for (int c = 0; c < n_pieces; ++c)
+#pragma unroll
+                    for (int i = 0; i < 8; ++i)
+                        dot = fmaf(q[r][c][i], kx[c][i], dot);
                 dot = warp_sum<lanes>(dot);
                 if (!is_live || !see[r].has(it, key))
                     continue;
@@ -111,13 +131,17 @@ __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
                 if (s > sums[r].m) {
                     float f = sums[r].raise(s);
 #pragma unroll
-                    for (int i = 0; i < 8; ++i)
-                        o[r][i] *= f;
-                }
-                float p = sums[r].add(s);
+                    for (int c = 0; c < v_pieces; ++c)
 #pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    o[r][i] = fmaf(p, vx[i], o[r][i]);
+                        for (int i = 0; i < 8; ++i)
+                            o[r][c][i] *= f;
+                }
+                float p = sums[r].add(s) * v_scale;
+#pragma unroll
+                for (int c = 0; c < v_pieces; ++c)
+#pragma unroll
+                    for (int i = 0; i < 8; ++i)
+                        o[r][c][i] = fmaf(p, vx[c][i], o[r][c][i]);
             }
         }
     }
@@ -126,8 +150,13 @@ __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
     for (int r = 0; r < rows; ++r) {
         float *dst = s_o + (group * rows + r) * width;
 #pragma unroll
-        for (int i = 0; i < 8; ++i)
-            dst[e + i] = o[r][i];
+        for (int c = 0; c < v_pieces; ++c) {
+            uint32_t e = e0 + c * lanes * 8;
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (e < kv.dv)
+                    dst[e + i] = o[r][c][i];
+        }
         if (lane == 0) {
             s_ml[(group * rows + r) * 2] = sums[r].m;
             s_ml[(group * rows + r) * 2 + 1] = sums[r].sum;
@@ -221,14 +250,22 @@ __global__ void __launch_bounds__(threads) merge(GPU_PARAM(gpu_attend, a))
     }
 }
 
-template <int lanes> int launch_attend(const gpu_attend *a, void *stream, bool chained)
+template <int lanes, int n_pieces, bool is_latent, item_kind kind>
+int launch_form(const gpu_attend *a, void *stream, bool chained)
 {
-    constexpr int n_groups = threads / lanes, width = lanes * 8;
-    size_t shared = (size_t)n_groups * rows * (width + 2) * sizeof(float);
-    return launch(a->nodes              ? attend<lanes, of_tree>
-                  : a->kv.stripes.every ? attend<lanes, of_stripes>
-                                        : attend<lanes, of_tokens>,
-                  dim3(a->n_units), dim3(threads), shared, stream, chained, *a);
+    using form = vector_form<lanes, n_pieces, is_latent, kind>;
+    return launch(attend<form>, dim3(a->n_units), dim3(threads), form::shared_bytes, stream,
+                  chained, *a);
+}
+
+template <int lanes, int n_pieces = 1, bool is_latent = false>
+int launch_attend(const gpu_attend *a, void *stream, bool chained)
+{
+    if (a->nodes)
+        return launch_form<lanes, n_pieces, is_latent, of_tree>(a, stream, chained);
+    if (a->kv.stripes.every)
+        return launch_form<lanes, n_pieces, is_latent, of_stripes>(a, stream, chained);
+    return launch_form<lanes, n_pieces, is_latent, of_tokens>(a, stream, chained);
 }
 
 } // namespace
@@ -236,13 +273,15 @@ template <int lanes> int launch_attend(const gpu_attend *a, void *stream, bool c
 int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained)
 {
     if (a->kv.v_offset == 0)
-        return launch_latent(a, stream, chained);
+        return launch_attend<32, 3, true>(a, stream, chained);
     uint32_t d = a->kv.dk > a->kv.dv ? a->kv.dk : a->kv.dv;
     if (d <= 64)
         return launch_attend<8>(a, stream, chained);
     if (d <= 128)
         return launch_attend<16>(a, stream, chained);
-    return launch_attend<32>(a, stream, chained);
+    if (d <= 256)
+        return launch_attend<32>(a, stream, chained);
+    return launch_attend<32, 2>(a, stream, chained);
 }
 
 int gpu_merge_launch(const struct gpu_attend *a, void *stream)

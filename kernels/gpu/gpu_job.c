@@ -139,7 +139,8 @@ static enum gpu_kernel general_kernel(const struct backend_pool *p, const struct
 {
     const uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
     const bool is_striped = p->kv.stripes.every > 0 && p->specs[it->layer].n_branches > 0;
-    if (is_striped || p->config.is_v_in_k || !p->b->device.has_matrix_units ||
+    if (is_striped || p->config.is_v_in_k || p->kv.dk > GPU_MATRIX_MAX_DIM ||
+        p->kv.dv > GPU_MATRIX_MAX_DIM || !p->b->device.has_matrix_units ||
         !gpu_attend_matrix_takes(&p->kv, rows))
         return GPU_VECTOR;
     if (rows <= 16)

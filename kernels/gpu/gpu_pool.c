@@ -17,9 +17,6 @@ attn_status gpu_pool_check(struct backend *b, const struct backend_pool_config *
     attn_status st = backend_pool_config_check(c, b->error, sizeof b->error);
     if (st != ATTN_OK)
         return st;
-    if (c->is_v_in_k && c->q_dtype != c->kv_dtype)
-        return gpu_fail(b, ATTN_ENOTSUP, "kv_dtype is %s: gpus have no kernels for it with V in K",
-                        attn_dtype_name(c->kv_dtype));
     uint32_t group = c->num_q_heads / c->num_kv_heads;
     if (c->num_q_heads > 4096 || group > 1024)
         return gpu_fail(b, ATTN_ENOTSUP, "num_q_heads %u: up to 4096 are built", c->num_q_heads);

@@ -157,8 +157,7 @@ struct gpu_attend {
     const struct tree_node *nodes; /* of the batch's trees; NULL: the items are none */
 };
 
-/* Plain fp32 arithmetic, every geometry and option with head dims up to 256, or V in K (v_offset 0)
- * where they are not quantised; trees. rows_per_unit 4. */
+/* Plain fp32 arithmetic, every geometry and option; trees. rows_per_unit 4. */
 #define GPU_VECTOR_ROWS 4
 int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained);
 /* Joins the splits of the items that have any; after either attend kernel, any_split only. */
@@ -182,8 +181,9 @@ struct gpu_merge_parts {
 };
 int gpu_merge_parts_launch(const struct gpu_merge_parts *a, void *stream);
 
-/* Tensor cores; head dims up to 256. rows_per_unit 16 or 64, or 128 where there is one; f32 queries
- * 64. shared_bytes: as gpu_attend has them. */
+#define GPU_MATRIX_MAX_DIM 256
+/* Tensor cores; head dims up to GPU_MATRIX_MAX_DIM. rows_per_unit 16 or 64, or 128 where there is
+ * one; f32 queries 64. shared_bytes: as gpu_attend has them. */
 int gpu_attend_matrix_init(uint32_t shared_bytes);
 /* There is a kernel of attend_rows.cuh for this pool with so many rows, 64 or 128. */
 bool gpu_attend_matrix_has(const struct gpu_kv *kv, uint32_t rows, uint32_t shared_bytes);

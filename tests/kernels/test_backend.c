@@ -518,7 +518,7 @@ static void a_geometry_out_of_range_is_refused_by_field_and_value(void **state)
     REFUSES(num_q_heads, 9, "9");
     REFUSES(num_kv_heads, 0, "0");
     REFUSES(head_dim_k, 100, "100");
-    REFUSES(head_dim_v, 264, "264");
+    REFUSES(head_dim_v, 520, "must be 8 to 512");
     REFUSES(block_tokens, 4, "4");
     REFUSES(block_tokens, 48, "48");
     REFUSES(n_blocks, 0, "0");
@@ -526,7 +526,7 @@ static void a_geometry_out_of_range_is_refused_by_field_and_value(void **state)
     REFUSES(kv_dtype, ATTN_F32, "f32");
     good.is_v_in_k = true;
     good.head_dim_k = BACKEND_MAX_LATENT_K;
-    good.head_dim_v = BACKEND_MAX_LATENT_V;
+    good.head_dim_v = BACKEND_MAX_HEAD_DIM;
     REFUSES(head_dim_k, 584, "must be 8 to 576");
     REFUSES(head_dim_k, 504, "head_dim_v is 512, more than head_dim_k 504 with V in K");
     REFUSES(head_dim_v, 520, "must be 8 to 512");

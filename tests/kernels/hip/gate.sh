@@ -19,13 +19,14 @@ ceilings() { # KERNEL: vector registers, spilled scalar registers, bytes of LDS 
   *attend_matrix*) echo "416 72 256" ;;
   *shared_tiles*) echo "104 96 25600" ;; # of the bench's ladder only
   *one_row*) echo "80 8 2048" ;;
-  *attend_latent*item_kindE1E*) echo "320 464 0 8" ;;
-  *attend_latent*item_kindE2E*) echo "320 80 0 8" ;;
-  *attend_latent*) echo "312 48 0 8" ;;
-  *attendILi*item_kindE1E*) echo "176 464 0" ;; # the vector kernel that knows stripes
-  *attendILi*item_kindE2E*) echo "176 80 0" ;; # and the one that knows trees
+  # the vector kernel, of wide heads and latents, too; with stripes, with trees
+  *vector_formILi32ELi[23]E*item_kindE1E*) echo "288 464 0" ;;
+  *vector_formILi32ELi[23]E*item_kindE2E*) echo "288 104 0" ;;
+  *vector_formILi32ELi[23]E*) echo "288 48 0" ;;
+  *vector_form*item_kindE1E*) echo "176 464 0" ;;
+  *vector_form*item_kindE2E*) echo "176 80 0" ;;
   *attend*) echo "168 48 0" ;;
-  *project_f32*) echo "88 0 0" ;;
+  *project_f32* | *prep*) echo "88 0 0" ;;
   *add_up*) echo "88 0 192" ;; # a KiB's loads are in flight together; the secret
   *merge_parts*) echo "104 0 0" ;; # the loads of eight parts are in flight together
   *) echo "80 0 0" ;;

@@ -60,7 +60,7 @@ plant(14 attend_matrix.cuh "parts + C::tile_bytes);\n                __syncthrea
 plant(15 append.cuh "(position >> kv.block_shift) - (it.pos >> kv.block_shift)]"
   "((position + (simt::planted == 15)) >> kv.block_shift) - (it.pos >> kv.block_shift)]")
 # V takes K's scale
-plant(16 attend_vector.cu "vx[i] *= v_scale;" "vx[i] *= simt::planted == 16 ? k_scale : v_scale;")
+plant(16 attend_vector.cu "sums[r].add(s) * v_scale;" "sums[r].add(s) * (simt::planted == 16 ? k_scale : v_scale);")
 
 # ---- more than 16 rows (attend_rows.cuh)
 

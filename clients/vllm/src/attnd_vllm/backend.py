@@ -55,7 +55,7 @@ class AttndBackend(SmallPages, AttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and 8 <= head_size <= 256
+        return head_size % 8 == 0 and 8 <= head_size <= 512
 
 
 def _layer_spec(impl: AttndImpl) -> attnd.LayerSpec:

@@ -140,8 +140,9 @@ def attach(
         lane = True if graphs else False if wire_dtype else lane
         if isinstance(client, str):
             client = owned = _client.connect(client)
-        # latents go over no lane, and GPUs have no tuned kernels for them
-        probe, specs = specs_of(not lane and client.info.backend == "cpu")
+        # latents go over no lane, and lane=None is one where model and daemon have a GPU
+        is_lane = lane is None and "cpu" not in (model.device.type, client.info.backend)
+        probe, specs = specs_of(not lane and not is_lane)
         if lane and len(specs) > 1:
             raise refuse(f"lane=True, and layers of {len(specs)} geometries, each in its own pool")
         array_dtype = "f32" if wire_dtype else None

@@ -24,7 +24,7 @@ from ._states import States
 
 BLOCK_TOKENS = 16  # the daemon's, of a spec with block_tokens 0
 _DEFAULT_TOKENS, _LEAST_TOKENS = 8192, 256
-_MAX_HEAD_DIM = 256  # the daemon's
+_MAX_HEAD_DIM = 512  # the daemon's
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
