@@ -2,7 +2,8 @@
  * or through shared memory (shm_link.h), and the codec; and a model of what it should compute.
  * E2E_TRANSPORT=shm, tls or tcp in the environment runs any test through shared memory, TLS or TCP,
  * E2E_CARDS=0,1 on two engines, E2E_SPLIT=heads or tokens with sequences split over them;
- * E2E_MOST_CARDS=2 says that there are no more, where engines need cards.
+ * E2E_MOST_CARDS=2 says that there are no more, where engines need cards. E2E_V_IN_K=1 makes the
+ * model's pool one of latents, whose V is K.
  *
  * Tokens' q, k and v are a function of (stream, layer, position), so that a repeated step carries
  * the same bytes, and the reference can be computed for any sequence from the streams of its

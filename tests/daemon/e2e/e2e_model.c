@@ -19,6 +19,11 @@ attn_dtype e2e_dtype(void)
 
 bool e2e_all_have_windows;
 
+static bool is_v_in_k(void)
+{
+    return getenv("E2E_V_IN_K") != NULL;
+}
+
 static struct attn_layer_spec spec_of(uint32_t layer)
 {
     struct attn_layer_spec s = {.scale = (float)(1 / sqrt(E2E_DIM))};
@@ -58,6 +63,7 @@ void e2e_make_pool(struct e2e_client *c, attn_dtype d, uint32_t n_blocks)
     spec.num_q_heads = E2E_Q_HEADS;
     spec.num_kv_heads = E2E_KV_HEADS;
     spec.head_dim_k = E2E_DIM;
+    spec.is_v_in_k = is_v_in_k();
     spec.block_tokens = E2E_BLOCK_TOKENS;
     spec.n_blocks = n_blocks;
     spec.q_dtype = (Attnd__Dtype)d;
@@ -212,8 +218,8 @@ void e2e_build_step(struct e2e_step *s, const struct e2e_client *c, uint32_t lay
     s->wire.epoch = s->epoch;
     s->wire.pos = s->pos;
     s->wire.n_tokens = s->n_tokens;
-    if (wire_step_layout_of(&s->wire, E2E_Q_HEADS, E2E_KV_HEADS, E2E_DIM, E2E_DIM, false, dtype,
-                            &s->layout, why, sizeof why) != ATTN_OK)
+    if (wire_step_layout_of(&s->wire, E2E_Q_HEADS, E2E_KV_HEADS, E2E_DIM, E2E_DIM, is_v_in_k(),
+                            dtype, &s->layout, why, sizeof why) != ATTN_OK)
         fail_msg("the test's step is wrong: %s", why);
 }
 
@@ -229,7 +235,8 @@ void e2e_fill_step(const struct e2e_step *s, uint32_t layer, const struct e2e_it
                 put_row(payload + s->layout.q_offset, row, q, layer, p, TENSOR_Q, E2E_Q_HEADS);
             if (s->wire.flags & WIRE_STEP_APPEND) {
                 put_row(payload + s->layout.k_offset, row, q, layer, p, TENSOR_K, E2E_KV_HEADS);
-                put_row(payload + s->layout.v_offset, row, q, layer, p, TENSOR_V, E2E_KV_HEADS);
+                if (!is_v_in_k())
+                    put_row(payload + s->layout.v_offset, row, q, layer, p, TENSOR_V, E2E_KV_HEADS);
             }
         }
     }
@@ -282,7 +289,7 @@ static void check_item(const uint8_t *out, const float *lse, uint32_t layer,
         put_row(q, t, it->seq, layer, it->pos + t, TENSOR_Q, E2E_Q_HEADS);
     for (uint32_t t = 0; t < n_kv; t++) {
         put_row(k, t, it->seq, layer, t, TENSOR_K, E2E_KV_HEADS);
-        put_row(v, t, it->seq, layer, t, TENSOR_V, E2E_KV_HEADS);
+        put_row(v, t, it->seq, layer, t, is_v_in_k() ? TENSOR_K : TENSOR_V, E2E_KV_HEADS);
     }
     struct attn_layer_spec spec = spec_of(layer);
     assert_int_equal(reference_attend(&spec, E2E_Q_HEADS, E2E_KV_HEADS, E2E_DIM, E2E_DIM, dtype, q,
