@@ -206,14 +206,13 @@ static bool awaits_memory(struct engine *e, const struct pool *p, uint32_t n_blo
     return turns_await_memory(e, &next, false);
 }
 
-static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
-                               size_t why_bytes)
+/* Memory that is not clear yet is cleared meanwhile. */
+static attn_status resize_now(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                              size_t why_bytes)
 {
     uint32_t had = p->config.n_blocks, row_blocks = row_blocks_with(e, p, n_blocks), n_moved = 0;
     if (n_blocks == had)
         return ATTN_OK;
-    if (n_blocks > had && awaits_memory(e, p, n_blocks))
-        return FAIL(ATTN_EOVERLOAD, "pool \"%s\": memory is being cleared", p->spec.wire->name);
     attn_status st = pool_drain(e, p, why, why_bytes);
     if (st == ATTN_OK)
         st = n_blocks < had ? shrink(e, p, n_blocks, &n_moved, why, why_bytes)
@@ -223,6 +222,14 @@ static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_bloc
     else if (!is_alone(e) && !pool_spans(e, p)) /* a split pool's backend names the card */
         name_device(e, why, why_bytes);
     return st;
+}
+
+static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                               size_t why_bytes)
+{
+    if (n_blocks > p->config.n_blocks && awaits_memory(e, p, n_blocks))
+        return FAIL(ATTN_EOVERLOAD, "pool \"%s\": memory is being cleared", p->spec.wire->name);
+    return resize_now(e, p, n_blocks, why, why_bytes);
 }
 
 struct resize_ask {
@@ -240,13 +247,14 @@ static void resize_there(struct engine *e, void *arg)
         ask->all.status = resize_here(e, p, ask->n_blocks, ask->all.why, ask->all.why_bytes);
 }
 
+/* Nobody asks again for what has to be undone, so it does not wait for memory. */
 static void resize_back(struct engine *e, void *arg)
 {
     const struct resize_ask *ask = arg;
     struct pool *p = pool_of_kv(e, (kv_pool_id){ask->index});
     char why[WHY_BYTES];
     uint32_t had = ask->had[e->env.card];
-    if (p != NULL && resize_here(e, p, had, why, sizeof why) != ATTN_OK)
+    if (p != NULL && resize_now(e, p, had, why, sizeof why) != ATTN_OK)
         log_warn("pool \"%s\" has %" PRIu32 " blocks on card %" PRIu32 ", not %" PRIu32,
                  p->spec.wire->name, p->config.n_blocks, e->env.card, had);
 }

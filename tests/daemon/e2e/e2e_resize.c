@@ -280,6 +280,27 @@ static void what_cannot_be_is_refused_and_changes_nothing(void **state)
     end();
 }
 
+/* Some cards could do it and one can't, whichever it is: those that have, undo it, although the
+ * memory that they gave back is not clear. */
+static void what_one_card_refuses_changes_no_other(void **state)
+{
+    enum { LONGEST = 80 };
+    (void)state;
+    begin(false);
+    open_at(0);
+    open_at(1); /* on the other card, if there is one */
+    for (uint32_t i = 0; i < 2; i++) {
+        struct e2e_item whole = {&seq[i], 0, LONGEST}, next = {&seq[i], LONGEST, 1};
+        for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
+            e2e_step(&c, layer, &whole, 1);
+        assert_refused(resize("e2e", 4), ATTN_ENOBLOCKS, "n_blocks is 4, ");
+        for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
+            e2e_step(&c, layer, &next, 1);
+        assert_int_equal(e2e_truncate(&c, &seq[i], 1), ATTN_OK);
+    }
+    end();
+}
+
 /* A sequence may be longer than the pool was when it was made. */
 static void a_small_pool_grows_for_long_sequences(void **state)
 {
@@ -316,6 +337,7 @@ int main(void)
         cmocka_unit_test(outputs_are_right_while_the_pool_shrinks_and_grows),
         cmocka_unit_test(and_so_they_are_for_its_successors),
         cmocka_unit_test(what_cannot_be_is_refused_and_changes_nothing),
+        cmocka_unit_test(what_one_card_refuses_changes_no_other),
         cmocka_unit_test(a_small_pool_grows_for_long_sequences),
     };
     return cmocka_run_group_tests_name("resize", tests, NULL, NULL);
