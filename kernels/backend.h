@@ -25,7 +25,7 @@
 #include "kernels/tree.h"
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 14
+#define BACKEND_ABI 15
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* What leaves f32 room on the way to a score, at any distance, of values of about unit size.
@@ -92,9 +92,25 @@ enum {
                               with windows or branches */
 };
 
+/* The tokens that each query of an item visits, and no others: query t those at tokens[starts[t]]
+ * to tokens[starts[t + 1]], as positions in its sequence that ascend, each of which it sees. None:
+ * its output is that of a query which sees nothing. */
+struct backend_lists {
+    const uint32_t *starts; /* [n_tokens + 1]; NULL: no lists, queries visit all that they see */
+    const uint32_t *tokens;
+};
+
+#define BACKEND_MAX_LISTED (1u << 20) /* tokens of all lists of a batch */
+
+static inline uint32_t backend_listed(const struct backend_lists *l, uint32_t n_tokens)
+{
+    return l->starts == NULL ? 0 : l->starts[n_tokens] - l->starts[0];
+}
+
 /* One sequence's part of a batch. Addresses but block_table are 16-byte aligned, of memory from
  * host_alloc or host_register, so that a device may read and write it in place, or of the
- * device's own memory where info says BACKEND_HAS_DEVICE_ADDRESSES. block_table is the host's. */
+ * device's own memory where info says BACKEND_HAS_DEVICE_ADDRESSES. block_table
+ * and lists are the host's. */
 struct backend_item {
     uint32_t flags;
     uint32_t layer;
@@ -112,6 +128,7 @@ struct backend_item {
      * below pos as from position pos + nodes[t].depth, and the nodes that it names. NULL: they
      * follow each other. Not of layers that are full or dilated */
     const struct tree_node *nodes;
+    struct backend_lists lists; /* of items that attend; not of trees, nor of dilated layers */
 };
 
 /* entry `index` of `row` of the block table becomes `block`; backends with a mirror apply it before
@@ -236,6 +253,7 @@ enum {
     BACKEND_HAS_REGIONS = 1 << 2, /* region_open and the four behind it */
     BACKEND_HAS_MERGES = 1 << 3, /* batches may have merges; it has words and regions, too */
     BACKEND_HAS_TREES = 1 << 4, /* items may have nodes; it has tokens_copy */
+    BACKEND_HAS_LISTS = 1 << 5, /* items may have lists */
 };
 
 /* Which device it is, for a process that would share memory of it. All zeros: host memory. */

@@ -77,15 +77,26 @@ static inline uint64_t layer_keys_seen(const struct attn_layer_spec *s,
     return s->n_branches > 0 ? n : n * c->num_kv_heads;
 }
 
-/* Bytes of their K and V, scales included, each counted once however many rows read them. */
+/* Bytes of a key's K and V in one kv head, scales included. */
+static inline uint64_t layer_key_bytes(const struct backend_pool_config *c)
+{
+    const uint64_t rows = c->is_v_in_k ? 1 : 2;
+    const uint64_t scales = c->kv_dtype != c->q_dtype ? rows * sizeof(float) : 0;
+    return kv_stored_elements(c) * attn_dtype_bytes(c->kv_dtype) + scales;
+}
+
+/* Bytes of K and V of those that some query sees, each counted once however many rows read them. */
 static inline uint64_t layer_bytes_seen(const struct attn_layer_spec *s,
                                         const struct backend_pool_config *c, uint32_t pos,
                                         uint32_t n_tokens)
 {
-    const uint64_t rows = c->is_v_in_k ? 1 : 2;
-    const uint64_t scales = c->kv_dtype != c->q_dtype ? rows * sizeof(float) : 0;
-    return layer_keys_seen(s, c, pos, n_tokens) *
-           (kv_stored_elements(c) * attn_dtype_bytes(c->kv_dtype) + scales);
+    return layer_keys_seen(s, c, pos, n_tokens) * layer_key_bytes(c);
+}
+
+/* The same of a list's tokens: each list is read by itself. */
+static inline uint64_t layer_bytes_listed(const struct backend_pool_config *c, uint64_t n_listed)
+{
+    return n_listed * c->num_kv_heads * layer_key_bytes(c);
 }
 
 #endif

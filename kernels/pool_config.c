@@ -185,6 +185,24 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
     return ATTN_OK;
 }
 
+/* Whether the lists name only what their queries may see, in order. */
+static bool lists_are_good(const struct backend_item *item, bool is_full)
+{
+    const struct backend_lists *l = &item->lists;
+    for (uint32_t t = 0; t < item->n_tokens; t++) {
+        const uint64_t end = (uint64_t)item->pos + (is_full ? item->n_tokens : t + 1);
+        uint64_t least = 0;
+        if (l->starts[t + 1] < l->starts[t])
+            return false;
+        for (uint32_t i = l->starts[t]; i < l->starts[t + 1]; i++) {
+            if (l->tokens[i] < least || l->tokens[i] >= end)
+                return false;
+            least = (uint64_t)l->tokens[i] + 1;
+        }
+    }
+    return true;
+}
+
 const char *backend_item_fault(const struct backend_pool_config *c, const struct backend_item *item)
 {
     const struct attn_layer_spec *l = &c->layers[item->layer];
@@ -197,6 +215,10 @@ const char *backend_item_fault(const struct backend_pool_config *c, const struct
         return "a tree, in a layer that is full or has branches";
     if (item->nodes != NULL && c->n_stripes > 0)
         return "a tree, in a pool of stripes";
+    if (item->lists.starts != NULL && (item->nodes != NULL || l->n_branches != 0))
+        return "lists, of a tree or in a layer that has branches";
+    if (item->lists.starts != NULL && !lists_are_good(item, layer_is_full(l, item->flags)))
+        return "a list that does not ascend, or names a token that its query does not see";
     if (c->n_stripes > 0 && l->n_branches > 0 && (item->flags & both) == both)
         return "appends and attends, in a dilated layer of a pool of stripes";
     return NULL;

@@ -207,6 +207,17 @@ static bool is_on_path(const struct reference_seen *x, uint32_t pos, uint32_t t,
     return i >= 0;
 }
 
+/* Is token j one of those that query t visits? */
+static bool is_listed(const struct reference_seen *x, uint32_t t, uint32_t j)
+{
+    if (x == NULL || x->starts == NULL)
+        return true;
+    for (uint32_t i = x->starts[t]; i < x->starts[t + 1]; i++)
+        if (x->tokens[i] == j)
+            return true;
+    return false;
+}
+
 /* A row as float64; n is at most MAX_DIM. The dtype is looked at once for each row: tests spend
  * most of their time here. */
 static void read_row(attn_dtype dtype, const void *array, size_t at, uint32_t n, double *out)
@@ -290,9 +301,9 @@ attn_status reference_attend_seen(const struct attn_layer_spec *spec, uint32_t n
             for (uint32_t j = 0; j < n_kv; j++) {
                 const uint32_t at = position_of(x, pos, j);
                 if (h % group == 0) /* the group's other heads see the same */
-                    seen[j] =
-                        (uint8_t)(is_on_path(x, pos, t, j) ? times_seen(spec, h / group, p, at, end)
-                                                           : 0);
+                    seen[j] = (uint8_t)(is_on_path(x, pos, t, j) && is_listed(x, t, j)
+                                            ? times_seen(spec, h / group, p, at, end)
+                                            : 0);
                 if (!seen[j])
                     continue;
                 read_row(dtype, k, ((size_t)j * num_kv_heads + h / group) * dk, dk, k_row);

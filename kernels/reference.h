@@ -31,6 +31,9 @@ struct reference_seen {
      * that its parents lead to; -1: none. The position of such a token is pos plus how many they
      * are. NULL: no tree */
     const int32_t *parents;
+    /* [n_q + 1] query t visits, of what it sees, only the tokens at tokens[starts[t]] to
+     * tokens[starts[t + 1]], in any order, one that is there twice once. NULL: all */
+    const uint32_t *starts, *tokens;
 };
 /* The same with that; NULL: nothing. */
 attn_status reference_attend_seen(const struct attn_layer_spec *spec, uint32_t num_q_heads,

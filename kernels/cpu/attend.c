@@ -94,6 +94,20 @@ static uint32_t rows_at_once(uint32_t group)
     return group <= MAX_ROWS ? MAX_ROWS / group * group : MAX_ROWS;
 }
 
+/* Rows of each kv head that the item is cut into, one cut after another: all of them, or, where
+ * each query has a list, those of a query. */
+static uint32_t rows_of_part(const struct attend_geometry *g, const struct backend_item *item)
+{
+    return item->lists.starts != NULL ? g->group : item->n_tokens * g->group;
+}
+
+/* Segments of one kv head. */
+static uint64_t segments_of(const struct attend_geometry *g, const struct backend_item *item)
+{
+    const uint64_t n = rows_of_part(g, item), step = rows_at_once(g->group);
+    return (n + step - 1) / step * ((uint64_t)item->n_tokens * g->group / n);
+}
+
 /* kv heads of a segment: as many as the rows allow, fewer where that leaves too few parts to share.
  * An item's bytes do not depend on it: heads are cut together, never summed together. */
 static uint32_t heads_at_once(const struct backend_batch *batch, uint32_t n_threads)
@@ -103,11 +117,13 @@ static uint32_t heads_at_once(const struct backend_batch *batch, uint32_t n_thre
     uint64_t tiles = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *item = &batch->items[i];
-        uint64_t rows = (uint64_t)item->n_tokens * g->group;
+        uint64_t rows = rows_of_part(g, item);
         if ((item->flags & BACKEND_ATTEND) == 0)
             continue;
         longest = rows > longest ? (uint32_t)(rows < MAX_ROWS ? rows : MAX_ROWS) : longest;
-        tiles += (item->pos + item->n_tokens) / TILE_TOKENS + 1;
+        tiles += item->lists.starts != NULL
+                     ? backend_listed(&item->lists, item->n_tokens) / TILE_TOKENS + 1
+                     : (item->pos + item->n_tokens) / TILE_TOKENS + 1;
     }
     const bool is_narrow = g->dk <= NARROW_DIM && g->dv <= NARROW_DIM;
     const uint32_t most = is_narrow ? MAX_SEGMENT_ROWS : MAX_ROWS;
@@ -165,11 +181,17 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
         if ((item->flags & BACKEND_ATTEND) == 0)
             continue;
         const struct attn_layer_spec *spec = &p->layers[item->layer];
-        batch->kv_bytes += layer_bytes_seen(spec, &p->config, item->pos, item->n_tokens);
+        batch->kv_bytes +=
+            item->lists.starts != NULL
+                ? layer_bytes_listed(&p->config, backend_listed(&item->lists, item->n_tokens))
+                : layer_bytes_seen(spec, &p->config, item->pos, item->n_tokens);
         uint32_t n_rows = item->n_tokens * g->group, heads = p->config.num_kv_heads;
-        uint32_t n_together = spec->n_branches > 0 ? 1 : n_heads;
+        uint32_t n_together = spec->n_branches > 0 ? 1 : n_heads, part = rows_of_part(g, item);
+        const struct backend_lists *l = &item->lists;
         for (uint32_t h = 0; h < heads; h += n_together) {
-            for (uint32_t row = 0; row < n_rows; row += step, n++) {
+            for (uint32_t row = 0, rows; row < n_rows; row += rows, n++) {
+                uint32_t left = part - row % part, token = row / g->group;
+                rows = left < step ? left : step;
                 b->segments[n].rows = (struct attend_rows){
                     .g = g,
                     .spec = spec,
@@ -178,8 +200,12 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
                     .kv_head = h,
                     .n_heads = heads - h < n_together ? heads - h : n_together,
                     .row0 = row,
-                    .n_rows = n_rows - row < step ? n_rows - row : step,
+                    .n_rows = rows,
                 };
+                if (l->starts != NULL) {
+                    b->segments[n].rows.list = l->tokens + l->starts[token];
+                    b->segments[n].rows.n_listed = l->starts[token + 1] - l->starts[token];
+                }
                 atomic_init(&b->segments[n].n_done, 0);
                 b->segment_tiles[n] = tiles_of(&b->segments[n].rows);
                 uint32_t all = b->segments[n].rows.n_heads * b->segments[n].rows.n_rows;
@@ -253,13 +279,12 @@ attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct back
                        uint32_t n_shards)
 {
     const struct backend_pool *p = batch->pool;
-    uint64_t n_wanted = 0, step = rows_at_once(p->geometry.group);
+    uint64_t n_wanted = 0;
     batch->kv_bytes = 0;
     batch->n_splits = 0;
     for (uint32_t i = 0; i < batch->n_items; i++)
         if (batch->items[i].flags & BACKEND_ATTEND)
-            n_wanted += ((uint64_t)batch->items[i].n_tokens * p->geometry.group + step - 1) / step *
-                        p->config.num_kv_heads;
+            n_wanted += segments_of(&p->geometry, &batch->items[i]) * p->config.num_kv_heads;
     if (n_wanted == 0)
         return ATTN_OK;
     attn_status st = reserve_segments(b, n_wanted);

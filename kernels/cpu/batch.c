@@ -52,12 +52,17 @@ static attn_status check_item(struct backend *b, const struct backend_pool_confi
 static attn_status check_batch(struct backend *b, const struct backend_batch *batch)
 {
     const struct backend_pool_config *c = &batch->pool->config;
-    uint64_t n_tokens = 0;
+    uint64_t n_tokens = 0, n_listed = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
         attn_status st = check_item(b, c, &batch->items[i], i);
         if (st != ATTN_OK)
             return st;
         n_tokens += batch->items[i].n_tokens;
+        n_listed += backend_listed(&batch->items[i].lists, batch->items[i].n_tokens);
+    }
+    if (n_listed > BACKEND_MAX_LISTED) {
+        cpu_fail(b, "lists of %" PRIu64 " tokens, the limit is %u", n_listed, BACKEND_MAX_LISTED);
+        return ATTN_EINVAL;
     }
     if (batch->n_items > b->config.max_batch_items || n_tokens > b->config.max_batch_tokens) {
         cpu_fail(b,

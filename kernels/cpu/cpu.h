@@ -28,7 +28,7 @@
 #define CPU_MAX_TAKERS 8
 #define CPU_FEATURES                                                                               \
     (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES | \
-     BACKEND_HAS_TREES)
+     BACKEND_HAS_TREES | BACKEND_HAS_LISTS)
 
 /* Memory that is made ready for a pool by a thread of its own: its pages taken, what was in them
  * zeroed. */

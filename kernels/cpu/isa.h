@@ -45,6 +45,10 @@ struct attend_rows {
     const uint8_t *layer; /* this layer of block 0 */
     uint32_t kv_head, row0, n_rows;
     uint32_t n_heads; /* 1 if the layer is dilated: its kv heads see different tokens */
+    /* [n_listed] of items with lists, whose segments are of one query each: its list, in whose
+     * order keys are counted. NULL: keys are the sequence's tokens */
+    const uint32_t *list;
+    uint32_t n_listed;
 };
 
 /* The keys that some row sees; of several kv heads all have the same. */
@@ -52,6 +56,8 @@ static inline struct visible rows_visible(const struct attend_rows *r, struct br
 {
     uint32_t pos = r->item->pos, first = r->row0 / r->g->group;
     uint32_t last = (r->row0 + r->n_rows - 1) / r->g->group;
+    if (r->list != NULL)
+        return (struct visible){.end = r->n_listed};
     if (r->item->nodes != NULL) { /* any node may be the root, or the deepest */
         first = 0;
         last = r->item->n_tokens - 1;

@@ -323,6 +323,8 @@ static uint32_t node_columns(uint64_t seen, uint32_t pos, uint32_t key)
 
 static struct columns columns_of(const struct tile_state *t, const struct step *step, uint32_t row)
 {
+    if (t->r->list != NULL) /* it sees all of its list */
+        return (struct columns){.to = {0, step->n_keys}};
     const struct backend_item *item = t->r->item;
     const struct attn_layer_spec *spec = t->r->spec;
     const struct tree_node *node = item->nodes ? &item->nodes[row / t->g->group] : NULL;
@@ -358,6 +360,11 @@ INLINE vf distances(const struct tile_state *t, const struct step *step, uint32_
     const bool is_even = s.every == 0 || b.segment_tokens == 0;
     const uint32_t first = branch_token(b, step->key + j) - p;
     vu x;
+    if (t->r->list != NULL) {
+        for (uint32_t i = 0; i < VEC; i++)
+            x[i] = j + i < step->n_keys ? t->r->list[step->key + j + i] - p : 0;
+        return __builtin_convertvector((vi)x, vf);
+    }
     for (uint32_t i = 0; i < VEC; i++)
         x[i] = is_even ? first + i * b.rate
                        : stripes_position(s, stripes_token(s, b, step->key + j + i)) - p;
@@ -499,8 +506,10 @@ static struct piece gather(const struct tile_state *t, const struct step *step)
     const bool is_v_in_k = g->layout.v_offset == 0;
     size_t bytes = dtype_bytes(g->kv_dtype), k_row = g->dk * bytes, v_row = g->dv * bytes;
     for (uint32_t i = 0; i < step->n_keys; i++) {
-        struct piece from =
-            piece_of(t, t->kv_head, stripes_token(t->g->stripes, step->branch, step->key + i));
+        uint32_t token = t->r->list != NULL
+                             ? t->r->list[step->key + i]
+                             : stripes_token(t->g->stripes, step->branch, step->key + i);
+        struct piece from = piece_of(t, t->kv_head, token);
         memcpy(x->k + i * k_row, from.k, k_row);
         if (!is_v_in_k)
             memcpy(x->v + i * v_row, from.v, v_row);
@@ -516,9 +525,9 @@ static struct piece gather(const struct tile_state *t, const struct step *step)
 }
 
 /* Do the tokens of a tile lie behind one another? */
-INLINE bool is_in_place(const struct step *step)
+INLINE bool is_in_place(const struct tile_state *t, const struct step *step)
 {
-    return step->branch.rate == 1;
+    return step->branch.rate == 1 && t->r->list == NULL;
 }
 
 /* Computes steps[0]; fetches steps[1], and the page addresses of steps[STEPS_TO_PAGE]: a piece is
@@ -528,13 +537,13 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
 {
     struct piece pieces[TILE_TOKENS / 8];
     const uint8_t *k_ahead[TILE_TOKENS / 8], *v_ahead[TILE_TOKENS / 8];
-    const bool is_gathered = !is_in_place(&steps[0]);
+    const bool is_gathered = !is_in_place(t, &steps[0]);
     uint32_t size = is_gathered ? TILE_TOKENS : t->piece_tokens, group = t->g->group;
     uint32_t n_rows = t->r->n_rows, key = steps[0].key, n_keys = steps[0].n_keys;
     uint32_t n_pieces = (n_keys + size - 1) / size;
 
     const struct step *far_step = &steps[STEPS_TO_PAGE];
-    for (uint32_t i = 0; i * size < far_step->n_keys && is_in_place(far_step); i++) {
+    for (uint32_t i = 0; i * size < far_step->n_keys && is_in_place(t, far_step); i++) {
         struct piece far = piece_of(t, far_step->kv_head, far_step->key + i * size);
         prefetch(far.k);
         prefetch(far.v);
@@ -546,7 +555,7 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
             pieces[i] = gather(t, &steps[0]);
         else if (!is_hidden(&steps[0], key + i * size, size))
             pieces[i] = piece_of(t, t->kv_head, key + i * size);
-        if (i * size < steps[1].n_keys && !is_gathered && is_in_place(&steps[1]))
+        if (i * size < steps[1].n_keys && !is_gathered && is_in_place(t, &steps[1]))
             ahead = piece_of(t, steps[1].kv_head, steps[1].key + i * size);
         k_ahead[i] = ahead.k;
         v_ahead[i] = t->g->layout.v_offset == 0 ? NULL : ahead.v; /* comes with K */

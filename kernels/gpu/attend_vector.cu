@@ -19,7 +19,7 @@ constexpr int rows = GPU_VECTOR_ROWS; /* query rows of a thread block */
 /* lanes: of one token's group; a lane holds n_pieces pieces of 8 elements of each row, the next one
  * `lanes` pieces further on. is_latent: V is in K, in all pieces but the last, and what is read of
  * a token's K serves as V, too. kind: the pool has some of the tokens only, whose dilated layers no
- * other kernel knows; the items are trees. */
+ * other kernel knows; the items are trees, or have lists. */
 template <int lanes_, int n_pieces_, bool is_latent_, item_kind kind_> struct vector_form {
     static constexpr int lanes = lanes_, n_pieces = n_pieces_, n_groups = threads / lanes;
     static constexpr bool is_latent = is_latent_;
@@ -41,11 +41,11 @@ template <class F> __global__ void __launch_bounds__(threads) attend(GPU_PARAM(g
 
     const gpu_kv &kv = a.kv;
     const gpu_item &it = a.items[find_item<&gpu_item::unit0>(a.items, a.n_items, blockIdx.x)];
-    uint32_t unit = blockIdx.x - it.unit0, n_rows = it.n_tokens * kv.group;
-    uint32_t n_chunks = (n_rows + rows - 1) / rows;
+    uint32_t unit = blockIdx.x - it.unit0, n_chunks = row_ranges<kind>(kv, it, rows);
     uint32_t split = unit % it.n_splits, chunk = unit / it.n_splits % n_chunks;
     uint32_t head = unit / it.n_splits / n_chunks;
-    uint32_t row0 = chunk * rows, n = n_rows - row0 < rows ? n_rows - row0 : rows;
+    const row_range own = row_range_at<kind>(kv, it, chunk, rows);
+    const uint32_t row0 = own.row0, n = own.n;
     const gpu_layer layer = layer_of(kv, it);
     uint32_t q_bytes = element_bytes(kv.q_dtype);
     int group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
@@ -77,13 +77,14 @@ template <class F> __global__ void __launch_bounds__(threads) attend(GPU_PARAM(g
 
     const query_range queries =
         queries_in<kind>(order, it, row0 / kv.group, (row0 + n - 1) / kv.group);
+    const query_list<kind> list(a, it, row0 / kv.group);
     part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, !F::is_latent);
     const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
     uint32_t kv_bytes = element_bytes(kv.kv_dtype);
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
         const branch b = branch_at(kv, stored, nth, head);
-        const branch_part keys =
-            part_of_branch<kind == of_stripes>(kv, layer, b, it, queries, split);
+        branch_part keys = part_of_branch<kind == of_stripes>(kv, layer, b, it, queries, split);
+        list.cut(it, split, keys);
         query_view<kind> see[rows];
 #pragma unroll
         for (int r = 0; r < rows; ++r)
@@ -94,9 +95,10 @@ template <class F> __global__ void __launch_bounds__(threads) attend(GPU_PARAM(g
                 base = keys.lowest.first - n_groups; /* the loop adds n_groups */
                 continue;
             }
-            uint32_t key = base + group, token = token_of<kind == of_stripes>(kv, b, key);
-            uint32_t at = key_position<kind>(a, it, b, key);
+            uint32_t key = base + group;
             bool is_live = key < keys.end;
+            uint32_t token = list(kv, b, key, is_live);
+            uint32_t at = key_position<kind>(a, it, b, key, token);
             uint32_t block = is_live ? table[token >> kv.block_shift] : 0;
             uint32_t slot = token & (kv.block_tokens - 1);
             const char *k = row_address(kv, pk, block, head, slot);
@@ -261,6 +263,8 @@ int launch_form(const gpu_attend *a, void *stream, bool chained)
 template <int lanes, int n_pieces = 1, bool is_latent = false>
 int launch_attend(const gpu_attend *a, void *stream, bool chained)
 {
+    if (a->list_starts)
+        return launch_form<lanes, n_pieces, is_latent, of_list>(a, stream, chained);
     if (a->nodes)
         return launch_form<lanes, n_pieces, is_latent, of_tree>(a, stream, chained);
     if (a->kv.stripes.every)

@@ -256,9 +256,71 @@ GPU_DEVICE bool is_visible(const visible &v, uint32_t key)
     return visible_has(&v, key);
 }
 
-/* What the kernels for every geometry are compiled for: stripes and trees take registers of those
- * that know them. */
-enum item_kind { of_tokens, of_stripes, of_tree };
+/* What the kernels for every geometry are compiled for: stripes, trees and lists take registers of
+ * those that know them. */
+enum item_kind { of_tokens, of_stripes, of_tree, of_list };
+
+/* Query rows of one kv head that a thread block has, `most` at most: neighbours; where queries have
+ * lists, of one query. */
+struct row_range {
+    uint32_t row0, n;
+};
+
+template <item_kind kind>
+GPU_DEVICE uint32_t row_ranges(const gpu_kv &kv, const gpu_item &it, uint32_t most)
+{
+    if (kind == of_list)
+        return (kv.group + most - 1) / most * it.n_tokens;
+    return (it.n_tokens * kv.group + most - 1) / most;
+}
+
+template <item_kind kind>
+GPU_DEVICE row_range row_range_at(const gpu_kv &kv, const gpu_item &it, uint32_t nth, uint32_t most)
+{
+    const uint32_t each = (kv.group + most - 1) / most;
+    const uint32_t first = kind == of_list ? nth / each * kv.group : 0;
+    const uint32_t end = kind == of_list ? kv.group : it.n_tokens * kv.group;
+    const uint32_t at = (kind == of_list ? nth % each : nth) * most;
+    const row_range x = {first + at, min(end - at, most)};
+    return x;
+}
+
+/* The tokens that a thread block's query visits. */
+template <item_kind kind> struct query_list {
+    GPU_DEVICE query_list(const gpu_attend &, const gpu_item &, uint32_t)
+    {
+    }
+    GPU_DEVICE void cut(const gpu_item &, uint32_t, branch_part &) const
+    {
+    }
+    GPU_DEVICE uint32_t operator()(const gpu_kv &kv, const branch &b, uint32_t key, bool) const
+    {
+        return token_of<kind == of_stripes>(kv, b, key);
+    }
+};
+
+template <> struct query_list<of_list> {
+    const uint32_t *tokens;
+    uint32_t n;
+
+    GPU_DEVICE query_list(const gpu_attend &a, const gpu_item &it, uint32_t query)
+    {
+        const uint32_t *starts = a.list_starts + it.node0 + query;
+        tokens = a.list_tokens + starts[0];
+        n = starts[1] - starts[0];
+    }
+    /* Keys are places in the list. */
+    GPU_DEVICE void cut(const gpu_item &it, uint32_t split, branch_part &keys) const
+    {
+        keys = {};
+        keys.begin = split * it.split_tokens;
+        keys.end = min(keys.begin + it.split_tokens, n);
+    }
+    GPU_DEVICE uint32_t operator()(const gpu_kv &, const branch &, uint32_t key, bool is_live) const
+    {
+        return is_live ? tokens[key] : 0;
+    }
+};
 
 /* What a query sees of a branch's keys. */
 template <item_kind kind> struct query_view {
@@ -293,6 +355,18 @@ template <> struct query_view<of_tree> {
     }
 };
 
+/* Whatever a query lists it sees. */
+template <> struct query_view<of_list> {
+    GPU_DEVICE void look(const gpu_attend &, const gpu_layer &, const branch &, const gpu_item &,
+                         uint32_t, uint32_t)
+    {
+    }
+    GPU_DEVICE bool has(const gpu_item &, uint32_t) const
+    {
+        return true;
+    }
+};
+
 /* The position of the item's token. */
 template <item_kind kind>
 GPU_DEVICE uint32_t query_position(const gpu_attend &a, const gpu_item &it, uint32_t token)
@@ -300,11 +374,13 @@ GPU_DEVICE uint32_t query_position(const gpu_attend &a, const gpu_item &it, uint
     return it.pos + (kind == of_tree ? a.nodes[it.node0 + token].depth : token);
 }
 
-/* The position of a branch's key, which is one of the item's. */
+/* The position of a branch's key, which is one of the item's and stored as `token`. */
 template <item_kind kind>
 GPU_DEVICE uint32_t key_position(const gpu_attend &a, const gpu_item &it, const branch &b,
-                                 uint32_t key)
+                                 uint32_t key, uint32_t token)
 {
+    if (kind == of_list)
+        return token;
     if (kind != of_tree)
         return position_of<kind == of_stripes>(a.kv, b, key);
     const uint32_t node = key - it.pos;

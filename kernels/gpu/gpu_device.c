@@ -32,7 +32,7 @@ attn_status gpu_enter(struct backend *b)
 uint32_t gpu_features(const struct backend *b)
 {
     const uint32_t all = BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS |
-                         BACKEND_HAS_MERGES | BACKEND_HAS_TREES;
+                         BACKEND_HAS_MERGES | BACKEND_HAS_TREES | BACKEND_HAS_LISTS;
     return b->device.has_words ? all : 0;
 }
 

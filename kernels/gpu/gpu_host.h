@@ -60,6 +60,7 @@ enum gpu_kernel {
     GPU_DILATED, /* the same, of dilated layers */
     GPU_VECTOR,
     GPU_TREE, /* the same, of items that are trees */
+    GPU_LISTED, /* the same, of items that have lists */
     GPU_NAIVE, /* the ladder's steps; never chosen by submit */
     GPU_ONLINE,
     GPU_SHARED,
@@ -110,6 +111,7 @@ struct gpu_job {
     uint32_t n_ranges, ranges_capacity;
     struct decode_item *tuned_items; /* [max_batch_items] */
     const struct tree_node *nodes; /* device: of all trees */
+    const uint32_t *list_starts, *list_tokens; /* device: of all lists */
     uint64_t kv_bytes;
     uint32_t n_splits;
     bool has_append;

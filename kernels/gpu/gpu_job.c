@@ -32,6 +32,8 @@ uint64_t gpu_staging_bytes(const struct backend *b, const struct backend_pool *p
            align_up(items * sizeof(struct gpu_item), UPLOAD_ALIGN) +
            align_up(tokens * sizeof(uint32_t), UPLOAD_ALIGN) +
            align_up(tokens * sizeof(struct tree_node), UPLOAD_ALIGN) +
+           align_up((tokens + items) * sizeof(uint32_t), UPLOAD_ALIGN) +
+           BACKEND_MAX_LISTED * sizeof(uint32_t) +
            align_up(GPU_MAX_PATCHES * sizeof(struct gpu_patch), UPLOAD_ALIGN);
 }
 
@@ -103,13 +105,17 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
     if (batch->n_items > b->config.max_batch_items)
         return gpu_fail(b, ATTN_EINVAL, "n_items %u exceeds max_batch_items %u", batch->n_items,
                         b->config.max_batch_items);
-    uint64_t tokens = 0;
+    uint64_t tokens = 0, listed = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
         attn_status st = check_item(b, p, &batch->items[i], i);
         if (st != ATTN_OK)
             return st;
         tokens += batch->items[i].n_tokens;
+        listed += backend_listed(&batch->items[i].lists, batch->items[i].n_tokens);
     }
+    if (listed > BACKEND_MAX_LISTED)
+        return gpu_fail(b, ATTN_EINVAL, "lists of %llu tokens, the limit is %u",
+                        (unsigned long long)listed, BACKEND_MAX_LISTED);
     if (tokens > b->config.max_batch_tokens)
         return gpu_fail(b, ATTN_EINVAL, "%llu tokens exceed max_batch_tokens %u",
                         (unsigned long long)tokens, b->config.max_batch_tokens);
@@ -155,6 +161,8 @@ static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_
         return GPU_NONE;
     if (it->nodes != NULL)
         return GPU_TREE;
+    if (it->lists.starts != NULL)
+        return GPU_LISTED;
     if (choice->is_forced)
         return choice->forced == GPU_MATRIX_16 ? general_kernel(p, it) : choice->forced;
     bool is_dilated = p->specs[it->layer].n_branches > 0;
@@ -171,9 +179,12 @@ static bool is_wide(const struct backend_pool *p)
 }
 
 /* Thread blocks of so many rows, of one split of an item. */
-static uint64_t units_of(const struct backend_pool *p, uint32_t rows_per_unit,
-                         const struct gpu_item *it)
+static uint64_t units_of(const struct backend_pool *p, enum gpu_kernel kernel,
+                         uint32_t rows_per_unit, const struct gpu_item *it)
 {
+    if (kernel == GPU_LISTED) /* of one query each */
+        return (uint64_t)(p->kv.group + rows_per_unit - 1) / rows_per_unit * it->n_tokens *
+               p->kv.num_kv_heads;
     uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
     return (rows + rows_per_unit - 1) / rows_per_unit * p->kv.num_kv_heads;
 }
@@ -192,6 +203,7 @@ static uint32_t rows_per_unit(const struct backend_pool *p, enum gpu_kernel kern
         break;
     case GPU_VECTOR:
     case GPU_TREE:
+    case GPU_LISTED:
         return GPU_VECTOR_ROWS;
     case GPU_SHARED:
         return GPU_SHARED_ROWS;
@@ -200,14 +212,17 @@ static uint32_t rows_per_unit(const struct backend_pool *p, enum gpu_kernel kern
     }
     uint64_t units = 0;
     for (uint32_t i = 0; i < n; i++)
-        units += units_of(p, 128, &items[i]);
+        units += units_of(p, kernel, 128, &items[i]);
     return is_wide(p) || units >= 2ull * p->b->device.n_processors ? 128 : 64;
 }
 
 /* Tokens that splits cut: all that are cached; of a dilated layer those that a query sees at most,
- * in all branches, the stripes' share of them. */
-static uint64_t tokens_to_scatter(const struct backend_pool *p, const struct gpu_item *it)
+ * in all branches, the stripes' share of them; of lists the longest. */
+static uint64_t tokens_to_scatter(const struct backend_pool *p, enum gpu_kernel kernel,
+                                  const struct gpu_item *it)
 {
+    if (kernel == GPU_LISTED)
+        return it->split_tokens; /* as write_items left it */
     const struct attn_layer_spec *s = &p->specs[it->layer];
     uint64_t len = (uint64_t)it->pos + it->n_tokens, n = 0;
     uint32_t n_stripes = p->config.n_stripes > 0 ? p->config.n_stripes : 1;
@@ -227,8 +242,9 @@ static uint64_t share_of(const struct backend *b, const struct backend_pool *p,
     const bool is_many = kernel == GPU_MATRIX_128 || (kernel == GPU_MATRIX_64 && has_rows(p, 64));
     uint64_t work = 0, units = 0;
     for (uint32_t i = 0; i < n; i++) {
-        units += units_of(p, rows, &items[i]);
-        work += units_of(p, rows, &items[i]) * tokens_to_scatter(p, &items[i]);
+        uint64_t n_units = units_of(p, kernel, rows, &items[i]);
+        units += n_units;
+        work += n_units * tokens_to_scatter(p, kernel, &items[i]);
     }
     uint64_t share = work / (4 * b->device.n_processors) + 1, least = MIN_SPLIT_TOKENS;
     if (is_many) {
@@ -241,9 +257,10 @@ static uint64_t share_of(const struct backend *b, const struct backend_pool *p,
 }
 
 static void split_item(const struct backend *b, const struct backend_pool *p,
-                       const struct gpu_choice *choice, struct gpu_item *it, uint64_t share)
+                       enum gpu_kernel kernel, const struct gpu_choice *choice, struct gpu_item *it,
+                       uint64_t share)
 {
-    uint64_t len = tokens_to_scatter(p, it);
+    uint64_t len = tokens_to_scatter(p, kernel, it);
     uint64_t rows = (uint64_t)it->n_tokens * p->config.num_q_heads;
     if (p->config.is_batch_invariant)
         share = it->n_tokens <= DECODE_MAX_TOKENS ? FIXED_SPLIT_TOKENS : len;
@@ -278,9 +295,9 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
                                const struct gpu_item *device)
 {
     struct backend_pool *p = j->pool;
-    const bool is_split = choice->is_split &&
-                          (kernel == GPU_VECTOR || kernel == GPU_TREE || kernel == GPU_MATRIX_16 ||
-                           kernel == GPU_MATRIX_64 || kernel == GPU_MATRIX_128);
+    const bool is_split = choice->is_split && (kernel == GPU_VECTOR || kernel == GPU_TREE ||
+                                               kernel == GPU_LISTED || kernel == GPU_MATRIX_16 ||
+                                               kernel == GPU_MATRIX_64 || kernel == GPU_MATRIX_128);
     const uint32_t rows_of_unit = rows_per_unit(p, kernel, items, n);
     uint64_t share = is_split ? share_of(b, p, kernel, rows_of_unit, items, n) : 0;
     struct gpu_range *r = NULL;
@@ -289,9 +306,10 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
         struct gpu_item *it = &items[i];
         uint64_t rows = (uint64_t)it->n_tokens * p->config.num_q_heads;
         it->n_splits = 1;
-        it->split_tokens = it->pos + it->n_tokens;
+        if (kernel != GPU_LISTED)
+            it->split_tokens = it->pos + it->n_tokens;
         if (is_split)
-            split_item(b, p, choice, it, share);
+            split_item(b, p, kernel, choice, it, share);
         uint64_t need = it->n_splits > 1 ? rows * it->n_splits : 0;
         if (!r || slots + need > b->part_slots) {
             r = add_range(j);
@@ -306,13 +324,15 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
                 .rows_per_unit = rows_of_unit,
                 .shared_bytes = b->device.shared_bytes,
                 .nodes = kernel == GPU_TREE ? j->nodes : NULL,
+                .list_starts = kernel == GPU_LISTED ? j->list_starts : NULL,
+                .list_tokens = kernel == GPU_LISTED ? j->list_tokens : NULL,
             };
             slots = 0;
         }
         it->slot0 = (uint32_t)slots;
         slots += need;
         it->unit0 = r->attend.n_units;
-        uint64_t units = units_of(p, rows_of_unit, it) * it->n_splits;
+        uint64_t units = units_of(p, kernel, rows_of_unit, it) * it->n_splits;
         if (r->attend.n_units + units > INT32_MAX)
             return gpu_fail(b, ATTN_EINVAL, "a batch of more than 2^31 thread blocks");
         r->attend.n_units += (uint32_t)units;
@@ -320,7 +340,9 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
         r->attend.n_items++;
         r->attend.any_split |= it->n_splits > 1;
         j->n_splits += it->n_splits * p->config.num_kv_heads;
-        j->kv_bytes += layer_bytes_seen(&p->specs[it->layer], &p->config, it->pos, it->n_tokens);
+        if (kernel != GPU_LISTED)
+            j->kv_bytes +=
+                layer_bytes_seen(&p->specs[it->layer], &p->config, it->pos, it->n_tokens);
     }
     return ATTN_OK;
 }
@@ -389,6 +411,7 @@ struct job_lists {
     uint32_t *blocks; /* of the appends, as gpu_prep has them */
     struct gpu_patch *patches;
     struct tree_node *nodes; /* of all trees, in the order of items */
+    uint32_t *list_starts, *list_tokens; /* of all lists, in the order of items */
     const struct gpu_item *device_items; /* where attention finds the items */
     uint64_t tuned_at; /* in the staging: what the tuned kernels want uploaded */
 };
@@ -417,23 +440,32 @@ static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
 static struct job_lists place_lists(struct gpu_job *j, const struct backend_batch *batch)
 {
     struct gpu_prep *prep = &j->prep;
-    uint32_t n_blocks = 0, n_nodes = 0;
+    uint32_t n_blocks = 0, n_nodes = 0, n_starts = 0, n_listed = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
-        n_blocks += item_blocks(batch->pool, &batch->items[i]);
-        n_nodes += batch->items[i].nodes != NULL ? batch->items[i].n_tokens : 0;
+        const struct backend_item *it = &batch->items[i];
+        n_blocks += item_blocks(batch->pool, it);
+        n_nodes += it->nodes != NULL ? it->n_tokens : 0;
+        n_starts += it->lists.starts != NULL ? it->n_tokens + 1 : 0;
+        n_listed += backend_listed(&it->lists, it->n_tokens);
     }
     bool is_inline = batch->n_items <= GPU_INLINE_ITEMS && n_blocks <= GPU_INLINE_BLOCKS &&
-                     prep->n_patches <= GPU_INLINE_PATCHES && n_nodes == 0;
+                     prep->n_patches <= GPU_INLINE_PATCHES && n_nodes == 0 && n_starts == 0;
     uint64_t blocks_at = align_up(batch->n_items * sizeof(struct gpu_item), UPLOAD_ALIGN);
     uint64_t patches_at = blocks_at + align_up(n_blocks * sizeof(uint32_t), UPLOAD_ALIGN);
     uint64_t nodes_at =
         patches_at + align_up(prep->n_patches * sizeof(struct gpu_patch), UPLOAD_ALIGN);
-    uint64_t end = nodes_at + align_up(n_nodes * sizeof(struct tree_node), UPLOAD_ALIGN);
+    uint64_t starts_at = nodes_at + align_up(n_nodes * sizeof(struct tree_node), UPLOAD_ALIGN);
+    uint64_t listed_at = starts_at + align_up(n_starts * sizeof(uint32_t), UPLOAD_ALIGN);
+    uint64_t end = listed_at + align_up(n_listed * sizeof(uint32_t), UPLOAD_ALIGN);
     char *host = j->staging.host, *device = j->staging.device;
 
     struct job_lists l = {.device_items = (struct gpu_item *)device, .tuned_at = end};
     l.nodes = (struct tree_node *)(host + nodes_at);
     j->nodes = (struct tree_node *)(device + nodes_at);
+    l.list_starts = (uint32_t *)(host + starts_at);
+    l.list_tokens = (uint32_t *)(host + listed_at);
+    j->list_starts = (uint32_t *)(device + starts_at);
+    j->list_tokens = (uint32_t *)(device + listed_at);
     l.items = is_inline ? prep->inline_items : (struct gpu_item *)host;
     l.blocks = is_inline ? prep->inline_blocks : (uint32_t *)(host + blocks_at);
     l.patches = is_inline ? prep->inline_patches : (struct gpu_patch *)(host + patches_at);
@@ -461,6 +493,25 @@ static attn_status write_blocks(struct backend *b, const struct backend_pool *p,
     return ATTN_OK;
 }
 
+/* An item's lists behind those before it, whose starts and tokens *n_starts and *n_listed count.
+ * Returns the length of the longest. */
+static uint32_t write_lists(const struct job_lists *l, const struct backend_item *it,
+                            uint32_t *n_starts, uint32_t *n_listed)
+{
+    const struct backend_lists *from = &it->lists;
+    const uint32_t n = backend_listed(from, it->n_tokens);
+    uint32_t longest = 0;
+    for (uint32_t t = 0; t <= it->n_tokens; t++)
+        l->list_starts[*n_starts + t] = *n_listed + from->starts[t] - from->starts[0];
+    for (uint32_t t = 0; t < it->n_tokens; t++)
+        if (from->starts[t + 1] - from->starts[t] > longest)
+            longest = from->starts[t + 1] - from->starts[t];
+    memcpy(l->list_tokens + *n_listed, from->tokens + from->starts[0], n * sizeof *from->tokens);
+    *n_starts += it->n_tokens + 1;
+    *n_listed += n;
+    return longest > 0 ? longest : 1;
+}
+
 /* Items in j->order, and the blocks they append to. */
 static attn_status write_items(struct backend *b, struct gpu_job *j,
                                const struct backend_batch *batch, const struct job_lists *l,
@@ -470,7 +521,7 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
     uint64_t heads = p->config.num_q_heads, size = attn_dtype_bytes(p->config.q_dtype);
     uint64_t q_row = heads * p->config.head_dim_k * size;
     uint64_t out_row = heads * p->config.head_dim_v * size;
-    uint32_t token0 = 0, blocks0 = 0, node0 = 0;
+    uint32_t token0 = 0, blocks0 = 0, node0 = 0, n_starts = 0, n_listed = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *it = &batch->items[j->order[i]];
         bool is_append = it->flags & BACKEND_APPEND, is_attend = it->flags & BACKEND_ATTEND;
@@ -494,6 +545,10 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
             memcpy(l->nodes + node0, it->nodes, it->n_tokens * sizeof *it->nodes);
             node0 += it->n_tokens;
         }
+        if (it->lists.starts != NULL) {
+            l->items[i].node0 = n_starts;
+            l->items[i].split_tokens = write_lists(l, it, &n_starts, &n_listed);
+        }
         uint32_t n = item_blocks(p, it);
         attn_status st = write_blocks(b, p, it, j->order[i], n, l->blocks + blocks0);
         if (st != ATTN_OK)
@@ -503,6 +558,7 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
         j->has_append |= is_append;
     }
     j->prep.n_tokens = token0;
+    j->kv_bytes += layer_bytes_listed(&p->config, n_listed);
     return ATTN_OK;
 }
 

@@ -68,6 +68,7 @@ static int launch_range(const struct gpu_range *r, runtime_stream *s, bool is_ch
         return runtime_check("matrix attention kernel", gpu_attend_matrix_launch(a, s, is_chained));
     case GPU_VECTOR:
     case GPU_TREE:
+    case GPU_LISTED:
         return runtime_check("vector attention kernel", gpu_attend_vector_launch(a, s, is_chained));
     default:
         return runtime_check("ladder kernel",

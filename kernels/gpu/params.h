@@ -62,7 +62,8 @@ struct gpu_item {
     uint32_t split_tokens; /* tokens in each part but the last; dilated: see split_of */
     uint32_t slot0; /* first partial slot; a slot is one query row's part of one split */
     uint32_t is_full; /* every query sees all, also where its layer is causal */
-    uint32_t node0; /* of a tree: its first token's in gpu_attend.nodes */
+    /* of a tree: its first token's in gpu_attend.nodes; of one with lists: in list_starts */
+    uint32_t node0;
 } __attribute__((aligned(16))); /* moved in pieces of 16 bytes, out of the parameters too */
 
 struct gpu_patch {
@@ -155,9 +156,12 @@ struct gpu_attend {
     uint32_t any_split; /* some item has n_splits > 1: a merge follows */
     uint32_t shared_bytes; /* that a thread block may have on the device */
     const struct tree_node *nodes; /* of the batch's trees; NULL: the items are none */
+    /* of the batch's lists: a query's begin in list_tokens, its end next to it; NULL: the items
+     * have none */
+    const uint32_t *list_starts, *list_tokens;
 };
 
-/* Plain fp32 arithmetic, every geometry and option; trees. rows_per_unit 4. */
+/* Plain fp32 arithmetic, every geometry and option; trees and lists. rows_per_unit 4. */
 #define GPU_VECTOR_ROWS 4
 int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained);
 /* Joins the splits of the items that have any; after either attend kernel, any_split only. */

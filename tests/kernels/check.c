@@ -317,7 +317,8 @@ static struct backend_item *make_items(struct check *c, const struct check_item 
                                         .v = it->v,
                                         .out = it->out,
                                         .lse = it->lse,
-                                        .nodes = nodes};
+                                        .nodes = nodes,
+                                        .lists = it->lists};
     }
     return list;
 }
@@ -469,6 +470,12 @@ static bool is_close(double got, double want, double atol, double rtol)
     return fabs(got - want) <= atol + rtol * fabs(want);
 }
 
+static struct reference_seen seen_by(const struct check_item *it)
+{
+    return (struct reference_seen){
+        .parents = it->parents, .starts = it->lists.starts, .tokens = it->lists.tokens};
+}
+
 /* The proven bound of |got - want| in L2 for 16-bit queries, relative to |want|.
  *
  * A kernel rounds each weight (with quantised K and V the weight times V's scale) and each output
@@ -486,14 +493,15 @@ static double proven_l2(const struct check *c, const struct check_item *it, cons
     uint32_t n_kv = it->pos + it->n_tokens;
     size_t n = (size_t)it->n_tokens * g->num_q_heads * g->head_dim_v;
     size_t n_v = (size_t)n_kv * g->num_kv_heads * g->head_dim_v;
+    const struct reference_seen seen = seen_by(it);
     double u = g->q_dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-11, norm = 0, sum = 0;
     double *terms = malloc(n * sizeof *terms);
     float *v = malloc(n_v * sizeof *v);
     for (size_t i = 0; i < n_v; i++)
         v[i] = fabsf(s->v[i]);
     reference_attend_seen(&c->specs[s->layer], g->num_q_heads, g->num_kv_heads, g->head_dim_k,
-                          g->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, v, n_kv,
-                          &(struct reference_seen){.parents = it->parents}, terms, NULL);
+                          g->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, v, n_kv, &seen,
+                          terms, NULL);
     for (size_t i = 0; i < n; i++) {
         norm += want[i] * want[i];
         sum += (fabs(want[i]) + terms[i]) * (fabs(want[i]) + terms[i]);
@@ -512,14 +520,14 @@ static bool check_item_output(struct check *c, const struct check_item *it)
     float *q = malloc(n_q * sizeof *q);
     double *want = malloc(n * sizeof *want), *lse = malloc(rows * sizeof *lse);
     struct reference_bound bound = reference_bound_of(g->q_dtype, g->q_dtype);
+    const struct reference_seen seen = seen_by(it);
     bool ok = true;
 
     for (size_t i = 0; i < n_q; i++)
         q[i] = (float)reference_get(g->q_dtype, it->q, i);
     reference_attend_seen(&c->specs[s->layer], g->num_q_heads, g->num_kv_heads, g->head_dim_k,
                           g->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, s->v,
-                          it->pos + it->n_tokens, &(struct reference_seen){.parents = it->parents},
-                          want, lse);
+                          it->pos + it->n_tokens, &seen, want, lse);
     double diff = 0, norm = 0;
     for (size_t i = 0; ok && i < n; i++) {
         double got = reference_get(g->q_dtype, it->out, i);

@@ -29,6 +29,7 @@ struct check_item {
     uint32_t seq, pos, n_tokens, flags;
     bool wants_lse;
     const int32_t *parents; /* [n_tokens] of a tree; NULL: none */
+    struct backend_lists lists; /* the caller's, until the next run */
     void *q, *k, *v, *out; /* filled by check_submit */
     float *lse;
 };

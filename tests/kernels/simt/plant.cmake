@@ -243,13 +243,13 @@ plant(114 gpu_launch.c "int code = gpu_stream_follow(b, b->prompts, s);"
 plant(86 attend_matrix.cuh "uint32_t token = branch_token(from, key);"
   "uint32_t token = simt::planted == 86 ? key : branch_token(from, key);")
 plant(87 attend_matrix.cuh "is_open = keys.all_take_part &&" "is_open = (simt::planted == 87 || keys.all_take_part) &&")
-plant(88 attend_vector.cu "token = token_of<kind == of_stripes>(kv, b, key);"
-  "token = simt::planted == 88 ? key : token_of<kind == of_stripes>(kv, b, key);")
+plant(88 attend_vector.cu "token = list(kv, b, key, is_live);"
+  "token = simt::planted == 88 ? key : list(kv, b, key, is_live);")
 # of a dilated layer in parts: heads are counted from the card's first; distances are the card's
 plant(115 attend_matrix.cuh "branch_at(kv, stored, nth, head);"
   "branch_at(kv, stored, nth, simt::planted == 115 ? head - kv.first_kv_head : head);")
-plant(116 attend_vector.cu "at = key_position<kind>(a, it, b, key);"
-  "at = simt::planted == 116 ? token : key_position<kind>(a, it, b, key);")
+plant(116 attend_vector.cu "at = key_position<kind>(a, it, b, key, token);"
+  "at = simt::planted == 116 ? token : key_position<kind>(a, it, b, key, token);")
 plant(117 attend_vector.cu "see[r].look(a, layer, b, it, position[r],"
   "see[r].look(a, layer, b, it, position[r] + (simt::planted == 117 ? kv.stripes.first : 0),")
 # of a tree: hidden nodes count; positions are places; all items have the nodes of the first; tokens
@@ -261,6 +261,16 @@ plant(127 attend_vector.cu "position[r] = query_position<kind>(a, it, token);"
 plant(128 gpu_job.c ".node0 = node0," ".node0 = simt_has_bug(128) ? 0 : node0,")
 plant(129 blocks.cu "kv.is_quantised && head < kv.num_kv_heads;"
   "simt::planted != 129 && kv.is_quantised && head < kv.num_kv_heads;")
+
+# of lists: all items have those of the first; they begin where the caller's do; distances are to
+# places in them; a list ends a token early
+plant(150 gpu_job.c "items[i].node0 = n_starts;" "items[i].node0 = simt_has_bug(150) ? 0 : n_starts;")
+plant(151 gpu_job.c "*n_listed + from->starts[t] - from->starts[0];"
+  "(simt_has_bug(151) ? 0 : *n_listed) + from->starts[t] - from->starts[0];")
+plant(152 device.cuh "        return token;\n    if (kind != of_tree)"
+  "        return simt::planted == 152 ? key : token;\n    if (kind != of_tree)")
+plant(153 device.cuh "keys.end = min(keys.begin + it.split_tokens, n);"
+  "keys.end = min(keys.begin + it.split_tokens - (simt::planted == 153 ? 1 : 0), n);")
 
 # ---- f32 prompts
 
