@@ -183,6 +183,13 @@ static attn_status step_check(const Attnd__Step *s, const char *prefix, char *wh
                  prefix, s->n_parent, s->flags);
         return ATTN_EPROTO;
     }
+    if ((s->n_indices > 0) != ((s->flags & WIRE_STEP_SPARSE) != 0) ||
+        (s->n_indices == 0 && s->index_tokens > 0)) {
+        snprintf(why, why_bytes,
+                 "%sstep.n_indices is %u, index_tokens %u, step.flags is 0x%x: sparse is 32",
+                 prefix, s->n_indices, s->index_tokens, s->flags);
+        return ATTN_EPROTO;
+    }
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i].n == s->n_seq)
             continue;

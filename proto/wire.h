@@ -33,7 +33,8 @@ enum {
     WIRE_STEP_ATTEND = 2,
     WIRE_STEP_LSE = 4,
     WIRE_STEP_TREE = 8,
-    WIRE_STEP_FULL = 16
+    WIRE_STEP_FULL = 16,
+    WIRE_STEP_SPARSE = 32
 };
 
 struct wire_preamble {
@@ -136,16 +137,17 @@ void wire_reply_head_encode(const Attnd__Reply *h, uint64_t request_id, size_t p
  * geometry. */
 struct wire_step_layout {
     uint64_t n_tokens; /* of all items */
-    uint64_t q_offset, k_offset, v_offset; /* valid where the flag is set; v: unless it is in k */
+    /* valid where the flag is set; v: unless it is in k */
+    uint64_t q_offset, k_offset, v_offset, indices_offset;
     uint64_t request_bytes; /* the exact payload of the request */
     uint64_t out_offset, lse_offset;
     uint64_t reply_bytes;
 };
 /* Computes the layout of a step. dtype is the pool's q_dtype. The step was decoded or filled in by
  * the caller, with arrays of equal length.
- * Errors   ATTN_EINVAL flags are 0 or unknown, lse without attend, a tree without append and
- *          attend, s->dtype is another, no items, an item of 0 tokens, positions or sizes that
- *          overflow 32 bits. *out is then untouched. */
+ * Errors   ATTN_EINVAL flags are 0 or unknown, lse or sparse without attend, a tree without append
+ *          and attend, or a sparse one, s->dtype is another, no items, an item of 0 tokens,
+ *          positions or sizes that overflow 32 bits. *out is then untouched. */
 attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint32_t num_kv_heads,
                                 uint32_t head_dim_k, uint32_t head_dim_v, bool is_v_in_k,
                                 attn_dtype dtype, struct wire_step_layout *out, char *why,

@@ -11,6 +11,7 @@
 #define WIRE_MAX_STEP_ITEMS 4096u
 #define WIRE_MAX_PARENTS 65536u /* of one step: tokens of its trees */
 #define WIRE_MAX_TREE_NODES 64u /* of one sequence */
+#define WIRE_MAX_INDICES (1u << 19) /* of one step, and tokens that they name */
 #define WIRE_MAX_TOKENS 131072u /* ids of one message */
 #define WIRE_MAX_RETENTIONS 8 /* ranges of tokens in one message */
 #define WIRE_MAX_CALLS 128u /* of one message: half of the ids that a session remembers */

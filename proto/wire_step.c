@@ -48,8 +48,8 @@ attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint
                                 attn_dtype dtype, struct wire_step_layout *out, char *why,
                                 size_t why_bytes)
 {
-    const uint32_t known =
-        WIRE_STEP_APPEND | WIRE_STEP_ATTEND | WIRE_STEP_LSE | WIRE_STEP_TREE | WIRE_STEP_FULL;
+    const uint32_t known = WIRE_STEP_APPEND | WIRE_STEP_ATTEND | WIRE_STEP_LSE | WIRE_STEP_TREE |
+                           WIRE_STEP_FULL | WIRE_STEP_SPARSE;
     bool is_append = s->flags & WIRE_STEP_APPEND, is_attend = s->flags & WIRE_STEP_ATTEND;
     uint64_t element_bytes = attn_dtype_bytes(dtype);
     struct wire_step_layout l = {0};
@@ -57,7 +57,7 @@ attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint
     if ((!is_append && !is_attend) || (s->flags & ~known)) {
         snprintf(why, why_bytes,
                  "step.flags is 0x%x, it must be append 1, attend 2 or both; lse is 4, tree 8, "
-                 "full 16",
+                 "full 16, sparse 32",
                  s->flags);
         return ATTN_EINVAL;
     }
@@ -72,6 +72,11 @@ attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint
     }
     if ((s->flags & WIRE_STEP_FULL) && (is_append || !is_attend)) {
         snprintf(why, why_bytes, "step.flags is 0x%x, full 16 needs attend 2 without append 1",
+                 s->flags);
+        return ATTN_EINVAL;
+    }
+    if ((s->flags & WIRE_STEP_SPARSE) && (!is_attend || (s->flags & WIRE_STEP_TREE))) {
+        snprintf(why, why_bytes, "step.flags is 0x%x, sparse 32 needs attend 2 without tree 8",
                  s->flags);
         return ATTN_EINVAL;
     }
@@ -98,6 +103,9 @@ attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint
     if (fits && is_append && !is_v_in_k)
         fits = place(l.n_tokens, num_kv_heads, head_dim_v, element_bytes, &l.request_bytes,
                      &l.v_offset);
+    if (fits && (s->flags & WIRE_STEP_SPARSE))
+        fits = place(l.n_tokens, s->n_indices, 1, sizeof(int32_t), &l.request_bytes,
+                     &l.indices_offset);
     if (!fits) {
         snprintf(why, why_bytes, "step of %llu tokens makes a payload past 32 bits",
                  (unsigned long long)l.n_tokens);

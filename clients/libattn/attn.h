@@ -619,6 +619,16 @@ struct attn_step {
      * another pool or daemon. out and lse are merged with those of the rest by the caller. Layers
      * with windows, ALiBi, sink logits or branches refuse it (ATTN_ENOTSUP). */
     uint32_t is_full;
+    uint32_t n_indices; /* with indices, 1 or more */
+    /* Of a sparse step, which attends: [T][n_indices] what each query visits of the tokens that it
+     * sees, as by an indexer's top k; NULL: all of them. Index i names the tokens of its sequence
+     * from i * index_tokens on, as many: positions, or blocks. -1 names none. Their order does not
+     * matter, and a token that is named twice counts once. A query that names none has zeros, and
+     * an lse of -inf, sink logits aside. An index of nothing that the query sees (behind it, before
+     * its window) is refused; of an index that names some tokens that it sees, it visits those. Not
+     * with parents; dilated layers and lanes refuse it (ATTN_ENOTSUP). */
+    const int32_t *indices;
+    uint32_t index_tokens; /* 0: 1 */
     uint32_t reserved;
 };
 

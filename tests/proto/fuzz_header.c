@@ -20,10 +20,11 @@ static void layout_check(const Attnd__Step *s, const uint8_t *data, size_t n)
                             (attn_dtype)s->dtype, &l, why, sizeof why) != ATTN_OK)
         return;
     if (l.request_bytes > UINT32_MAX || l.reply_bytes > UINT32_MAX || l.n_tokens < s->n_seq ||
-        (l.q_offset | l.k_offset | l.v_offset | l.out_offset | l.lse_offset) % WIRE_ALIGN ||
+        (l.q_offset | l.k_offset | l.v_offset | l.out_offset | l.lse_offset | l.indices_offset) %
+            WIRE_ALIGN ||
         l.q_offset > l.request_bytes || (l.k_offset > l.v_offset && !is_v_in_k) ||
-        l.v_offset > l.request_bytes || l.out_offset > l.reply_bytes ||
-        l.lse_offset > l.reply_bytes)
+        l.v_offset > l.request_bytes || l.indices_offset > l.request_bytes ||
+        l.out_offset > l.reply_bytes || l.lse_offset > l.reply_bytes)
         abort();
 }
 

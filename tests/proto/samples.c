@@ -233,6 +233,13 @@ FILL(tree)
             .epoch = step_epoch, .n_pos = 1, .pos = step_pos, .n_n_tokens = 1,
             .n_tokens = tree_n_tokens, .n_parent = N(tree_parents), .parent = tree_parents);
 }
+FILL(sparse)
+{
+    REQUEST(step, STEP, Attnd__Step, attnd__step__init, .pool = 1, .layer = 1,
+            .flags = WIRE_STEP_ATTEND | WIRE_STEP_SPARSE, .dtype = ATTND__DTYPE__BF16, .n_seq = 1,
+            .seq = step_seq, .n_epoch = 1, .epoch = step_epoch, .n_pos = 1, .pos = step_pos,
+            .n_n_tokens = 1, .n_tokens = tree_n_tokens, .n_indices = 5, .index_tokens = 16);
+}
 static uint32_t plan_layers[] = {0, 1};
 FILL(plan)
 {
@@ -453,6 +460,8 @@ const struct sample samples[] = {
     {"request_step", "two items, three tokens; q at 0, k at 1536, v at 2304 of the payload", false,
      2688, fill_step},
     {"request_step_tree", "the same tensors of one item, which is a tree", false, 2688, fill_tree},
+    {"request_step_sparse", "three queries that visit 5 blocks of 16 tokens each, named at 1536",
+     false, 1596, fill_sparse},
     {"request_plan", "the same items in both layers, whose bells will be 4294967295 and 0", false,
      0, fill_plan},
     {"request_export", "one block, and 16 ids", false, 0, fill_export},

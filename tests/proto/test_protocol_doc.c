@@ -78,6 +78,7 @@ static void every_limit_is_documented_with_its_value(void **state)
         LIMIT(WIRE_MAX_JSON_BYTES),   LIMIT(WIRE_MAX_LAYERS),     LIMIT(WIRE_MAX_HEADS),
         LIMIT(WIRE_MAX_FEATURES),     LIMIT(WIRE_MAX_TOKENS),     LIMIT(WIRE_MAX_CHUNK_BLOCKS),
         LIMIT(WIRE_MAX_CALLS),        LIMIT(WIRE_MAX_PARENTS),    LIMIT(WIRE_MAX_TREE_NODES),
+        LIMIT(WIRE_MAX_INDICES),
     };
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
         char line[256];

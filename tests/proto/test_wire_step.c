@@ -81,21 +81,25 @@ static void steps_that_make_no_sense_are_refused_by_name(void **state)
     Attnd__Step s = step_of(0, 1, 1);
     expect_invalid(&s, ATTN_BF16,
                    "step.flags is 0x0, it must be append 1, attend 2 or both; lse is 4, tree 8, "
-                   "full 16");
-    s.flags = 32 | WIRE_STEP_ATTEND;
+                   "full 16, sparse 32");
+    s.flags = 64 | WIRE_STEP_ATTEND;
     expect_invalid(&s, ATTN_BF16,
-                   "step.flags is 0x22, it must be append 1, attend 2 or both; lse is 4, tree 8, "
-                   "full 16");
+                   "step.flags is 0x42, it must be append 1, attend 2 or both; lse is 4, tree 8, "
+                   "full 16, sparse 32");
     s.flags = WIRE_STEP_FULL | WIRE_STEP_ATTEND | WIRE_STEP_APPEND;
     expect_invalid(&s, ATTN_BF16, "step.flags is 0x13, full 16 needs attend 2 without append 1");
     s.flags = WIRE_STEP_LSE;
     expect_invalid(&s, ATTN_BF16,
                    "step.flags is 0x4, it must be append 1, attend 2 or both; lse is 4, tree 8, "
-                   "full 16");
+                   "full 16, sparse 32");
     s.flags = WIRE_STEP_LSE | WIRE_STEP_APPEND;
     expect_invalid(&s, ATTN_BF16, "step.flags is 0x5, lse 4 needs attend 2");
     s.flags = WIRE_STEP_TREE | WIRE_STEP_ATTEND;
     expect_invalid(&s, ATTN_BF16, "step.flags is 0xa, tree 8 needs append 1 and attend 2");
+    s.flags = WIRE_STEP_SPARSE | WIRE_STEP_APPEND;
+    expect_invalid(&s, ATTN_BF16, "step.flags is 0x21, sparse 32 needs attend 2 without tree 8");
+    s.flags = WIRE_STEP_SPARSE | WIRE_STEP_TREE | WIRE_STEP_ATTEND | WIRE_STEP_APPEND;
+    expect_invalid(&s, ATTN_BF16, "step.flags is 0x2b, sparse 32 needs attend 2 without tree 8");
     s.flags = WIRE_STEP_ATTEND;
     expect_invalid(&s, ATTN_F16, "step.dtype is bf16 (3), the pool's q_dtype is f16");
     s.dtype = (Attnd__Dtype)77;
@@ -139,11 +143,12 @@ static void random_layouts_agree_with_wide_arithmetic(void **state)
             v[i] = (uint32_t)(bits >> 32) >> (round % 8 == 0 ? 0 : 20 + (bits >> 28) % 12);
             v[i] = v[i] ? v[i] : 1;
         }
-        const uint32_t flags = (uint32_t[]){1, 2, 3, 6, 7}[v[5] % 5];
+        const uint32_t flags = (uint32_t[]){1, 2, 3, 6, 7, 34, 39, 50}[v[5] % 8];
         Attnd__Step s = step_of(flags, 1 + v[6] % 8, v[0] & 0x7fffffff ? v[0] & 0x7fffffff : 1);
         s.dtype = (Attnd__Dtype)(ATTN_F32 + v[4] % 3);
+        s.n_indices = flags & WIRE_STEP_SPARSE ? v[2] : 0;
         u128 n = (u128)tokens[0] * s.n_seq, e = attn_dtype_bytes((attn_dtype)s.dtype);
-        u128 request = 0, reply = 0, q = 0, k = 0, vv = 0, out = 0, lse = 0;
+        u128 request = 0, reply = 0, q = 0, k = 0, vv = 0, indices = 0, out = 0, lse = 0;
         uint32_t hq = v[1], hkv = v[2], dk = v[3], dv = v[4];
         if (flags & WIRE_STEP_ATTEND) {
             q = place(&request, n * hq * dk * e);
@@ -155,6 +160,8 @@ static void random_layouts_agree_with_wide_arithmetic(void **state)
             k = place(&request, n * hkv * dk * e);
             vv = place(&request, n * hkv * dv * e);
         }
+        if (flags & WIRE_STEP_SPARSE)
+            indices = place(&request, n * s.n_indices * 4);
         /* n, heads, dim and e together stay below 2^(34 + 64 + 2): exact */
         bool fits = request <= UINT32_MAX && reply <= UINT32_MAX;
         struct wire_step_layout l;
@@ -169,6 +176,7 @@ static void random_layouts_agree_with_wide_arithmetic(void **state)
         assert_int_equal(l.q_offset, q);
         assert_int_equal(l.k_offset, k);
         assert_int_equal(l.v_offset, vv);
+        assert_int_equal(l.indices_offset, indices);
         assert_int_equal(l.out_offset, out);
         assert_int_equal(l.lse_offset, lse);
         assert_int_equal(l.request_bytes, request);

@@ -169,6 +169,12 @@ static struct attn_step next_piece(struct split *s)
         p.lse = all->lse + s->row * s->n_heads;
     if (all->parents != NULL)
         p.parents = all->parents + s->row;
+    p.is_full = all->is_full;
+    if (all->indices != NULL) {
+        p.indices = all->indices + (size_t)s->row * all->n_indices;
+        p.n_indices = all->n_indices;
+        p.index_tokens = all->index_tokens;
+    }
     s->row += n;
     return p;
 }

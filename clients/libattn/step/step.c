@@ -32,7 +32,7 @@ static uint32_t step_flags(const struct attn_step *s)
     bool has_lse = p != NULL ? p->has_lse : s->lse != NULL;
     return (is_append ? WIRE_STEP_APPEND : 0) | (is_attend ? WIRE_STEP_ATTEND : 0) |
            (has_lse ? WIRE_STEP_LSE : 0) | (s->parents != NULL ? WIRE_STEP_TREE : 0) |
-           (s->is_full ? WIRE_STEP_FULL : 0);
+           (s->is_full ? WIRE_STEP_FULL : 0) | (s->indices != NULL ? WIRE_STEP_SPARSE : 0);
 }
 
 /* The caller's arrays are f32, the pool's tensors bf16. */
@@ -49,6 +49,8 @@ static void set_scalars(Attnd__Step *h, const struct attn_pool *p, const struct 
     h->dtype = (Attnd__Dtype)p->spec.q_dtype;
     h->n_seq = h->n_epoch = h->n_pos = h->n_n_tokens = s->n_items;
     h->parent = (int32_t *)(uintptr_t)s->parents; /* packing only reads it */
+    h->n_indices = s->n_indices;
+    h->index_tokens = s->index_tokens;
 }
 
 /* Points h's arrays into memory, of 20 bytes an item. */
@@ -103,6 +105,9 @@ static void put_tensors(const struct client_request *r, uint8_t *payload)
             attn_client_copy(r->client, parts[i].dst, parts[i].src, parts[i].bytes);
         memset(payload + end, 0, (padded < l->request_bytes ? padded : l->request_bytes) - end);
     }
+    if (s->indices != NULL)
+        attn_client_copy(r->client, payload + l->indices_offset, s->indices,
+                         l->request_bytes - l->indices_offset);
     if (s->in_place != NULL)
         s->in_place->fill(s->in_place->user, parts[0].dst, parts[1].dst, parts[2].dst);
     if (r->client->is_streaming)
@@ -217,6 +222,19 @@ bool step_sees_all(const struct attn_pool_spec *spec, uint32_t layer)
     return spec->layers[spec->n_layers == 1 ? 0 : layer].is_full != 0;
 }
 
+/* Indices that a query has, or tokens that they name, whichever are more. */
+static uint64_t step_listed(const struct attn_step *s)
+{
+    uint64_t end = 0, unit = s->index_tokens > 0 ? s->index_tokens : 1;
+    if (s->indices == NULL)
+        return 0;
+    for (uint32_t i = 0; i < s->n_items; i++)
+        if ((uint64_t)s->items[i].pos + s->items[i].n_tokens > end)
+            end = (uint64_t)s->items[i].pos + s->items[i].n_tokens;
+    const uint64_t n = s->n_indices * unit < end ? s->n_indices * unit : end;
+    return n > s->n_indices ? n : s->n_indices;
+}
+
 /* Whether the step fits one message, and else what a piece of it may have. */
 static attn_status step_cut(const struct attn_pool *p, const struct attn_step *s,
                             const struct attn_client_info *info, struct step_size *z)
@@ -229,12 +247,15 @@ static attn_status step_cut(const struct attn_pool *p, const struct attn_step *s
     z->max_tokens = UINT32_MAX;
     z->is_whole = (step_flags(s) & WIRE_STEP_ATTEND) != 0 && step_sees_all(&p->spec, s->layer);
     z->is_whole |= s->parents != NULL || s->is_full;
+    const uint64_t listed = step_listed(s);
     if (l->n_tokens <= info->max_step_tokens && head + l->request_bytes <= most &&
-        reply_head + l->reply_bytes <= most)
+        reply_head + l->reply_bytes <= most && l->n_tokens * listed <= WIRE_MAX_INDICES)
         return ATTN_OK;
     uint64_t tokens = info->max_step_tokens;
+    if (listed > 0)
+        tokens = WIRE_MAX_INDICES / listed < tokens ? WIRE_MAX_INDICES / listed : tokens;
     uint64_t row = l->request_bytes / l->n_tokens + 1, reply_row = l->reply_bytes / l->n_tokens + 1;
-    uint64_t room = most > head + 3 * WIRE_ALIGN ? most - head - 3 * WIRE_ALIGN : 0;
+    uint64_t room = most > head + 4 * WIRE_ALIGN ? most - head - 4 * WIRE_ALIGN : 0;
     uint64_t reply_room =
         most > reply_head + 2 * WIRE_ALIGN ? most - reply_head - 2 * WIRE_ALIGN : 0;
     tokens = room / row < tokens ? room / row : tokens;
@@ -306,6 +327,14 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
         return error_set(ATTN_EINVAL, "parents: a tree's step has q and k");
     if ((flags & WIRE_STEP_FULL) && (flags & 3) != WIRE_STEP_ATTEND)
         return error_set(ATTN_EINVAL, "is_full is 1: such a step has q and no k");
+    if ((flags & WIRE_STEP_SPARSE) && (!(flags & WIRE_STEP_ATTEND) || (flags & WIRE_STEP_TREE)))
+        return error_set(ATTN_EINVAL, "indices: a sparse step has q and no parents");
+    if ((s->indices != NULL) != (s->n_indices > 0) || (s->indices == NULL && s->index_tokens > 0))
+        return error_set(ATTN_EINVAL, "indices is %sNULL, n_indices %u, index_tokens %u",
+                         s->indices != NULL ? "not " : "", s->n_indices, s->index_tokens);
+    if (s->n_indices > WIRE_MAX_INDICES)
+        return error_set(ATTN_EINVAL, "n_indices is %u, a query has %u at most", s->n_indices,
+                         WIRE_MAX_INDICES);
     if (!(flags & WIRE_STEP_ATTEND) && flags != WIRE_STEP_APPEND)
         return error_set(ATTN_EINVAL, "%s without q", flags != 0 ? "lse" : "no k and v");
 

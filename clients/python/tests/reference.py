@@ -7,8 +7,11 @@ import numpy as np
 import attnd
 
 
-def attention(q, k, v, pos: int, layer: attnd.LayerSpec = attnd.LayerSpec()):
-    """(out, lse) of q [n, num_q_heads, dk] at positions pos.., over k, v [m, num_kv_heads, d]."""
+def attention(q, k, v, pos: int, layer: attnd.LayerSpec = attnd.LayerSpec(), visits=None):
+    """(out, lse) of q [n, num_q_heads, dk] at positions pos.., over k, v [m, num_kv_heads, d].
+
+    visits: for each query the positions of what it visits; None: all that it sees.
+    """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
     out = np.zeros((q.shape[0], q.shape[1], v.shape[2]))
@@ -21,6 +24,8 @@ def attention(q, k, v, pos: int, layer: attnd.LayerSpec = attnd.LayerSpec()):
             seen = np.ones(len(k), bool) if layer.is_full else j <= p
             if layer.window_tokens:
                 seen &= (j > p - layer.window_tokens) | (j < layer.sink_tokens)
+            if visits is not None:
+                seen &= np.isin(j, visits[t])
             s = scale * (k[:, h // group] @ q[t, h])
             if layer.soft_cap:
                 s = layer.soft_cap * np.tanh(s / layer.soft_cap)

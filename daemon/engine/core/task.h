@@ -46,6 +46,7 @@ struct item {
     uint32_t pos, n_tokens;
     uint32_t row; /* its first token's row in the step's tensors */
     const struct tree_node *nodes; /* [n_tokens] of a tree; NULL: its tokens follow each other */
+    struct backend_lists lists; /* what its queries visit, if the step is sparse */
     enum item_state state;
 };
 TAILQ_HEAD(item_list, item);
@@ -81,6 +82,7 @@ struct task {
     struct wire_step_layout layout;
     struct item_list ready_items;
     uint32_t n_ready, n_ready_tokens;
+    uint32_t n_listed; /* tokens of all lists */
     enum task_place place;
     TAILQ_ENTRY(task) fresh; /* fresh to heap_child: engine/core/ready.c */
     struct task *heap_prev, *heap_next, *heap_child;

@@ -70,11 +70,13 @@ void batches_fini(struct engine *e)
 
 /* --- building --------------------------------------------------------------------------------- */
 
-/* Cached tokens that the item's last query sees, averaged over kv heads. */
+/* Cached tokens that the item's last query sees, averaged over kv heads; of lists the average. */
 static uint32_t visible_tokens(const struct pool *p, const struct item *it)
 {
     const struct attn_layer_spec *l = &p->config.layers[it->task->layer];
     uint32_t heads = p->config.num_kv_heads;
+    if (it->lists.starts != NULL)
+        return backend_listed(&it->lists, it->n_tokens) / it->n_tokens;
     return (uint32_t)(layer_keys_seen(l, &p->config, it->pos + it->n_tokens - 1, 1) / heads);
 }
 
@@ -175,6 +177,7 @@ static struct backend_item device_item(struct engine *e, const struct item *it)
         .n_tokens = it->n_tokens,
         .block_table = info.block_table,
         .nodes = it->nodes,
+        .lists = it->lists,
     };
     if (t->flags & WIRE_STEP_APPEND) {
         d.flags |= BACKEND_APPEND;
@@ -295,6 +298,8 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
         }
         bool fits_here =
             t->n_ready <= max_items - b->n_items && t->n_ready_tokens <= max_tokens - b->n_tokens;
+        if (t->n_listed > BACKEND_MAX_LISTED - b->n_listed)
+            return false; /* it fits an empty batch */
         bool fits_empty = t->n_ready <= max_items && t->n_ready_tokens <= max_tokens;
         if (!fits_here && fits_empty)
             return false; /* the task goes whole into the next batch */
@@ -309,6 +314,7 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
             r = take_item(e, b, TAILQ_FIRST(&t->ready_items));
         if (b->n_items > n_before) {
             b->n_tasks++;
+            b->n_listed += t->n_listed;
             t->was_launched = true;
         }
         if (t->n_ready > 0)
@@ -346,6 +352,7 @@ static struct batch *batch_begin(struct engine *e, struct pool *p)
     b->pool = p;
     b->n_items = b->n_tokens = b->n_tasks = 0;
     b->n_visible = 0;
+    b->n_listed = 0;
     b->is_again = false;
     return b;
 }

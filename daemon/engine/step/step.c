@@ -17,6 +17,7 @@
 #include "daemon/engine/core/ready.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/core/status.h"
+#include "daemon/engine/step/lists.h"
 
 /* --- items ------------------------------------------------------------------------------------ */
 
@@ -280,6 +281,8 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
         st = check_trees(s, p, out->n_tokens, why, why_bytes);
     if (st == ATTN_OK && (s->flags & WIRE_STEP_FULL))
         st = check_full(s, p, why, why_bytes);
+    if (st == ATTN_OK && (s->flags & WIRE_STEP_SPARSE))
+        st = lists_check(s, p, out->n_tokens, why, why_bytes);
     if (st != ATTN_OK || req->bell != NULL) /* its plan was checked against the lane's regions */
         return st;
     if (req->wire.payload_bytes != out->request_bytes) {
@@ -484,6 +487,8 @@ attn_status step_run(struct engine *e, struct request *req, uint32_t session, st
     if (t == NULL)
         return answer_no(a, ATTN_ENOMEM, "no memory for a step of %zu items", s->n_seq);
     st = step_items(e, t, a->why, sizeof a->why);
+    if (st == ATTN_OK && (t->flags & WIRE_STEP_SPARSE))
+        st = lists_make(e, t, a->why, sizeof a->why);
     if (st != ATTN_OK)
         return st;
     if (is_after_last_token(e, t))

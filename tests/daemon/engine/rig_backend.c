@@ -35,7 +35,7 @@ static void fake_info(const struct backend *b, struct backend_info *out)
                                  .kv_bytes = b->kv_bytes,
                                  .max_in_flight = b->max_in_flight,
                                  .n_processors = 1,
-                                 .features = b->features | BACKEND_HAS_TREES};
+                                 .features = b->features | BACKEND_HAS_TREES | BACKEND_HAS_LISTS};
 }
 
 static attn_status fake_pool_check(struct backend *b, const struct backend_pool_config *c)

@@ -229,6 +229,9 @@ class Step(Structure):
         ("in_place", c_void_p),
         ("parents", POINTER(c_int32)),
         ("is_full", c_uint32),
+        ("n_indices", c_uint32),
+        ("indices", c_void_p),
+        ("index_tokens", c_uint32),
         ("reserved", c_uint32),
     ]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _lib
 from ._handle import U32_MAX, NotPicklable, WaitTimes, timeout_us, waits_for_signals, whole
-from ._tensor import F32, address_of, empty
+from ._tensor import F32, I32, address_of, empty
 from .errors import AttndError, check, error_of, last_gone
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class Prepared:
         timeout: float | None,
         parents: Iterable[int] | None = None,
         is_full: bool = False,
+        indices: Any = None,
+        index_tokens: int = 1,
     ):
         if not isinstance(items, Items):
             items = Items(items)
@@ -122,6 +124,14 @@ class Prepared:
         if out is not None:
             c.out = point(out, "out", dtype, (n, q_heads, dim_v), True)
         c.is_full = is_full
+        if indices is not None:
+            shape = tuple(getattr(indices, "shape", ()))
+            if len(shape) != 2 or shape[1] == 0:
+                raise ValueError(f"indices has shape {list(shape)}, expected [{n}, 1 or more]")
+            c.n_indices, c.index_tokens = shape[1], whole("index_tokens", index_tokens)
+            c.indices = point(indices, "indices", I32, (n, shape[1]), False)
+        elif index_tokens != 1:
+            raise ValueError(f"index_tokens is {index_tokens!r}, without indices")
         if parents is not None:
             values = [int(p) for p in parents]
             if len(values) != n:

@@ -24,13 +24,14 @@ from typing import Any
 F32, F16, BF16, FP8_E4M3, INT8 = 1, 2, 3, 4, 5
 DTYPES = {"f32": F32, "f16": F16, "bf16": BF16, "fp8_e4m3": FP8_E4M3, "int8": INT8}
 NAMES = {code: name for name, code in DTYPES.items()}
-_FLOAT32, _FLOAT16, _UINT16 = 11, 23, 4  # numpy's type numbers
-_NUMPY = {F32: (_FLOAT32,), F16: (_FLOAT16,), BF16: (_UINT16,)}
+I32 = 100  # of indices, no dtype of a pool
+_FLOAT32, _FLOAT16, _UINT16, _INT32 = 11, 23, 4, 5  # numpy's type numbers
+_NUMPY = {F32: (_FLOAT32,), F16: (_FLOAT16,), BF16: (_UINT16,), I32: (_INT32,)}
 _NUMPY_NAMES = {F32: "float32", F16: "float16", BF16: "uint16"}
-_TORCH_NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16"}
+_TORCH_NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", I32: "int32"}
 
 # DLPack: (code, bits), code 0 int, 1 uint, 2 float, 4 bfloat
-_DLPACK = {F32: ((2, 32),), F16: ((2, 16),), BF16: ((4, 16), (1, 16))}
+_DLPACK = {F32: ((2, 32),), F16: ((2, 16),), BF16: ((4, 16), (1, 16)), I32: ((0, 32),)}
 _DLPACK_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 _HOST = (1, 3, 11)  # plain memory, pinned by CUDA, pinned by ROCm
 _DEVICES = {
@@ -79,11 +80,15 @@ def _check_shape(name: str, shape: tuple[int, ...], want: tuple[int, ...]) -> No
         raise ValueError(f"{name} has shape {list(shape)}, expected {list(want)}")
 
 
+def _wanted(dtype: int) -> str:
+    return "expected int32" if dtype == I32 else f"the pool's arrays are {NAMES[dtype]}"
+
+
 def _from_numpy(a: Any, name: str, dtype: int, shape: tuple[int, ...], is_output: bool) -> int:
     kind = a.dtype
     is_good = kind.num in _NUMPY[dtype] and kind.isnative
     if not is_good and not (dtype == BF16 and kind.name == "bfloat16"):
-        raise TypeError(f"{name} has dtype {kind}, the pool's arrays are {NAMES[dtype]}")
+        raise TypeError(f"{name} has dtype {kind}, {_wanted(dtype)}")
     if a.shape != shape:
         _check_shape(name, a.shape, shape)
     flags = a.flags
@@ -106,7 +111,7 @@ def _from_dlpack(t: Any, name: str, dtype: int, shape: tuple[int, ...]) -> tuple
     d = ctypes.cast(_capsule_pointer(capsule, b"dltensor"), POINTER(_DLTensor)).contents
     if (d.code, d.bits) not in _DLPACK[dtype] or d.lanes != 1:
         kind = f"{_DLPACK_CODES.get(d.code, d.code)}{d.bits}"
-        raise TypeError(f"{name} has dtype {kind}, the pool's arrays are {NAMES[dtype]}")
+        raise TypeError(f"{name} has dtype {kind}, {_wanted(dtype)}")
     has = tuple(d.shape[: d.ndim])
     if has != shape:
         _check_shape(name, has, shape)

@@ -320,12 +320,28 @@ class Pool(_Closing):
         lse: Any = False,
         parents: Iterable[int] | None = None,
         is_full: bool = False,
+        indices: Any = None,
+        index_tokens: int = 1,
         timeout: float | None = None,
     ) -> Result:
         """As attnd.Pool.step(). Cancelling the wait leaves the arrays borrowed until the step ends."""
         if not isinstance(items, Items):
             items = self.items(items)
-        prepared = Prepared(self.sync, layer, items, q, k, v, out, lse, timeout, parents, is_full)
+        prepared = Prepared(
+            self.sync,
+            layer,
+            items,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            timeout,
+            parents,
+            is_full,
+            indices,
+            index_tokens,
+        )
         loop = asyncio.get_running_loop()
         if loop is not self.client._loop:
             raise InvalidArgumentError("the client belongs to another event loop")

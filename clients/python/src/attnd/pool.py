@@ -428,6 +428,8 @@ class Pool(Closing, NotPicklable):
         lse: Any = False,
         parents: Iterable[int] | None = None,
         is_full: bool = False,
+        indices: Any = None,
+        index_tokens: int = 1,
         timeout: float | None = None,
     ) -> Result:
         """One layer's new tokens of some sequences: appends k and v, then q attends over the cache.
@@ -446,6 +448,12 @@ class Pool(Closing, NotPicklable):
                      as where the rest of its sequence is in another pool or daemon; the caller
                      merges out and lse with those of the rest. Not with windows, ALiBi, sink logits
                      or branches
+                indices  [T, n] int32, n of any size: each query visits, of the tokens that it
+                     sees, those that its row names, and no others: positions in its sequence, those
+                     that this step appends included, in any order; -1 names none, and one that is
+                     named twice counts once. With index_tokens, index i names the tokens from
+                     i * index_tokens on, as many. One that names nothing that the query sees is
+                     refused. Not with parents; dilated layers refuse it
         Dtype   create_pool()'s array_dtype, else the pool's q_dtype; bf16 as torch.bfloat16,
                 ml_dtypes.bfloat16 or uint16
         Arrays  numpy or any DLPack tensor, in host memory, contiguous; read and written in place
@@ -457,7 +465,9 @@ class Pool(Closing, NotPicklable):
         If only some items failed the exception is that of the first, and its `result` has the
         outputs of the others.
         """
-        p = Prepared(self, layer, items, q, k, v, out, lse, timeout, parents, is_full)
+        p = Prepared(
+            self, layer, items, q, k, v, out, lse, timeout, parents, is_full, indices, index_tokens
+        )
         r = new_result()
         with self._inside():
             if waits_for_signals():
@@ -500,13 +510,19 @@ class Pool(Closing, NotPicklable):
         lse: Any = False,
         parents: Iterable[int] | None = None,
         is_full: bool = False,
+        indices: Any = None,
+        index_tokens: int = 1,
         timeout: float | None = None,
     ) -> Step:
         """Sends a step as step() does and returns at once; several may be in flight.
 
         Wait for each: until then it counts against the client's 1024, and its arrays are kept.
         """
-        return self._start(Prepared(self, layer, items, q, k, v, out, lse, timeout, parents, is_full))
+        return self._start(
+            Prepared(
+                self, layer, items, q, k, v, out, lse, timeout, parents, is_full, indices, index_tokens
+            )
+        )
 
     def _start(self, p: Prepared) -> Step:
         ticket = ctypes.c_uint64()

@@ -1,0 +1,213 @@
+"""Steps that say more of what queries see: sparse ones, each query of which visits what its row of
+indices names, and trees, whose nodes attend as the ends of their paths and of which a commit keeps
+one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import reference
+
+import attnd
+import attnd.aio
+
+HEADS, DIM, CACHED, NEW = 4, 32, 150, 3
+GEOMETRIES = {
+    "mha": dict(num_q_heads=HEADS, num_kv_heads=HEADS, head_dim_k=DIM, head_dim_v=DIM),
+    "gqa": dict(num_q_heads=HEADS, num_kv_heads=2, head_dim_k=DIM, head_dim_v=DIM),
+    "latent": dict(num_q_heads=8, num_kv_heads=1, head_dim_k=96, head_dim_v=64, is_v_in_k=True),
+}
+
+
+def spec(name: str, kind: str, block_tokens: int, **layer) -> attnd.PoolSpec:
+    return attnd.PoolSpec(
+        name=f"sparse-{name}-{kind}-{block_tokens}",
+        num_layers=1,
+        n_blocks=2048 // block_tokens,
+        block_tokens=block_tokens,
+        layers=[attnd.LayerSpec(**layer)] if layer else [],
+        **GEOMETRIES[kind],
+    )
+
+
+def tensors(s: attnd.PoolSpec, n: int, seed: int = 0):
+    """q, k and v (None where it is in k) of n tokens; and v for the reference."""
+    rng = np.random.default_rng(seed)
+    q = reference.random(rng, n, s.num_q_heads, s.head_dim_k)
+    k = reference.random(rng, n, s.num_kv_heads, s.head_dim_k)
+    if s.is_v_in_k:
+        return q, k, None, np.ascontiguousarray(k[:, :, : s.head_dim_v])
+    v = reference.random(rng, n, s.num_kv_heads, s.head_dim_v)
+    return q, k, v, v
+
+
+def cut(x, a: int, b: int):
+    return None if x is None else np.ascontiguousarray(x[a:b])
+
+
+def filled(pool, s: attnd.PoolSpec, seed: int = 0):
+    """A sequence of CACHED tokens, and the tensors of those and NEW more."""
+    q, k, v, v_ref = tensors(s, CACHED + NEW, seed)
+    seq = pool.open()
+    pool.step(0, [(seq, 0, CACHED)], k=cut(k, 0, CACHED), v=cut(v, 0, CACHED))
+    new = [cut(x, CACHED, CACHED + NEW) for x in (q, k, v)]
+    return seq, new, k, v_ref
+
+
+@pytest.mark.parametrize("block_tokens", [16, 64])
+@pytest.mark.parametrize("kind", GEOMETRIES)
+def test_top_k_is_what_the_reference_gives(client, kind, block_tokens):
+    s = spec("topk", kind, block_tokens, soft_cap=4.0)
+    pool = client.create_pool(s)
+    seq, (q, k, v), all_k, all_v = filled(pool, s)
+    rng = np.random.default_rng(1)
+    indices = np.full((NEW, 40), -1, np.int32)
+    for t in range(NEW):
+        n = 40 - 7 * t
+        indices[t, :n] = rng.permutation(CACHED + t)[:n]
+        indices[t, 0] = CACHED + t  # itself, of this step
+    r = pool.step(0, [(seq, CACHED, NEW)], q, k, v, indices=indices, lse=True)
+    out, lse = reference.attention(q, all_k, all_v, CACHED, s.layers[0], visits=indices)
+    np.testing.assert_allclose(r.out, out, atol=2e-5)
+    np.testing.assert_allclose(r.lse, lse, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", GEOMETRIES)
+def test_all_of_them_is_dense(client, kind):
+    s = spec("full", kind, 16)
+    pool = client.create_pool(s)
+    seq, (q, k, v), _, _ = filled(pool, s)
+    dense = pool.step(0, [(seq, CACHED, NEW)], q, k, v).out
+    by_token = np.tile(np.arange(CACHED + NEW, dtype=np.int32), (NEW, 1))
+    by_token[by_token > CACHED + np.arange(NEW)[:, None]] = -1
+    blocks = np.tile(np.arange(10, dtype=np.int32)[::-1], (NEW, 1))
+    for options in (
+        {"indices": by_token},
+        {"indices": np.ascontiguousarray(blocks), "index_tokens": 16},
+    ):
+        out = pool.step(0, [(seq, CACHED, NEW)], q, **options).out
+        np.testing.assert_allclose(out, dense, atol=2e-5)
+
+
+def test_indices_that_do_not_fit_are_refused_by_name(client):
+    s = spec("refused", "gqa", 16)
+    pool = client.create_pool(s)
+    seq, (q, k, v), _, _ = filled(pool, s)
+    items = [(seq, CACHED, NEW)]
+    good = np.zeros((NEW, 2), np.int32)
+    with pytest.raises(TypeError, match="indices has dtype int64, expected int32"):
+        pool.step(0, items, q, k, v, indices=good.astype(np.int64))
+    with pytest.raises(ValueError, match=r"indices has shape \[2, 2\], expected \[3, 2\]"):
+        pool.step(0, items, q, k, v, indices=good[:2])
+    with pytest.raises(ValueError, match=r"indices has shape \[3\]"):
+        pool.step(0, items, q, k, v, indices=good[:, 0].copy())
+    with pytest.raises(ValueError, match="index_tokens is 16, without indices"):
+        pool.step(0, items, q, k, v, index_tokens=16)
+    with pytest.raises(attnd.InvalidArgumentError, match="no parents"):
+        pool.step(0, items, q, k, v, indices=good, parents=[-1, 0, 1])
+    ahead = good.copy()
+    ahead[1, 1] = CACHED + 2
+    why = r"indices\[1\]\[1\] is 152 .* sees \[0, 152\)"
+    with pytest.raises(attnd.InvalidArgumentError, match=why):
+        pool.step(0, items, q, k, v, indices=ahead)
+    dilated = client.create_pool(spec("dilated", "gqa", 16, branches=[(64, 1), (128, 2)]))
+    other = dilated.open()
+    with pytest.raises(attnd.UnsupportedError, match="layer 0 is dilated"):
+        dilated.step(0, [(other, 0, NEW)], q, k, v, indices=good)
+    pool.step(0, items, q, k, v, indices=good)  # nothing was appended before
+
+
+def test_sparse_steps_over_asyncio(daemon):
+    async def run() -> None:
+        async with await attnd.aio.connect(daemon.url) as client:
+            s = spec("aio", "gqa", 16)
+            pool = await client.create_pool(s)
+            seq = await pool.open()
+            q, k, v, _ = tensors(s, 8)
+            indices = np.arange(8, dtype=np.int32)[:, None]
+            r = await pool.step(0, [(seq, 0, 8)], q, k, v, indices=indices)
+            np.testing.assert_allclose(r.out, np.repeat(v, 2, axis=1), atol=1e-6)
+
+    asyncio.run(run())
+
+
+TREE_HEADS, TREE_DIM, LAYERS = 2, 16, 2
+PARENTS = [-1, 0, 0, 1, 2, -1]
+
+
+def tree_spec(name: str) -> attnd.PoolSpec:
+    return attnd.PoolSpec(
+        name=name,
+        num_layers=LAYERS,
+        num_q_heads=TREE_HEADS,
+        num_kv_heads=TREE_HEADS,
+        head_dim_k=TREE_DIM,
+        n_blocks=64,
+    )
+
+
+def tree_rows(codes: list[int], layer: int, what: int) -> np.ndarray:
+    return np.stack(
+        [
+            np.random.default_rng([c, layer, what])
+            .normal(size=(TREE_HEADS, TREE_DIM))
+            .astype(np.float32)
+            for c in codes
+        ]
+    )
+
+
+def put_tree(pool, seq, layer, pos, codes, parents=None):
+    q, k, v = (tree_rows(codes, layer, what) for what in range(3))
+    return pool.step(layer, [(seq, pos, len(codes))], q, k, v, parents=parents)
+
+
+def test_a_committed_path_is_as_if_it_had_come_alone(client):
+    pool = client.create_pool(tree_spec("trees"))
+    prompt, nodes = list(range(1, 20)), list(range(100, 106))
+    tree, plain = pool.open(), pool.open()
+    for layer in range(LAYERS):
+        put_tree(pool, tree, layer, 0, prompt)
+        put_tree(pool, plain, layer, 0, prompt)
+        outs = put_tree(pool, tree, layer, 19, nodes, PARENTS).out
+        alone = put_tree(pool, plain, layer, 19, [nodes[n] for n in (0, 2, 4)]).out
+        np.testing.assert_allclose(outs[[0, 2, 4]], alone, atol=2e-5)
+    with pytest.raises(attnd.InvalidArgumentError, match="no path"):
+        tree.commit([0, 4])
+    epoch = tree.epoch
+    tree.commit([0, 2, 4])
+    assert tree.epoch > epoch
+    for layer in range(LAYERS):
+        a, b = (put_tree(pool, s, layer, 22, [7]).out for s in (tree, plain))
+        np.testing.assert_array_equal(a, b)
+
+    calls = pool.calls()
+    for layer in range(LAYERS):
+        put_tree(pool, tree, layer, 23, nodes, PARENTS)
+    calls.commit(tree, [5])
+    calls.commit(plain, [0])
+    committed, refused = calls.run()
+    assert committed is tree and isinstance(refused, attnd.InvalidArgumentError)
+    for layer in range(LAYERS):
+        put_tree(pool, plain, layer, 23, [nodes[5]])
+        a, b = (put_tree(pool, s, layer, 24, [8]).out for s in (tree, plain))
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="parents has 2 elements"):
+        put_tree(pool, tree, 0, 25, [1, 2, 3], [-1, 0])
+
+
+def test_trees_over_asyncio(daemon):
+    async def run() -> None:
+        async with await attnd.aio.connect(daemon.url) as client:
+            pool = await client.create_pool(tree_spec("trees"))
+            seq = await pool.open()
+            for layer in range(LAYERS):
+                x = tree_rows([1, 2, 3], layer, 0)
+                await pool.step(layer, [(seq, 0, 3)], x, x, x, parents=[-1, 0, 0])
+            await seq.commit([0, 2])
+            x = tree_rows([4], 0, 0)
+            await pool.step(0, [(seq, 2, 1)], x, x, x)
+
+    asyncio.run(run())
