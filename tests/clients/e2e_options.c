@@ -1,7 +1,7 @@
 /* e2e_options.c: the option product of kernels/cases.h through a daemon of several cards, in pools
  * that lie whole on one of them, are split by kv heads and split by tokens, against float64. Every
- * other case without a window is dilated. What a batch-invariant pool of heads answers has the
- * bytes of the whole one's.
+ * other case without a window is dilated, and of those that are not some are sparse. What a
+ * batch-invariant pool of heads answers has the bytes of the whole one's.
  *
  *     e2e_options [EVERY [OFFSET]]
  *
@@ -21,7 +21,7 @@
 #include "tests/kernels/cases.h"
 #include "tests/random.h"
 
-enum { TIMEOUT_US = 600000000, MOST_TOKENS = 1024 };
+enum { TIMEOUT_US = 600000000, MOST_TOKENS = 1024, N_INDICES = 48 };
 
 #ifndef EVERY
 #define EVERY 151
@@ -66,6 +66,7 @@ struct option_case {
     uint32_t n_items, n_history, n_step; /* items; tokens of the two steps */
     float sink_logits[1024], alibi_slopes[1024];
     uint8_t *q, *k[2], *v[2]; /* of the step; of history and step */
+    int32_t (*indices)[N_INDICES]; /* of the step; NULL: it is not sparse */
 };
 
 static uint8_t *random_rows(const struct option_case *c, size_t n)
@@ -75,6 +76,29 @@ static uint8_t *random_rows(const struct option_case *c, size_t n)
     for (size_t i = 0; i < n; i++)
         reference_put(c->dtype.q, x, i, random_value());
     return x;
+}
+
+/* Tokens that each query of the step sees, some twice, and -1. */
+static void make_indices(struct option_case *c)
+{
+    const struct case_options *o = &c->o;
+    uint32_t row = 0;
+    c->indices = malloc(c->n_step * sizeof *c->indices);
+    assert_non_null(c->indices);
+    for (uint32_t i = 0; i < c->n_items; i++) {
+        const struct case_item *it = &c->shape->items[i];
+        for (uint32_t t = 0; t < it->n_tokens; t++, row++) {
+            const uint32_t p = it->n_before + t, chance = random_below(&rng, 4);
+            const uint32_t end = o->is_full ? it->n_before + it->n_tokens : p + 1;
+            for (uint32_t j = 0; j < N_INDICES; j++) {
+                const uint32_t token = random_below(&rng, end);
+                const bool is_seen =
+                    o->window_tokens == 0 || token + o->window_tokens > p || token < o->sink_tokens;
+                c->indices[row][j] =
+                    is_seen && random_below(&rng, 4) < chance ? (int32_t)token : -1;
+            }
+        }
+    }
 }
 
 static void case_open(struct option_case *c, uint32_t i)
@@ -104,11 +128,14 @@ static void case_open(struct option_case *c, uint32_t i)
         c->k[is_step] = random_rows(c, rows * c->g->head_dim_k);
         c->v[is_step] = random_rows(c, rows * c->g->head_dim_v);
     }
+    if (c->dilation->n == 0 && i / 2 % 2 == 0)
+        make_indices(c);
 }
 
 static void case_close(struct option_case *c)
 {
     free(c->q);
+    free(c->indices);
     for (int i = 0; i < 2; i++) {
         free(c->k[i]);
         free(c->v[i]);
@@ -187,6 +214,8 @@ static attn_status answer(const struct option_case *c, attn_split split, uint8_t
     step.v = c->g->is_v_in_k ? NULL : c->v[1];
     step.out = out;
     step.lse = lse;
+    step.indices = c->indices != NULL ? c->indices[0] : NULL;
+    step.n_indices = c->indices != NULL ? N_INDICES : 0;
     MUST_OK(attn_step(p, &step, NULL));
     for (uint32_t i = 0; i < c->n_items; i++)
         MUST_OK(attn_seq_close(p, &seqs[i], TIMEOUT_US));
@@ -240,9 +269,15 @@ static void check_item(const struct option_case *c, uint32_t item, size_t at_his
         if (!g->is_v_in_k)
             cached(c, c->v[is_step], at, n_rows, g->head_dim_v, v + row * g->head_dim_v);
     }
-    assert_int_equal(reference_attend(&spec, g->num_q_heads, g->num_kv_heads, g->head_dim_k,
-                                      g->head_dim_v, ATTN_F32, q, it->n_tokens, it->n_before, k, v,
-                                      n_kv, want, want_lse),
+    uint32_t starts[MOST_TOKENS];
+    for (uint32_t t = 0; t <= it->n_tokens; t++)
+        starts[t] = t * N_INDICES;
+    const struct reference_seen seen = {
+        .starts = c->indices != NULL ? starts : NULL,
+        .tokens = c->indices != NULL ? (const uint32_t *)c->indices[at_step] : NULL};
+    assert_int_equal(reference_attend_seen(&spec, g->num_q_heads, g->num_kv_heads, g->head_dim_k,
+                                           g->head_dim_v, ATTN_F32, q, it->n_tokens, it->n_before,
+                                           k, v, n_kv, &seen, want, want_lse),
                      ATTN_OK);
     const struct reference_bound bound = reference_bound_of(c->dtype.q, c->dtype.q);
     double diff = 0, norm = 0;
@@ -272,7 +307,7 @@ static void check_item(const struct option_case *c, uint32_t item, size_t at_his
 /* --- the product ------------------------------------------------------------------------------ */
 
 struct counts {
-    uint32_t n_run[ATTN_SPLIT_TOKENS + 1], n_dilated, n_windows; /* of those by tokens */
+    uint32_t n_run[ATTN_SPLIT_TOKENS + 1], n_dilated, n_windows, n_sparse; /* of those by tokens */
 };
 
 /* How many splits computed the case. */
@@ -288,9 +323,9 @@ static uint32_t run_case(uint32_t i, struct counts *counts)
     uint32_t n = 0;
     for (uint32_t s = 0; s < CASE_COUNT(splits); s++) {
         char what[160];
-        snprintf(what, sizeof what, "case %u (%s, %s/%s, %s, %s), %u branches, %s", i, c.g->name,
+        snprintf(what, sizeof what, "case %u (%s, %s/%s, %s, %s), %u branches%s, %s", i, c.g->name,
                  attn_dtype_name(c.dtype.q), attn_dtype_name(c.dtype.kv), c.o.name, c.shape->name,
-                 c.dilation->n, attn_split_name(splits[s]));
+                 c.dilation->n, c.indices != NULL ? ", sparse" : "", attn_split_name(splits[s]));
         memset(out, 0xff, bytes);
         memset(lse, 0xff, rows * sizeof *lse);
         if (answer(&c, splits[s], out, lse) == ATTN_ENOTSUP)
@@ -299,6 +334,7 @@ static uint32_t run_case(uint32_t i, struct counts *counts)
         counts->n_run[splits[s]]++;
         counts->n_dilated += splits[s] == ATTN_SPLIT_TOKENS && c.dilation->n > 0;
         counts->n_windows += splits[s] == ATTN_SPLIT_TOKENS && c.o.window_tokens > 0;
+        counts->n_sparse += splits[s] == ATTN_SPLIT_TOKENS && c.indices != NULL;
         size_t at_history = 0, at_step = 0;
         for (uint32_t k = 0; k < c.n_items; k++) {
             check_item(&c, k, at_history, at_step, out, lse, what);
@@ -332,16 +368,17 @@ static void every_option_of_every_split_agrees_with_the_reference(void **state)
     const char *flags[] = {"--cache.max_pools", "64", NULL};
     const uint32_t n = CASE_N_PRODUCT * CASE_COUNT(case_dtypes) * CASE_COUNT(case_options) *
                        CASE_COUNT(case_shapes);
-    struct counts c = {{0}, 0, 0};
+    struct counts c = {0};
     if (getenv("E2E_CARDS") == NULL)
         setenv("E2E_CARDS", "0,1", 1);
     e2e_start(&d, flags);
     MUST_OK(attn_client_open(d.url, NULL, TIMEOUT_US, &client));
     for (uint32_t i = offset; i < n; i += every)
         assert_true(run_case(i, &c) > 0);
-    printf("%u cases whole, %u by heads, %u by tokens, of these %u dilated and %u with windows\n",
+    printf("%u cases whole, %u by heads, %u by tokens, of these %u dilated, %u with windows, %u "
+           "sparse\n",
            c.n_run[ATTN_SPLIT_WHOLE], c.n_run[ATTN_SPLIT_HEADS], c.n_run[ATTN_SPLIT_TOKENS],
-           c.n_dilated, c.n_windows);
+           c.n_dilated, c.n_windows, c.n_sparse);
     assert_true(c.n_run[ATTN_SPLIT_WHOLE] > 0);
     assert_true(c.n_run[ATTN_SPLIT_HEADS] > 0);
     /* tokens are split over 2, 4 or 8 */
@@ -350,6 +387,7 @@ static void every_option_of_every_split_agrees_with_the_reference(void **state)
     assert_int_equal(c.n_run[ATTN_SPLIT_TOKENS] > 0, is_by_tokens);
     assert_int_equal(c.n_dilated > 0, is_by_tokens);
     assert_int_equal(c.n_windows > 0, is_by_tokens);
+    assert_int_equal(c.n_sparse > 0, is_by_tokens);
     attn_client_close(client);
     e2e_stop(&d);
 }

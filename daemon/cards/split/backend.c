@@ -41,8 +41,9 @@ static void info(const struct backend *b, struct backend_info *out)
 {
     const struct engine *e = engine_of(b);
     *out = (struct backend_info){.kv_bytes = e->info.kv_bytes, .max_in_flight = e->max_in_flight};
+    out->features = e->info.features & BACKEND_HAS_LISTS;
     if (b->how == ATTN_SPLIT_HEADS)
-        out->features = e->info.features & (BACKEND_HAS_TREES | BACKEND_HAS_LISTS);
+        out->features |= e->info.features & BACKEND_HAS_TREES;
 }
 
 /* --- pools ------------------------------------------------------------------------------------ */

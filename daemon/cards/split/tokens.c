@@ -9,8 +9,8 @@
  * message, and its keys stay where they are. Queries of a stripe that the device has are one causal
  * item; queries between two such stripes see the same keys and are one full item (BACKEND_FULL), so
  * larger blocks make larger items. Queries of a dilated layer are one item at their positions in
- * the sequence (kernels/stripes.h). Where a query sees no key of a device, that device's lse is
- * minus infinity and has no weight.
+ * the sequence (kernels/stripes.h). Of a query's list a device has the tokens that are there. Where
+ * a query sees no key of a device, that device's lse is minus infinity and has no weight.
  */
 #include "daemon/cards/split/tensors.h"
 #include "kernels/layer_visible.h"
@@ -75,6 +75,15 @@ uint64_t tokens_output_bytes(const struct shard_tensors *t)
     return bytes;
 }
 
+/* Starts and, at most, tokens of its lists. */
+static uint64_t lists_bytes(const struct backend_item *d)
+{
+    if (d->lists.starts == NULL)
+        return 0;
+    return aligned(((uint64_t)d->n_tokens + 1) * sizeof(uint32_t)) +
+           aligned(backend_listed(&d->lists, d->n_tokens) * sizeof(uint32_t));
+}
+
 uint64_t tokens_staging_bytes(const struct shard_tensors *t)
 {
     const struct rows r = rows_of(t);
@@ -83,6 +92,7 @@ uint64_t tokens_staging_bytes(const struct shard_tensors *t)
         const struct backend_item *d = &t->whole[i];
         if (d->flags & BACKEND_APPEND)
             bytes += aligned(d->n_tokens * r.k) + aligned(d->n_tokens * r.v);
+        bytes += lists_bytes(d);
     }
     return bytes;
 }
@@ -168,6 +178,26 @@ static uint32_t run_of(const struct shard_tensors *t, const struct backend_item 
     return *out_is_full && n > seen ? seen : n; /* its position can't be before the first key */
 }
 
+/* The card's tokens of an item's lists, by its numbers, in *staging, which is advanced. */
+static struct backend_lists cut_lists(const struct shard_tensors *t, const struct backend_item *d,
+                                      uint8_t **staging)
+{
+    const struct backend_lists *all = &d->lists;
+    if (all->starts == NULL)
+        return *all;
+    uint32_t *starts = (uint32_t *)(void *)*staging, n = 0;
+    uint32_t *tokens = starts + aligned((d->n_tokens + 1) * sizeof *starts) / sizeof *starts;
+    for (uint32_t i = 0; i < d->n_tokens; i++) {
+        starts[i] = n;
+        for (uint32_t j = all->starts[i]; j < all->starts[i + 1]; j++)
+            if (is_of_card(t->split, all->tokens[j]))
+                tokens[n++] = n_of_card(t->split, all->tokens[j]);
+    }
+    starts[d->n_tokens] = n;
+    *staging += lists_bytes(d);
+    return (struct backend_lists){.starts = starts, .tokens = tokens};
+}
+
 /* An item for queries of d from the i-th on; n_tokens and pos are the caller's to set. */
 static struct backend_item query_item(const struct backend_item *d, const struct rows *r,
                                       uint32_t i, uint8_t *out, uint8_t *lse)
@@ -182,8 +212,9 @@ static struct backend_item query_item(const struct backend_item *d, const struct
 }
 
 static void cut_queries(struct shard_tensors *t, const struct backend_item *d, const struct rows *r,
-                        uint8_t *out, uint8_t *lse)
+                        uint8_t *out, uint8_t *lse, uint8_t **staging)
 {
+    const struct backend_lists lists = cut_lists(t, d, staging);
     uint32_t n;
     for (uint32_t i = 0; i < d->n_tokens; i += n) {
         uint32_t seen = n_seen(t, d, i);
@@ -195,6 +226,8 @@ static void cut_queries(struct shard_tensors *t, const struct backend_item *d, c
         struct backend_item *to = &t->items[t->n_items++];
         *to = query_item(d, r, i, out, lse);
         to->flags |= is_full ? BACKEND_FULL : 0;
+        if (lists.starts != NULL)
+            to->lists = (struct backend_lists){.starts = lists.starts + i, .tokens = lists.tokens};
         to->pos = is_full ? seen - n : seen - 1;
         to->n_tokens = n;
     }
@@ -230,7 +263,7 @@ void tokens_scatter(struct shard_tensors *t)
         if ((d->flags & BACKEND_ATTEND) && t->config->layers[d->layer].n_branches > 0)
             cut_dilated(t, d, &r, output, lse);
         else if (d->flags & BACKEND_ATTEND)
-            cut_queries(t, d, &r, output, lse);
+            cut_queries(t, d, &r, output, lse, &staging);
         output += output_bytes(d, &r);
     }
 }

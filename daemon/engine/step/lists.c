@@ -20,7 +20,6 @@ struct query {
 attn_status lists_check(const Attnd__Step *s, const struct pool *p, uint64_t n_tokens, char *why,
                         size_t why_bytes)
 {
-    const bool is_by_tokens = p->spec.wire->split == ATTND__SPLIT__SPLIT_TOKENS;
     if (p->config.layers[s->layer].n_branches > 0) {
         snprintf(why, why_bytes,
                  "step.n_indices: layer %" PRIu32 " is dilated (branch_rates), which already says "
@@ -29,9 +28,9 @@ attn_status lists_check(const Attnd__Step *s, const struct pool *p, uint64_t n_t
         return ATTN_ENOTSUP;
     }
     if (!p->has_lists) {
-        snprintf(why, why_bytes, "step.n_indices: pool %s can't have sparse steps: %s",
-                 p->spec.wire->name,
-                 is_by_tokens ? "it is split by tokens (split)" : "its backend has none");
+        snprintf(why, why_bytes,
+                 "step.n_indices: pool %s can't have sparse steps: its backend has none",
+                 p->spec.wire->name);
         return ATTN_ENOTSUP;
     }
     if (n_tokens * s->n_indices > WIRE_MAX_INDICES) {

@@ -250,10 +250,11 @@ static void check_outputs(const struct split_run *r, const struct backend_item *
     float *q = calloc((size_t)d->n_tokens * c->num_q_heads * c->head_dim_k, sizeof *q);
     for (size_t i = 0; i < (size_t)d->n_tokens * c->num_q_heads * c->head_dim_k; i++)
         q[i] = (float)reference_get(c->q_dtype, d->q, i);
-    assert_int_equal(reference_attend(c->layers, c->num_q_heads, c->num_kv_heads, c->head_dim_k,
-                                      c->head_dim_v, ATTN_F32, q, d->n_tokens, d->pos,
-                                      r->rk[d->table_row], r->rv[d->table_row],
-                                      r->len[d->table_row], want, want_lse),
+    const struct reference_seen seen = {.starts = d->lists.starts, .tokens = d->lists.tokens};
+    assert_int_equal(reference_attend_seen(c->layers, c->num_q_heads, c->num_kv_heads,
+                                           c->head_dim_k, c->head_dim_v, ATTN_F32, q, d->n_tokens,
+                                           d->pos, r->rk[d->table_row], r->rv[d->table_row],
+                                           r->len[d->table_row], &seen, want, want_lse),
                      ATTN_OK);
     for (size_t i = 0; i < n_out; i++) {
         double got = reference_get(c->q_dtype, out, i);
@@ -262,7 +263,8 @@ static void check_outputs(const struct split_run *r, const struct backend_item *
                      got, want[i]);
     }
     for (size_t i = 0; i < n; i++)
-        if (!(fabs((double)lse[i] - want_lse[i]) <=
+        if ((double)lse[i] != want_lse[i] && /* as of queries that visit nothing */
+            !(fabs((double)lse[i] - want_lse[i]) <=
               bound.lse_atol + bound.lse_rtol * fabs(want_lse[i])))
             fail_msg("%s: lse %zu is %g, not %g", name, i, (double)lse[i], want_lse[i]);
     free(q);
@@ -279,8 +281,27 @@ static void remember(float *to, const struct split_run *r, const void *rows, uin
         reference_cached_row(c->q_dtype, c->kv_dtype, rows, i * dim, dim, to + i * dim);
 }
 
+/* Lists of what an item's queries visit: some of what they see, or nothing. */
+static struct backend_lists lists_of(const struct split_run *r, uint32_t pos, uint32_t n_tokens)
+{
+    const struct attn_layer_spec *l = &r->layer;
+    uint32_t *starts = calloc(n_tokens + 1, sizeof *starts), n = 0;
+    uint32_t *tokens = calloc((size_t)n_tokens * MAX_TOKENS, sizeof *tokens);
+    for (uint32_t t = 0; t < n_tokens; t++) {
+        const uint32_t p = pos + t, end = l->is_full ? pos + n_tokens : p + 1;
+        const double chance = t % 5 == 4 ? -2 : next_random();
+        starts[t] = n;
+        for (uint32_t j = 0; j < end; j++)
+            if (next_random() <= chance &&
+                (l->window_tokens == 0 || j + l->window_tokens > p || j < l->sink_tokens))
+                tokens[n++] = j;
+    }
+    starts[n_tokens] = n;
+    return (struct backend_lists){.starts = starts, .tokens = tokens};
+}
+
 /* n_tokens more of each sequence, of the second one some fewer; or (is_again) queries of some that
- * are there. */
+ * are there. The second sequence's have lists, unless its layer is dilated. */
 static void step(struct split_run *r, uint32_t n_tokens, bool is_again, const char *name)
 {
     const struct backend_pool_config *c = &r->config;
@@ -304,6 +325,8 @@ static void step(struct split_run *r, uint32_t n_tokens, bool is_again, const ch
             .v = c->is_v_in_k ? NULL : filled(c->q_dtype, kv_heads * c->head_dim_v),
             .out = filled(c->q_dtype, q_heads * c->head_dim_v),
             .lse = filled(ATTN_F32, q_heads)};
+        if (s == 1 && r->layer.n_branches == 0)
+            items[s].lists = lists_of(r, pos, n);
         alone[s] = items[s];
         alone[s].out = filled(c->q_dtype, q_heads * c->head_dim_v);
         alone[s].lse = filled(ATTN_F32, q_heads);
@@ -329,6 +352,8 @@ static void step(struct split_run *r, uint32_t n_tokens, bool is_again, const ch
         free((void *)(uintptr_t)items[s].q);
         free((void *)(uintptr_t)items[s].k);
         free((void *)(uintptr_t)items[s].v);
+        free((void *)(uintptr_t)items[s].lists.starts);
+        free((void *)(uintptr_t)items[s].lists.tokens);
         free(items[s].out);
         free(items[s].lse);
         free(alone[s].out);
