@@ -1,7 +1,7 @@
 /* selftest.c: runs the self test and prints its report. A case is one geometry with one set of
  * options: prompts of three lengths are appended and attended, then a step of a few tokens each
- * after one block was copied, then the step is computed again by every variant of the bench and by
- * none, as a graph where the device has them.
+ * after one block was copied, then its queries visit some of the tokens, then the step is computed
+ * again by every variant of the bench and by none, as a graph where the device has them.
  */
 #include "kernels/selftest.h"
 
@@ -21,6 +21,7 @@
 
 #define N_SEQS 3
 #define MAX_TOKENS 384 /* of a sequence */
+#define MAX_STEP 5 /* tokens of a step behind the prompts */
 #define N_BLOCKS 96
 #define KV_BYTES (64u << 20)
 #define HOST_BYTES (48u << 20)
@@ -33,6 +34,7 @@ struct selftest {
     struct backend *b;
     FILE *out;
     uint32_t max_in_flight, n_ok, n_refused, n_failed;
+    bool has_lists;
     uint64_t rng;
     char *memory; /* host memory of the device: reset for each case */
     size_t used;
@@ -246,9 +248,10 @@ static bool check_item(struct run *r, uint32_t seq)
     bool ok = q && want && lse;
     for (size_t i = 0; ok && i < n_q; i++)
         q[i] = (float)reference_get(c->q_dtype, it->q, i);
-    ok = ok && reference_attend(&r->spec, c->num_q_heads, c->num_kv_heads, c->head_dim_k,
-                                c->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, s->v,
-                                s->len, want, lse) == ATTN_OK;
+    const struct reference_seen seen = {.starts = it->lists.starts, .tokens = it->lists.tokens};
+    ok = ok && reference_attend_seen(&r->spec, c->num_q_heads, c->num_kv_heads, c->head_dim_k,
+                                     c->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, s->v,
+                                     s->len, &seen, want, lse) == ATTN_OK;
     if (!ok)
         snprintf(r->why, sizeof r->why, "out of host memory");
     for (size_t i = 0; ok && i < rows * c->head_dim_v; i++) {
@@ -288,10 +291,9 @@ static bool check_items(struct run *r)
     return true;
 }
 
-/* The last step once more by a variant of the bench, twice: as a graph where there are graphs. */
-static bool check_variant(struct run *r, const char *variant, bool *out_is_refused)
+/* Outputs of the last step become NaN, and its items attend only. */
+static void attend_again(struct run *r)
 {
-    uint64_t ns[2];
     for (uint32_t i = 0; i < N_SEQS; i++) {
         struct backend_item *it = &r->items[i];
         size_t rows = (size_t)it->n_tokens * r->config.num_q_heads;
@@ -299,6 +301,13 @@ static bool check_variant(struct run *r, const char *variant, bool *out_is_refus
         memset(it->out, 0xff, rows * r->config.head_dim_v * attn_dtype_bytes(r->config.q_dtype));
         memset(it->lse, 0xff, rows * sizeof *it->lse);
     }
+}
+
+/* The last step once more by a variant of the bench, twice: as a graph where there are graphs. */
+static bool check_variant(struct run *r, const char *variant, bool *out_is_refused)
+{
+    uint64_t ns[2];
+    attend_again(r);
     struct backend_batch batch = {.pool = r->pool, .items = r->items, .n_items = N_SEQS};
     struct backend_batch *batches[1] = {&batch};
     attn_status st = r->t->bench->time_batch(r->t->b, variant, batches, 1, 2, false, ns);
@@ -308,9 +317,33 @@ static bool check_variant(struct run *r, const char *variant, bool *out_is_refus
     return st == ATTN_OK ? check_items(r) : call_failed(r, "time_batch", st);
 }
 
+/* The last step once more, each of whose queries visits about a third of what it sees. */
+static bool check_lists(struct run *r)
+{
+    static uint32_t starts[N_SEQS][MAX_STEP + 1], tokens[N_SEQS * MAX_STEP * MAX_TOKENS];
+    uint32_t n = 0;
+    attend_again(r);
+    for (uint32_t i = 0; i < N_SEQS; i++) {
+        struct backend_item *it = &r->items[i];
+        for (uint32_t t = 0; t < it->n_tokens; t++) {
+            const uint32_t p = it->pos + t, window = r->spec.window_tokens;
+            starts[i][t] = n;
+            for (uint32_t j = t % 3; j <= p; j += 1 + (t + j) % 5)
+                if (window == 0 || j + window > p || j < r->spec.sink_tokens)
+                    tokens[n++] = j;
+        }
+        starts[i][it->n_tokens] = n;
+        it->lists = (struct backend_lists){.starts = starts[i], .tokens = tokens};
+    }
+    bool ok = run_batch(r) && check_items(r);
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        r->items[i].lists = (struct backend_lists){.starts = NULL};
+    return ok;
+}
+
 static bool run_steps(struct run *r)
 {
-    static const uint32_t prompts[N_SEQS] = {1, 40, 270}, steps[N_SEQS] = {1, 5, 3};
+    static const uint32_t prompts[N_SEQS] = {1, 40, 270}, steps[N_SEQS] = {1, MAX_STEP, 3};
     for (uint32_t i = 0; i < N_SEQS; i++)
         if (!add_tokens(r, i, prompts[i]))
             return false;
@@ -324,7 +357,7 @@ static bool run_steps(struct run *r)
     for (uint32_t i = 0; i < N_SEQS; i++)
         if (!add_tokens(r, i, steps[i]))
             return false;
-    return run_batch(r) && check_items(r);
+    return run_batch(r) && check_items(r) && (!r->t->has_lists || check_lists(r));
 }
 
 /* false: the geometry is refused, or a call failed; reported. */
@@ -580,6 +613,7 @@ attn_status selftest_run(const struct backend_ops *ops, int32_t device_index, ui
     struct backend_info info;
     ops->info(t.b, &info);
     t.max_in_flight = info.max_in_flight;
+    t.has_lists = (info.features & BACKEND_HAS_LISTS) != 0;
     fprintf(out, "device %s, %" PRIu32 " processors\n", info.device, info.n_processors);
     if (info.driver[0] != 0)
         fprintf(out, "driver %s\n", info.driver);
