@@ -38,7 +38,9 @@ static bool fill_chunk(struct worker *w, struct stream *s, uint32_t n_tokens)
         struct attn_step step = work_step(&x, &item, o->is_prompt_attended);
         struct attn_result r;
         w->tally.n_prompt_steps++;
-        if (!step_until_done(w, &step, &r, "a prompt chunk"))
+        const bool is_done = step_until_done(w, &step, &r, "a prompt chunk");
+        work_close(&x);
+        if (!is_done)
             return false;
     }
     s->pos += n_tokens;
@@ -73,7 +75,9 @@ static bool run_token(struct worker *w, struct stream *s, uint32_t n, struct att
         struct work x = {.w = w, .streams = s, .n = n, .layer = layer, .n_tokens = 1};
         struct attn_step step = work_step(&x, items, true);
         struct attn_result r;
-        if (!step_until_done(w, &step, &r, "a step"))
+        const bool is_done = step_until_done(w, &step, &r, "a step");
+        work_close(&x);
+        if (!is_done)
             return false;
         tally_step(&w->tally, &r, r.total_ns, n);
         for (uint32_t i = 0; i < n; i++)

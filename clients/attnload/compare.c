@@ -14,9 +14,9 @@ static const char *const figures[] = {"tokens_per_second", "steps_per_second", "
                                       "times.token.p50",   "times.token.p99",  "times.ttft.p50",
                                       "times.ttft.p99"};
 /* What makes runs alike. */
-static const char *const settings[] = {"mode",    "backend",  "preset",   "layers",
-                                       "dtype",   "kv_dtype", "workers",  "sequences",
-                                       "context", "rate",     "arrivals", "seed"};
+static const char *const settings[] = {"mode",     "backend",  "preset",    "layers",  "dtype",
+                                       "kv_dtype", "workers",  "sequences", "context", "top_k",
+                                       "rate",     "arrivals", "seed"};
 
 json_t *compare_load(const char *path, char *why, size_t why_bytes)
 {
@@ -72,8 +72,9 @@ void compare_print(const json_t *old, const json_t *now)
     double x, y;
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         json_t *a = json_object_get(old, settings[i]), *b = json_object_get(now, settings[i]);
-        if (json_equal(a, b) || (json_is_number(a) && json_is_number(b) &&
-                                 json_number_value(a) == json_number_value(b)))
+        if (json_equal(a, b) || (a == NULL && json_is_null(b)) || /* older than the setting */
+            (json_is_number(a) && json_is_number(b) &&
+             json_number_value(a) == json_number_value(b)))
             continue;
         char *was = json_dumps(a, JSON_ENCODE_ANY), *is = json_dumps(b, JSON_ENCODE_ANY);
         printf("differs   %s: %s, before %s\n", settings[i], is != NULL ? is : "none",

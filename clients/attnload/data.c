@@ -56,6 +56,22 @@ static uint64_t stream_of(const struct data_stream *s, enum data_which which, ui
     return data_mix(~seed ^ s->blocks[token / s->block_tokens]);
 }
 
+void data_indices(const struct data_stream *s, uint32_t layer, uint32_t pos, uint32_t first,
+                  uint32_t end, uint32_t n, int32_t *dst)
+{
+    const uint64_t span = end - first;
+    uint64_t random = data_mix(data_mix(s->seed ^ s->stream) ^ ((uint64_t)layer << 32 | pos));
+    for (uint64_t i = 0; i < n; i++) {
+        if (span <= n) {
+            dst[i] = i < span ? (int32_t)(first + i) : -1;
+            continue;
+        }
+        const uint64_t from = span * i / n, to = span * (i + 1) / n; /* each its own part */
+        random = data_mix(random);
+        dst[i] = (int32_t)(first + from + random % (to - from));
+    }
+}
+
 void data_fill(const struct data_stream *s, uint32_t layer, enum data_which which, uint32_t token0,
                uint32_t n_tokens, uint32_t head0, uint32_t n_heads, uint32_t dim, attn_dtype dtype,
                void *dst, const attn_client *client)

@@ -24,6 +24,9 @@ struct data_stream {
 void data_fill(const struct data_stream *s, uint32_t layer, enum data_which which, uint32_t token0,
                uint32_t n_tokens, uint32_t head0, uint32_t n_heads, uint32_t dim, attn_dtype dtype,
                void *dst, const attn_client *client);
+/* n tokens of [first, end) that the query at pos visits, ascending; of fewer all, then -1. */
+void data_indices(const struct data_stream *s, uint32_t layer, uint32_t pos, uint32_t first,
+                  uint32_t end, uint32_t n, int32_t *dst);
 /* A well-mixed 64-bit number; also the generator's step. */
 uint64_t data_mix(uint64_t x);
 

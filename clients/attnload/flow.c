@@ -73,6 +73,7 @@ static bool flow_take_answer(struct flow *f)
     uint64_t now = attn_now_ns(), wait_ns;
     bool is_prompt = f->stream.pos < f->n_prompt;
     f->is_in_flight = f->is_answered = false;
+    work_close(&f->work);
     if (f->result.status != ATTN_OK && worker_is_cut(w, f->result.status)) {
         f->has_work = false;
         return true;
@@ -162,10 +163,12 @@ static struct flow *flows_open(struct worker *w, uint32_t n)
 /* Waits for steps in flight: they borrow the flows. */
 static void flows_close(struct worker *w, struct flow *flows, uint32_t n)
 {
-    for (uint32_t i = 0; flows != NULL && i < n; i++)
+    for (uint32_t i = 0; flows != NULL && i < n; i++) {
         while (flows[i].is_in_flight && !flows[i].is_answered &&
                attn_client_poll(w->client, LOOP_US, NULL) == ATTN_OK)
             ;
+        work_close(&flows[i].work);
+    }
     free(flows);
 }
 

@@ -50,6 +50,7 @@ enum option_id {
     OPT_CONTEXT,
     OPT_CHUNK,
     OPT_PROMPT,
+    OPT_TOP_K,
     OPT_STEPS,
     OPT_DURATION,
     OPT_RATE,
@@ -105,6 +106,9 @@ static const struct {
     {"chunk", OPT_CHUNK, TYPE_NUMBER, "N", "tokens of a prompt chunk (256)", AT(chunk), 1, 65536},
     {"prompt", OPT_PROMPT, TYPE_OTHER, "append|attend",
      "prompt chunks only fill the cache, or also attend (append; of a trace: attend)", 0, 0, 0},
+    {"top-k", OPT_TOP_K, TYPE_NUMBER, "N",
+     "sparse steps: a query visits N random tokens of those that it sees (all)", AT(top_k), 1,
+     65536},
     {"steps", OPT_STEPS, TYPE_NUMBER, "N", "tokens a sequence makes (100)", AT(steps), 1, 1u << 26},
     {"duration", OPT_DURATION, TYPE_REAL, "SECONDS",
      "go on so long, instead of until each sequence has made --steps tokens; what is\n"

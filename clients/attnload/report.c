@@ -101,6 +101,8 @@ static void print_text(const struct report *r)
            attn_dtype_name(o->kv_dtype), mode_of(o), o->n_workers, o->n_sequences);
     printf("daemon    attnd %s, backend %s, at %s\n", r->info.server_version, r->info.backend,
            o->endpoint);
+    if (o->top_k > 0)
+        printf("sparse    a query visits %u tokens\n", o->top_k);
     if (o->rate > 0) {
         char arrivals[ARRIVALS_BYTES];
         arrivals_format(&o->arrivals, arrivals);
@@ -201,6 +203,7 @@ static json_t *object_of(const struct report *r)
     json_object_set_new(root, "workers", json_integer(o->n_workers));
     json_object_set_new(root, "sequences", json_integer(o->n_sequences));
     json_object_set_new(root, "context", json_integer(o->context));
+    json_object_set_new(root, "top_k", o->top_k > 0 ? json_integer(o->top_k) : json_null());
     json_object_set_new(root, "rate", o->rate > 0 ? number(o->rate) : json_null());
     json_object_set_new(root, "arrivals", o->rate > 0 ? json_string(arrivals) : json_null());
     json_object_set_new(root, "seed", json_integer((json_int_t)o->seed));

@@ -62,6 +62,7 @@ void verify_offer(struct verify *v, const struct data_stream *data, uint32_t lay
 struct scratch {
     void *q, *k, *v;
     double *out, *lse;
+    int32_t *indices; /* [--top-k] */
 };
 
 /* Keeps the larger, and a NaN for ever. */
@@ -133,8 +134,14 @@ static attn_status recompute(const struct verify *v, const struct verify_sample 
         memcpy((uint8_t *)m->v + i * dim_v * e, (const uint8_t *)m->k + i * dim * e, dim_v * e);
     if (p->kv_lora_rank == 0)
         data_fill(&s->data, s->layer, DATA_V, 0, n_kv, s->kv_head, 1, dim, v->o->dtype, m->v, NULL);
-    return reference_attend(&spec, group, 1, dim, dim_v, v->o->dtype, m->q, 1, s->pos, m->k, m->v,
-                            n_kv, m->out, m->lse);
+    const uint32_t top_k = v->o->top_k, starts[] = {0, top_k};
+    const struct reference_seen seen = {.starts = top_k > 0 ? starts : NULL,
+                                        .tokens = (const uint32_t *)m->indices};
+    if (top_k > 0)
+        data_indices(&s->data, s->layer, s->pos, n_kv - preset_visible(p, s->layer, s->pos), n_kv,
+                     top_k, m->indices);
+    return reference_attend_seen(&spec, group, 1, dim, dim_v, v->o->dtype, m->q, 1, s->pos, m->k,
+                                 m->v, n_kv, &seen, m->out, m->lse);
 }
 
 attn_status verify_run(struct verify *v, struct verify_result *r)
@@ -147,8 +154,10 @@ attn_status verify_run(struct verify *v, struct verify_result *r)
                         .k = malloc(row * max_kv),
                         .v = malloc(row * max_kv),
                         .out = calloc(v->out_bytes, sizeof *m.out),
-                        .lse = calloc(v->group, sizeof *m.lse)};
-    bool has_memory = m.q != NULL && m.k != NULL && m.v != NULL && m.out != NULL && m.lse != NULL;
+                        .lse = calloc(v->group, sizeof *m.lse),
+                        .indices = calloc(v->o->top_k + 1, sizeof *m.indices)};
+    bool has_memory = m.q != NULL && m.k != NULL && m.v != NULL && m.out != NULL && m.lse != NULL &&
+                      m.indices != NULL;
     attn_status st = has_memory ? ATTN_OK : ATTN_ENOMEM;
     for (uint32_t i = 0; st == ATTN_OK && i < v->n; i++) {
         st = recompute(v, &v->samples[i], &m);
@@ -160,6 +169,7 @@ attn_status verify_run(struct verify *v, struct verify_result *r)
     free(m.v);
     free(m.out);
     free(m.lse);
+    free(m.indices);
     return st;
 }
 

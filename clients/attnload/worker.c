@@ -4,6 +4,7 @@
 #include "clients/attnload/worker.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
 #define GRACE_NS 1000000000u
@@ -86,6 +87,26 @@ static uint64_t timeout_us(const struct worker *w)
     return left_us == 0 ? 1 : left_us < most_us ? left_us : most_us;
 }
 
+/* What the queries of a sparse step visit. Without memory the library refuses the step. */
+static void make_indices(struct work *x)
+{
+    const struct options *o = x->w->load->o;
+    x->indices = calloc((size_t)x->n * x->n_tokens, o->top_k * sizeof *x->indices);
+    for (uint32_t i = 0; i < x->n && x->indices != NULL; i++)
+        for (uint32_t t = 0; t < x->n_tokens; t++) {
+            const uint32_t pos = x->streams[i].pos + t;
+            data_indices(&x->streams[i].data, x->layer, pos,
+                         pos + 1 - preset_visible(o->preset, x->layer, pos), pos + 1, o->top_k,
+                         x->indices + ((size_t)i * x->n_tokens + t) * o->top_k);
+        }
+}
+
+void work_close(struct work *x)
+{
+    free(x->indices);
+    x->indices = NULL;
+}
+
 struct attn_step work_step(struct work *x, struct attn_item *items, bool is_attended)
 {
     for (uint32_t i = 0; i < x->n; i++)
@@ -97,19 +118,26 @@ struct attn_step work_step(struct work *x, struct attn_item *items, bool is_atte
                                          .fill = work_fill,
                                          .take = work_take,
                                          .user = x};
+    const uint32_t top_k = is_attended ? x->w->load->o->top_k : 0;
+    if (top_k > 0)
+        make_indices(x);
     return (struct attn_step){.struct_size = sizeof(struct attn_step),
                               .layer = x->layer,
                               .n_items = x->n,
                               .items = items,
                               .timeout_us = timeout_us(x->w),
-                              .in_place = &x->in_place};
+                              .in_place = &x->in_place,
+                              .indices = x->indices,
+                              .n_indices = top_k};
 }
 
 uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos)
 {
     const struct preset *p = o->preset;
     const uint64_t row = p->kv_lora_rank > 0 ? p->head_dim : 2ull * p->head_dim;
-    return row * preset_visible(p, layer, pos) * p->num_kv_heads * attn_dtype_bytes(o->kv_dtype);
+    uint64_t n = preset_visible(p, layer, pos);
+    n = o->top_k > 0 && o->top_k < n ? o->top_k : n;
+    return row * n * p->num_kv_heads * attn_dtype_bytes(o->kv_dtype);
 }
 
 void tally_fini(struct tally *t)

@@ -92,6 +92,7 @@ struct work {
     const struct stream *streams;
     uint32_t n, layer, n_tokens;
     struct attn_in_place in_place;
+    int32_t *indices; /* [n][n_tokens][--top-k], the work's own; NULL: the step is not sparse */
 };
 
 void worker_sleep(uint64_t ns);
@@ -115,6 +116,8 @@ bool worker_fail(struct worker *w, attn_status st, const char *what);
 
 /* The step of a work; items is [n] and, as the work, borrowed until the step is done. */
 struct attn_step work_step(struct work *x, struct attn_item *items, bool is_attended);
+/* Frees what work_step made, once the step is done. */
+void work_close(struct work *x);
 /* KV bytes that attention of the query at pos reads. */
 uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos);
 

@@ -19,6 +19,9 @@ for endpoint in "$ATTND_ENDPOINT" "shm://$dir/shm"; do
   for split in heads tokens; do
     expect 0 "$bin/attnload" --endpoint "$endpoint" --preset bytelm --split $split --block-tokens 32 --workers 2 \
       --sequences 3 --context 200 --prompt attend --chunk 60 --steps 20 --verify=50
+    expect 0 "$bin/attnload" --endpoint "$endpoint" --preset bytelm --split $split --block-tokens 32 --workers 2 \
+      --sequences 3 --context 200 --prompt attend --chunk 60 --steps 20 --top-k 30 --rate 2000 --verify=50
+    has '^sparse    a query visits 30 tokens$'
   done
 done
 expect 0 "$ctl" pool create over --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 4 --split heads
