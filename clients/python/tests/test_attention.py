@@ -52,7 +52,7 @@ def test_what_cannot_be_is_named(client):
         ({"head_dim_k": 584}, "head_dim_k is 584, must be 8 to 576"),
         ({"head_dim_v": 520}, "head_dim_v is 520, must be 8 to 512"),
         ({"head_dim_k": 256}, "head_dim_v is 512, more than head_dim_k 256 with V in K"),
-        ({"is_v_in_k": False}, "head_dim_k is 576, must be 8 to 256"),
+        ({"is_v_in_k": False}, "head_dim_k is 576, must be 8 to 512"),
     ):
         spec = attnd.PoolSpec("no", 1, HEADS, 1, DIM, LATENT, n_blocks=1, is_v_in_k=True)
         with pytest.raises(attnd.InvalidArgumentError, match=says):
