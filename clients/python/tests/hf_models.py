@@ -100,6 +100,14 @@ def deepseek_v3():
     return tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**LATENTS, q_lora_rank=40))
 
 
+def deepseek_v32():
+    """None: this transformers has none."""
+    if not hasattr(tf, "DeepseekV32Config"):
+        return None
+    indexer = dict(index_topk=12, index_n_heads=3, index_head_dim=24)
+    return tf.DeepseekV32ForCausalLM(tf.DeepseekV32Config(**LATENTS, q_lora_rank=40, **indexer))
+
+
 def deepseek_v2():
     return tf.DeepseekV2ForCausalLM(
         tf.DeepseekV2Config(**LATENTS, q_lora_rank=None, topk_method="greedy")

@@ -13,6 +13,7 @@ from hf_models import (  # noqa: E402
     batch,
     deepseek_v2,
     deepseek_v3,
+    deepseek_v32,
     make,
     prompts,
     same,
@@ -121,3 +122,59 @@ def test_a_daemon_that_refuses_latents_stores_heads(model, attach, monkeypatch):
     worker = attach(model)
     assert worker.pools.all[0].spec.num_kv_heads == 4
     assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+
+
+@pytest.fixture
+def indexed(request):
+    """Of DeepSeek-V3.2's kind: each query visits 12 tokens."""
+    if deepseek_v32() is None:
+        pytest.skip("this transformers has no DeepSeek-V3.2")
+    return make(deepseek_v32, seed=len(request.node.name))
+
+
+def test_queries_visit_what_an_indexer_chooses(indexed, attach):
+    inputs = prompts(indexed)
+    sparse = eager(indexed, inputs)
+    worker = attach(indexed, lane=None)
+    assert worker.pools.all[0].spec.is_v_in_k
+    assert torch.equal(worker.generate(**inputs, **GREEDY), sparse)
+    for options in (
+        {"num_beams": 3},
+        {"prompt_lookup_num_tokens": 3},  # whose wrong guesses are taken back
+        {"prefill_chunk_size": 5},
+    ):
+        one = batch(SYSTEM + tokens(9, 2))
+        got = worker.generate(**one, **GREEDY, **options)
+        indexed.set_attn_implementation("eager")
+        want = indexed.generate(**one, **GREEDY, **options)
+        indexed.set_attn_implementation("attnd")
+        assert torch.equal(got, want), options
+    worker.close()
+    for layer in indexed.model.layers:
+        layer.self_attn.indexer.index_topk = 1000
+    assert not torch.equal(eager(indexed, inputs), sparse)  # so it matters what they visit
+
+
+@torch.no_grad()
+def test_a_pass_that_failed_leaves_no_indexer_keys(indexed, attach):
+    worker = attach(indexed, lane=None)
+    ids = torch.tensor([tokens(20, 3)])
+    want = indexed(input_ids=ids, past_key_values=worker.cache()).logits
+    with worker.cache() as cache:
+        broken = indexed.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            indexed(input_ids=ids, past_key_values=cache)
+        broken.remove()
+        with pytest.raises(attnd.UnsupportedError, match=r"layer 2 goes on at column 0, .* at 40"):
+            indexed(input_ids=ids, past_key_values=cache)
+        cache.crop(-40)
+        assert torch.equal(indexed(input_ids=ids, past_key_values=cache).logits, want)
+
+
+def test_what_an_indexer_does_not_go_with_is_refused_by_name(indexed, attach):
+    for option in ("share_prefixes", "lane", "graphs"):
+        with pytest.raises(attnd.UnsupportedError, match=f"{option}=True, and a model whose"):
+            attach(indexed, **{"lane": None, option: True})
+    attach(indexed, lane=None)
+    with pytest.raises(attnd.UnsupportedError, match="continuous batching of a model whose"):
+        indexed.generate_batch(inputs=[tokens(9, 2)], **GREEDY)

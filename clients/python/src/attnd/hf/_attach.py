@@ -12,6 +12,7 @@ from .._handle import whole
 from ..errors import AttndError, UnsupportedError
 from ._calls import Probe
 from ._handed import refuse
+from ._indexed import KIND, is_indexed
 from ._minimax import cache_class
 from ._named import with_cache
 from ._pool import BLOCK_TOKENS, LayersSpec, Pools, pool_specs
@@ -20,7 +21,7 @@ from ._states import KINDS, States
 from ._switch import Switch
 from ._worker import Worker
 
-_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", *KINDS, "moe", "mlp")
+_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", *KINDS, KIND, "moe", "mlp")
 
 
 def _check_config(config: Any) -> None:
@@ -112,6 +113,11 @@ def attach(
         raise ValueError("graphs is True and lane is False: steps are captured over a lane")
     if share_prefixes and States(model.config.get_text_config()).layers:
         raise refuse("share_prefixes=True, and a model with recurrent or convolution states")
+    if is_indexed(model.config.get_text_config()):
+        for option, given in (("share_prefixes", share_prefixes), ("graphs", graphs), ("lane", lane)):
+            if given:
+                raise refuse(f"{option}=True, and a model whose queries visit what an indexer chooses")
+        lane = False
     if wire_dtype is not None and (wire_dtype, model.dtype) != ("bf16", torch.float32):
         raise ValueError(f"wire_dtype is {wire_dtype!r}: 'bf16', for a model in f32, or None")
     if wire_dtype is not None and (lane or graphs):

@@ -15,6 +15,7 @@ from ..errors import InvalidArgumentError, SequenceGoneError
 from ..pool import Sequence
 from ._calls import Mask, Seen, n_queries
 from ._handed import Update, hand, refuse, refuse_attribute
+from ._indexed import IndexerKeys, positions
 from ._prefix import KnownTokens
 from ._rows import Plan, Row, close_all, fork_rows, open_rows
 from ._saved import Saved
@@ -66,6 +67,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self.n_prompt = 0  # columns of a prompt that comes in chunks
         self._is_recorded = False
         self._saved: Saved | None = None
+        self._indexer_keys = IndexerKeys()
         self.known_tokens = None if worker.sharing is None else KnownTokens(self, worker.sharing)
 
     # ---- what transformers asks
@@ -97,6 +99,18 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         """Hands the new keys and values on; the attention call that follows stores them."""
         self._check_open()
         return hand(self, layer_idx, key_states, value_states)
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """All keys of the layer's indexer, whose queries then visit what it chooses."""
+        self._check_open()
+        column = self._columns[layer_idx]
+        end = column + indexer_key_states.shape[1]
+        if layer_idx != self.worker.first_layer and end != self.get_seq_length():
+            raise refuse(
+                f"layer {layer_idx} goes on at column {column}, other layers are at"
+                f" {self.get_seq_length()}: crop() the cache after a pass that failed"
+            )
+        return self._indexer_keys.update(layer_idx, indexer_key_states, column)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns of the layer; of the first that attends, if this one does not."""
@@ -209,6 +223,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._columns = dict.fromkeys(self._columns, 0)
         self._plan, self._has_mask = None, False
         self.states = States(self.worker.config)
+        self._indexer_keys = IndexerKeys()
         if self.known_tokens is not None:
             self.known_tokens.forget()
         return sequences
@@ -229,6 +244,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         other.rows, other.pads = rows, list(self.pads)
         other._columns = dict(self._columns)
         other.states = copy.deepcopy(self.states, memo)
+        other._indexer_keys = self._indexer_keys.copy()
         other._has_mask = self._has_mask
         if self.known_tokens is not None and other.known_tokens is not None:
             self.known_tokens.copy_to(other.known_tokens)
@@ -268,6 +284,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             new[i] = fork
         self.rows, self.pads = new, [self.pads[row] for row in rows]
         self.states.select(rows)
+        self._indexer_keys.select(rows)
         self._plan = None
         left = set(range(len(old))) - set(rows)
         close_all(seq for i in left for seq in old[i])
@@ -372,6 +389,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         key: torch.Tensor,
         value: torch.Tensor,
         mask: Mask,
+        indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         worker, layer = self.worker, update.layer
         worker.seen[layer].check(layer, seen)
@@ -398,9 +416,12 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             packed = [x.reshape(batch, x.shape[1], x.shape[3]) for x in given]
         else:
             packed = [x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in given]
+        if indices is not None:
+            indices = positions(indices, column, self.pads).flatten(0, 1)
         if plan.index is not None:
             packed = [x.index_select(0, plan.index) for x in packed]
-        out = worker.attend(layer, plan, packed, value.shape[3])
+            indices = None if indices is None else indices.index_select(0, plan.index)
+        out = worker.attend(layer, plan, packed, value.shape[3], indices)
         update.is_stored = True
         self._columns[layer] = column + n_new
         if plan.index is not None:

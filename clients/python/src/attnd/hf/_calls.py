@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache as TransformersCache
 
 from ..spec import LayerSpec
 from ._handed import Handed, Update, hand, refuse, refuse_attribute
+from ._indexed import is_indexed
 from ._latent import absorb, is_expansion
 from ._states import States
 
@@ -77,6 +78,19 @@ class Mask:
         raise refuse(f"{name}() of a mask: the model makes a mask of its own from it")
 
 
+class IndexedMask(Mask):
+    """Of layers with an indexer, which scores against its elements: [batch, 1, queries, keys] bool."""
+
+    __slots__ = ("elements",)
+
+    def __init__(self, elements: torch.Tensor, *mask: Any):
+        super().__init__(*mask)
+        self.elements = elements
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.elements[index]
+
+
 def _refuse_operator(self: Any, *args: Any) -> Any:
     raise refuse("arithmetic with a mask: the model makes a mask of its own from it")
 
@@ -89,6 +103,21 @@ def _is_chunked(mask_function: Any, size: int, device: Any) -> bool:
     """Whether a mask of local_size `size` is of chunks: one of so many tokens does not see the last."""
     q = torch.arange(1, size + 1, device=device)
     return not bool(mask_function(0, 0, q, q - 1).all())
+
+
+def _indexed_mask(
+    batch_size: int, q_offset: int, q_length: int, kv_length: int, padding: Any, function: Any, device: Any
+) -> IndexedMask:
+    """A causal mask with its elements; refused where the model's own is another."""
+    q = torch.arange(q_offset, q_offset + q_length, device=device).view(1, 1, -1, 1)
+    k = torch.arange(kv_length, device=device).view(1, 1, 1, -1)
+    rows = torch.arange(batch_size, device=device).view(-1, 1, 1, 1)
+    causal = (k <= q).expand(batch_size, -1, -1, -1)
+    is_causal = torch.equal(function(rows, 0, q, k).expand_as(causal), causal)
+    if padding is not None:
+        causal = causal & padding[:, None, None, :kv_length].bool()
+    refusal = None if is_causal else NOT_CAUSAL_ALONE
+    return IndexedMask(causal, 0, q_offset, q_length, kv_length, padding, refusal)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -108,6 +137,11 @@ def _make_mask(
     positions = kwargs.get("cache_position")  # transformers 5.0: for q_length and q_offset
     if positions is not None:
         q_length, q_offset = positions.shape[0], positions[0]
+    if is_indexed(kwargs.get("config")):
+        device = kwargs["device"] if positions is None else positions.device
+        return _indexed_mask(
+            batch_size, int(q_offset), q_length, kv_length, attention_mask, mask_function, device
+        )
     refusal = None
     if kwargs.get("allow_is_bidirectional_skip"):
         refusal = "a bidirectional mask"
@@ -222,6 +256,9 @@ class Probe(TransformersCache):
             raise refuse(f"layer {layer_idx} attends twice in one pass")
         return hand(self, layer_idx, key_states, value_states)
 
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        return indexer_key_states
+
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
         return n_queries(query_length), 0
 
@@ -234,7 +271,9 @@ class Probe(TransformersCache):
     def is_absorbed(self, module: Any, key: Handed, value: Handed) -> bool:
         return self.absorbs and is_expansion(module, key, value)
 
-    def attend(self, update: Update, seen: Seen, q: Any, k: Any, v: Any, mask: Mask) -> Any:
+    def attend(
+        self, update: Update, seen: Seen, q: Any, k: Any, v: Any, mask: Mask, indices: Any = None
+    ) -> Any:
         if update.is_stored:
             self.seen[update.layer].check(update.layer, seen)
         else:
@@ -329,6 +368,7 @@ def _attend(
     if not (getattr(module, "is_causal", True) and kwargs.pop("is_causal", None) is not False):
         raise refuse(f"layer {layer} is not causal")
     known = {k: kwargs.pop(k, None) for k in ("scaling", "softcap", "s_aux")}
+    indices = kwargs.pop("indices", None)  # of an indexer
     window = kwargs.pop("sliding_window", None)
     if window and attention_mask.window not in (0, window):
         raise refuse(
@@ -345,7 +385,9 @@ def _attend(
             f" {value.shape[2]} new values"
         )
     seen = Seen(layer, query, key, value, attention_mask, known, latent is not None)
-    out = update.cache.attend(update, seen, query, key, value, attention_mask)
+    if indices is not None and not isinstance(attention_mask, IndexedMask):
+        raise refuse(f"the argument indices of layer {layer}'s attention")
+    out = update.cache.attend(update, seen, query, key, value, attention_mask, indices)
     return out if latent is None else latent.finish(out), None
 
 

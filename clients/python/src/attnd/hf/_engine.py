@@ -27,6 +27,7 @@ from ..errors import (
 )
 from ._calls import NAME
 from ._handed import refuse
+from ._indexed import is_indexed
 from ._paged import PagedCache
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def _check(worker: Worker, config: Any) -> None:
     text = worker.config
     if worker.cache_has_states:
         raise refuse("continuous batching of a model with recurrent or convolution states")
+    if is_indexed(worker.config):
+        raise refuse("continuous batching of a model whose queries visit what an indexer chooses")
     if getattr(text, "num_kv_shared_layers", None):
         raise refuse("continuous batching of a model whose layers share keys and values")
     if any(seen.chunk for seen in worker.seen.values()):

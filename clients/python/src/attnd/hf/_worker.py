@@ -445,10 +445,15 @@ class Worker(Closing, NotPicklable):
         return seen is not None and bool(seen.geometry["V in K"])
 
     def attend(
-        self, layer: int, plan: Packed, qkv: list[torch.Tensor], head_dim_v: int
+        self,
+        layer: int,
+        plan: Packed,
+        qkv: list[torch.Tensor],
+        head_dim_v: int,
+        indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The steps of packed q, k and v, or of q alone, if the others are in the cache; the output on
-        their device."""
+        their device. indices: what each query visits."""
         i_pool, pool_layer = self.pools.places[layer]
         q = qkv[0]
         if self.is_absorbed(layer):
@@ -467,9 +472,24 @@ class Worker(Closing, NotPicklable):
             items = chunk.items[i_pool]
             rows = slice(chunk.first, chunk.first + items.n_tokens)
             parts.append((items, [x[rows] for x in qkv], out[rows]))
+        if indices is not None:
+            self._run_sparse(pool, pool_layer, parts, indices)
+            return out
         run = self._run_on_host if q.device.type == "cpu" else self._run_on_device
         run(pool, pool_layer, parts)
         return out
+
+    def _run_sparse(
+        self, pool: Pool, layer: int, parts: list[Part], indices: torch.Tensor
+    ) -> None:
+        begin = 0
+        for items, qkv, out in parts:
+            visited = indices[begin : begin + items.n_tokens].cpu().contiguous()
+            begin += items.n_tokens
+            host = [x.cpu().contiguous() for x in qkv]
+            result = pool.step(layer, items, *host, out=None, indices=visited)
+            out.copy_(result.out)
+            self.spent.add(result)
 
     def _run_on_host(self, pool: Pool, layer: int, parts: list[Part]) -> None:
         for items, qkv, out in parts:
