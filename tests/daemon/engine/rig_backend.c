@@ -35,7 +35,8 @@ static void fake_info(const struct backend *b, struct backend_info *out)
                                  .kv_bytes = b->kv_bytes,
                                  .max_in_flight = b->max_in_flight,
                                  .n_processors = 1,
-                                 .features = b->features | BACKEND_HAS_TREES | BACKEND_HAS_LISTS};
+                                 .features = b->features | BACKEND_HAS_TREES};
+    out->features |= b->lacks_lists ? 0 : BACKEND_HAS_LISTS;
 }
 
 static attn_status fake_pool_check(struct backend *b, const struct backend_pool_config *c)
@@ -235,8 +236,15 @@ static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
             b->copies[b->n_copies++] = batch->copies[i];
         for (uint32_t i = 0; i < batch->n_items; i++) {
             const struct backend_item *x = &batch->items[i];
+            const uint32_t n = backend_listed(&x->lists, x->n_tokens);
             b->items[b->n_items++] =
-                (struct rig_item){x->table_row, x->layer, x->pos, x->n_tokens, x->flags};
+                (struct rig_item){x->table_row,
+                                  x->layer,
+                                  x->pos,
+                                  x->n_tokens,
+                                  x->flags,
+                                  n,
+                                  n > 0 ? x->lists.tokens[x->lists.starts[0]] : 0};
         }
     }
     uint64_t start_ns = rig_now_ns + b->launch_ns;

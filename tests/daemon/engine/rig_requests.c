@@ -225,6 +225,8 @@ uint64_t rig_send_step(struct rig *r, const struct rig_step *s)
     b.parent = (int32_t *)(uintptr_t)s->parents;
     for (uint32_t i = 0; i < s->n_items && s->parents != NULL; i++)
         b.n_parent += s->n_tokens[i];
+    b.n_indices = s->n_indices;
+    b.index_tokens = s->index_tokens;
     h.session = r->session;
     h.timeout_us = s->timeout_us;
     h.body_case = ATTND__REQUEST__BODY_STEP;
@@ -233,7 +235,9 @@ uint64_t rig_send_step(struct rig *r, const struct rig_step *s)
     if (wire_step_layout_of(&b, RIG_Q_HEADS, RIG_KV_HEADS, RIG_DIM, RIG_DIM, false, ATTN_F32, &l,
                             why, sizeof why) != ATTN_OK)
         fail_msg("the test's step is wrong: %s", why);
-    void *payload = test_calloc(1, l.request_bytes);
+    uint8_t *payload = test_calloc(1, l.request_bytes);
+    if (s->indices != NULL)
+        memcpy(payload + l.indices_offset, s->indices, l.request_bytes - l.indices_offset);
     uint64_t id = rig_send(r, &h, payload, l.request_bytes);
     test_free(payload);
     return id;

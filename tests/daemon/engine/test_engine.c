@@ -411,6 +411,88 @@ static void a_wrong_step_is_refused_and_changes_nothing(void **state)
     rig_close(&r);
 }
 
+/* Answers: ok, or refused as this says. */
+static void expect_sparse(const struct rig_step *s, attn_status status, const char *part)
+{
+    uint64_t id = rig_send_step(&r, s);
+    rig_run(&r);
+    if (status == ATTN_OK)
+        assert_int_equal(rig_answer(&r, id)->status, ATTN_OK);
+    else
+        rig_assert_says(rig_answer(&r, id), status, part);
+}
+
+static void a_sparse_step_visits_and_is_charged_what_it_names(void **state)
+{
+    (void)state;
+    static const int32_t tokens[2][5] = {{70, 3, 3, 100, -1}, {9, -1, 101, 50, 9}};
+    static const int32_t blocks[2][2] = {{12, 0}, {-1, 12}}; /* of 8; the queries at 100 and 101 */
+    static const int32_t ahead[2][1] = {{101}, {101}};
+    static int32_t many[128][4097];
+    const uint64_t seq = 1;
+    uint32_t pos = 100, n = 2;
+    rig_open(&r, NULL);
+    assert_int_equal(rig_open_seq(&r, 1), ATTN_OK);
+    assert_int_equal(rig_item(&r, 1, 0, 0, 100), ATTN_OK);
+    struct rig_step s = {.flags = BOTH | WIRE_STEP_SPARSE,
+                         .n_items = 1,
+                         .seq = &seq,
+                         .pos = &pos,
+                         .n_tokens = &n,
+                         .indices = ahead[0],
+                         .n_indices = 1};
+    expect_sparse(&s, ATTN_EINVAL, "indices[0][0] is 101 of 1 tokens each: the query at 100 sees");
+    assert_int_equal(rig_len(&r, 1, 0), 100);
+    s.indices = tokens[0];
+    s.n_indices = 5;
+    expect_sparse(&s, ATTN_OK, NULL);
+    const struct rig_item *last = &r.backend.items[r.backend.n_items - 1];
+    assert_int_equal(last->n_listed, 6);
+    assert_int_equal(last->first_listed, 3);
+    assert_int_equal(r.engine->batches[0].n_visible, 3); /* of a query, not 102 */
+    s.indices = blocks[0];
+    s.n_indices = 2;
+    s.index_tokens = 8;
+    expect_sparse(&s, ATTN_OK, NULL);
+    last = &r.backend.items[r.backend.n_items - 1];
+    assert_int_equal(last->n_listed, 5 + 8 + 6); /* 96 to the query's own */
+    assert_int_equal(last->first_listed, 0);
+    const uint32_t n_batches = r.backend.n_batches;
+    s.indices = many[0];
+    s.n_indices = 4097;
+    s.index_tokens = 1;
+    n = 128;
+    pos = 0;
+    expect_sparse(&s, ATTN_EINVAL,
+                  "step.n_indices is 4097, times 128 tokens: a step has at most 524288");
+    assert_int_equal(r.backend.n_batches, n_batches);
+    rig_close(&r);
+}
+
+static void lack_lists(struct rig *x)
+{
+    x->backend.lacks_lists = true;
+}
+
+static void a_backend_without_lists_refuses_sparse_steps_by_name(void **state)
+{
+    (void)state;
+    static const int32_t index = 0;
+    const uint64_t seq = 1;
+    const uint32_t pos = 0, n = 1;
+    rig_open(&r, lack_lists);
+    assert_int_equal(rig_open_seq(&r, 1), ATTN_OK);
+    const struct rig_step s = {.flags = BOTH | WIRE_STEP_SPARSE,
+                               .n_items = 1,
+                               .seq = &seq,
+                               .pos = &pos,
+                               .n_tokens = &n,
+                               .indices = &index,
+                               .n_indices = 1};
+    expect_sparse(&s, ATTN_ENOTSUP, "can't have sparse steps: its backend has none");
+    rig_close(&r);
+}
+
 static void too_many_items_are_refused(void **state)
 {
     (void)state;
@@ -484,6 +566,8 @@ int main(void)
         cmocka_unit_test(outputs_come_back_in_item_order),
         cmocka_unit_test(a_wrong_item_fails_alone_with_nan_rows),
         cmocka_unit_test(a_wrong_step_is_refused_and_changes_nothing),
+        cmocka_unit_test(a_sparse_step_visits_and_is_charged_what_it_names),
+        cmocka_unit_test(a_backend_without_lists_refuses_sparse_steps_by_name),
         cmocka_unit_test(a_step_where_v_is_in_k_has_q_and_k_alone),
         cmocka_unit_test(too_many_items_are_refused),
         cmocka_unit_test(attending_what_is_not_there_fails),
