@@ -496,7 +496,8 @@ def test_refused_by_the_backend(engine):
     with pytest.raises(ValueError, match="K and V of another"):
         AttndImpl(2, 8, 1.0, kv_sharing_target_layer_name="model.layers.0.attn")
     assert AttndBackend.supported_kv_cache_dtypes == ["auto"]
-    assert not AttndBackend.supports_head_size(12) and not AttndBackend.supports_head_size(512)
+    assert AttndBackend.supports_head_size(512)
+    assert not AttndBackend.supports_head_size(12) and not AttndBackend.supports_head_size(520)
 
 
 def test_vllms_own_prefix_cache_is_refused(engine):
