@@ -444,6 +444,40 @@ def test_what_k_and_v_depend_on_is_in_the_key_or_nothing_is_shared(engine, tmp_p
     assert [r.n_cached for r in e.done[-4:]] == [0] * 4
 
 
+def test_a_request_that_wants_all_its_tokens_computed_finds_none(engine, daemon):
+    """As one for prompt_logprobs does, also under the name of one that another engine has left."""
+    e = engine()
+    (prompt,) = prompts(1, 9, shared=64)
+    e.add("a", prompt, 9, params=named(1))
+    while not e.running or e.running[0].num_computed_tokens < len(prompt):
+        e.step()
+    e.of_scheduler.seen.clear()  # as if another engine had it
+    n = n_sequences(daemon)
+    again = Request("b", prompt, 3, params=named(1), skip=True)
+    assert e.of_scheduler.get_num_new_matched_tokens(again, 0) == (0, False)
+    assert n_sequences(daemon) == n
+    e.run()
+    e.add("c", prompt, 3, skip=True)
+    e.add("d", prompt, 3)
+    e.run()
+    check(e, 3)
+    n_cached = {r.request_id: r.n_cached for r in e.done}
+    assert n_cached["c"] == 0 and n_cached["d"] >= 64
+    assert n_sequences(daemon) == 0
+
+
+@pytest.mark.parametrize(
+    "where, value, says",
+    [
+        ("scheduler_config__max_num_seqs", 1025, "max_num_seqs is 1025, .* engine.max_step_items, which is 1024"),
+        ("model_config__max_model_len", 1 << 20, "max_model_len is 1048576, .* cache.max_seq_tokens, which is"),
+    ],
+)
+def test_more_than_the_daemon_allows_is_refused(engine, where, value, says):
+    with pytest.raises(ValueError, match=says):
+        engine(**{where: value})
+
+
 def test_weights_dtype_quantisation_and_rope_are_in_the_pools_identity(engine):
     def model(weight=1.0, **more):
         e = engine(weight=weight, **more)
@@ -469,6 +503,7 @@ def test_weights_dtype_quantisation_and_rope_are_in_the_pools_identity(engine):
         ("model_config__enable_sleep_mode", True, "sleep mode"),
         ("cache_config__num_gpu_blocks_override", None, "--num-gpu-blocks-override"),
         ("model_config__use_mla", True, "MLA"),
+        ("use_v2_model_runner", True, "model runner V2 on CPUs: VLLM_USE_V2_MODEL_RUNNER=0"),
         ("model_config__is_encoder_decoder", True, "encoder-decoder"),
         ("model_config__runner_type", "pooling", "runner 'pooling'"),
     ],
@@ -478,6 +513,11 @@ def test_refused_by_name(where, value, says):
     with pytest.raises(ValueError, match=r"attnd-vllm does not support .*") as e:
         of_platform.check_config(config(Model(), 8, BLOCK, **{where: value}))
     assert says in str(e.value)
+
+
+def test_model_runner_v2_is_not_refused_on_gpus():
+    of_platform = importlib.import_module("attnd_vllm.platform")
+    of_platform.check_config(config(Model(), 8, BLOCK, use_v2_model_runner=True), "cuda")
 
 
 def test_tensor_parallelism_is_refused_on_gpus():

@@ -133,6 +133,8 @@ class AttndConnector(KVConnectorBase_V1):
     ) -> tuple[int | None, bool]:
         if num_computed_tokens != 0:
             raise RuntimeError("attnd-vllm: vLLM's own prefix cache is on")
+        if getattr(request, "skip_reading_prefix_cache", False):  # as where prompt_logprobs are wanted
+            return 0, False
         adapter, pools = self._adapter(request), self._probed()
         if adapter is None or not pools:
             return 0, False

@@ -17,6 +17,8 @@ def check_config(c: Any, device_type: str = "cpu") -> None:
     parallel, model = c.parallel_config, c.model_config
     if device_type != "cpu" and getattr(parallel, "tensor_parallel_size", 1) > 1:
         _refuse(f"tensor_parallel_size {parallel.tensor_parallel_size}", "on CPUs it does")
+    if device_type == "cpu" and getattr(c, "use_v2_model_runner", False):
+        _refuse("model runner V2 on CPUs", "VLLM_USE_V2_MODEL_RUNNER=0 selects V1")
     for name in "pipeline_parallel_size", "decode_context_parallel_size":
         if getattr(parallel, name, 1) > 1:
             _refuse(f"{name} {getattr(parallel, name)}")

@@ -16,6 +16,29 @@ from . import settings, versions
 from .lane import Metadata, Way, open_lane
 
 
+def check_limits(info: attnd.ClientInfo, config: Any) -> None:
+    """Raises ValueError, naming both settings, where the engine may ask for more than the daemon allows."""
+    for name, n, setting, most in (
+        (
+            "max_num_seqs",
+            config.scheduler_config.max_num_seqs,
+            "engine.max_step_items",
+            info.max_step_items,
+        ),
+        (
+            "max_model_len",
+            config.model_config.max_model_len,
+            "cache.max_seq_tokens",
+            info.max_seq_tokens,
+        ),
+    ):
+        if n > most:
+            raise ValueError(
+                f"attnd-vllm: {name} is {n}, more than the daemon's {setting}, which is {most}:"
+                " change either"
+            )
+
+
 class Shared:
     """What the worker, the attention backend and the connector of one process share."""
 
@@ -80,6 +103,7 @@ class AttndWorker:
         super().init_device()  # type: ignore[misc]
         shared.batch = versions.Batch(self.model_runner)
         shared.client = connect("vllm")
+        check_limits(shared.client.info, self.vllm_config)
         shared.lane = open_lane(shared.client, self.model_runner.device, self.vllm_config)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:

@@ -29,6 +29,7 @@ class Request:
         self.mm_features = what.get("mm") or ()
         self.cache_salt = what.get("salt")
         self.prompt_embeds = what.get("embeds")
+        self.skip_reading_prefix_cache = what.get("skip", False)
         self.kv_transfer_params = what.get("params")
         self.model_salt = what.get("model_salt", 0)  # what K and V depend on besides, in the model
         self.n_cached = 0
@@ -55,6 +56,7 @@ def config(model, n_blocks, block_size, **more):
             dtype=torch.float32,
             quantization=None,
             runner_type="generate",
+            max_model_len=1024,
             hf_text_config=ns(to_dict=lambda: {"layers": model.layers, "_name_or_path": "x"}),
         ),
         cache_config=ns(
@@ -65,7 +67,10 @@ def config(model, n_blocks, block_size, **more):
             enable_prefix_caching=True,
         ),
         scheduler_config=ns(
-            async_scheduling=True, disable_hybrid_kv_cache_manager=False, max_num_batched_tokens=64
+            async_scheduling=True,
+            disable_hybrid_kv_cache_manager=False,
+            max_num_batched_tokens=64,
+            max_num_seqs=6,
         ),
         compilation_config=ns(cudagraph_mode=ns(has_full_cudagraphs=lambda: False)),
         load_config=ns(load_format="auto"),
