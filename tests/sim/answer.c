@@ -151,6 +151,22 @@ static void take_fork(struct ask *a, const Attnd__Reply *r)
     sim_counts.forks++;
 }
 
+/* What it asked for, unless a late copy of what was refused has been carried out. */
+static void take_reserve(const struct ask *a, const Attnd__Reply *r)
+{
+    const struct peer *p = a->peer;
+    uint32_t n =
+        r->body_case == ATTND__REPLY__BODY_PROBE ? r->probe->n_reserved_blocks : UINT32_MAX;
+    bool is_known = n == a->n_blocks;
+    for (uint64_t i = 0; i < p->n_asks; i++) {
+        const struct ask *o = p->asks[i];
+        is_known |= o->kind == ASK_RESERVE && o->status != ATTN_OK && n == o->n_blocks;
+    }
+    if (!is_known)
+        is_wrong(a, r, "another number of blocks is reserved");
+    sim_counts.reserves++;
+}
+
 /* Those who share blocks read and write them at once. */
 static void use_shared(const struct ask *a)
 {
@@ -284,6 +300,9 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
             is_wrong(a, r, "the answer has no body");
         sim_counts.resizes++;
         break;
+    case ASK_RESERVE:
+        take_reserve(a, r);
+        break;
     case ASK_STEP:
         take_step(a);
         break;
@@ -294,6 +313,8 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
     ask_release(a);
     if (a->kind == ASK_FORK)
         use_shared(a);
+    if (a->kind == ASK_RESERVE && a->n_blocks > 0 && !sim_has_faults)
+        ask_reserve(a->peer, 0); /* as peers_unreserve would have */
     if (a->kind == ASK_TRUNCATE && sim_chance(500)) /* what has it kept? */
         ask_export(a->peer, a->seq);
 }
@@ -336,6 +357,12 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
         ask_release(a); /* too few for what is there, split, or the process began empty */
         return;
     }
+    if (a->kind == ASK_RESERVE && a->n_blocks > 0 && is_passing(st)) {
+        ask_release(a); /* others have them */
+        if (!sim_has_faults)
+            ask_reserve(a->peer, 0);
+        return;
+    }
     if (is_passing(st)) {
         bool is_for_good = ++a->n_refused > 4 &&
                            (a->kind == ASK_STEP || a->kind == ASK_GAP || a->kind == ASK_STALE ||
@@ -375,6 +402,11 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
     if (a->kind == ASK_EXPORT && st == ATTN_ENOTFOUND &&
         (a->seq->is_gone || may_be_over(a->seq->owner))) {
         ask_release(a);
+        return;
+    }
+    if (a->kind == ASK_ADOPT && st == ATTN_ENOTFOUND && may_be_over(a->former)) {
+        a->seq->is_gone = true; /* there were no blocks for it until its lease ended */
+        give_up(a);
         return;
     }
     if (st == ATTN_ENOTFOUND && (p->is_killed || names_doomed(a))) {

@@ -5,7 +5,7 @@
 
 const char *const ask_kinds[] = {
     "hello",  "pool", "open",           "fork",   "truncate", "close", "adopt", "tokens", "export",
-    "import", "kill", "end of session", "resize", "plan",     "step",  "gap",   "stale"};
+    "import", "kill", "end of session", "resize", "reserve",  "plan",  "step",  "gap",    "stale"};
 
 bool seq_is_quiet(const struct seq *s)
 {

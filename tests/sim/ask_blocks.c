@@ -200,6 +200,25 @@ void take_import(struct ask *a)
     sim_counts.imports++;
 }
 
+/* What its sequences can then have, whatever others do. One at a time: nobody would know which came
+ * last. */
+struct ask *ask_reserve(struct peer *p, uint32_t n_blocks)
+{
+    Attnd__PoolReserve b = ATTND__POOL_RESERVE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    for (uint64_t i = 0; i < p->n_asks; i++)
+        if (p->asks[i]->kind == ASK_RESERVE && !p->asks[i]->is_answered)
+            return NULL;
+    struct ask *a = ask_new(p, ASK_RESERVE);
+    if (a == NULL)
+        return NULL;
+    b.pool = p->pool;
+    b.n_blocks = a->n_blocks = n_blocks;
+    h.body_case = ATTND__REQUEST__BODY_POOL_RESERVE;
+    h.pool_reserve = &b;
+    return ask_send(a, &h, NULL, 0);
+}
+
 /* --- operators -------------------------------------------------------------------------------- */
 
 struct ask *ask_kill(struct peer *p, struct seq *s)

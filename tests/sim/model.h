@@ -73,6 +73,7 @@ enum ask_kind {
     ASK_KILL, /* a sequence */
     ASK_KILL_SESSION,
     ASK_RESIZE, /* the pool */
+    ASK_RESERVE, /* blocks of it */
     ASK_PLAN, /* of a lane */
     ASK_STEP,
     ASK_GAP, /* steps that must be refused: past the end, at an epoch that is over */
@@ -99,7 +100,7 @@ struct ask {
     bool is_resuming; /* hello */
     struct peer *victim; /* whose session is to end */
     struct peer *former; /* whose the sequence was that is adopted */
-    uint32_t first_block, n_blocks, len_before[N_LAYERS]; /* export */
+    uint32_t first_block, n_blocks, len_before[N_LAYERS]; /* export; n_blocks also of reserve */
     uint32_t len_after[N_LAYERS]; /* import, with `tokens` of each layer in turn */
     /* a step */
     uint32_t layer, flags, n_items;
@@ -152,6 +153,7 @@ struct ask *ask_import(struct seq *s);
 struct ask *ask_kill(struct peer *p, struct seq *s);
 struct ask *ask_kill_session(struct peer *p, struct peer *victim);
 struct ask *ask_resize(struct peer *p);
+struct ask *ask_reserve(struct peer *p, uint32_t n_blocks);
 void check_export(const struct ask *a, const Attnd__ExportReply *r, const uint8_t *payload,
                   size_t payload_bytes);
 void take_import(struct ask *a);

@@ -328,6 +328,8 @@ static void do_something(struct peer *p)
             ask_close(s);
     } else if (s != NULL && s->len[0] == 0 && s->prompt == 0 && sim_chance(500)) {
         ask_import(s);
+    } else if (sim_plan.reserves > 0 && sim_chance(sim_plan.reserves)) {
+        ask_reserve(p, sim_chance(300) ? 0 : sim_below(sim_plan.n_blocks / 2));
     } else if (s != NULL && sim_chance(sim_plan.closes)) {
         ask_close(s);
     } else if (s != NULL && sim_chance(sim_plan.forks)) {
@@ -448,6 +450,14 @@ void peers_say_unanswered(void)
 void peers_stop_asking(void)
 {
     is_asking = false;
+}
+
+/* So that forks and adoptions find room, and nothing is left. */
+void peers_unreserve(void)
+{
+    for (uint32_t i = 0; sim_plan.reserves > 0 && i < n_peers; i++)
+        if (!peers[i]->is_dead && peers[i]->session != 0 && peers[i]->pool != 0)
+            ask_reserve(peers[i], 0);
 }
 
 static void of_each_seq(void (*what)(struct seq *s))

@@ -92,3 +92,5 @@ plant(31 daemon/engine/tier/idle.c "    if (info.n_paged_out == 0)\n        retu
 plant(34 daemon/engine/pool/resize.c "at < s->n_copies; at += n)" "at < s->n_copies && sim_bug != 34; at += n)")
 # nor is the device told of tables that name others then
 plant(35 daemon/engine/pool/resize.c "i < s->n_patches; i++)" "i < s->n_patches && sim_bug != 35; i++)")
+# a reservation outlives its session
+plant(36 cache/dedup.c "    kv_reservations_end(kv, owner);" "    if (sim_bug != 36)\n        kv_reservations_end(kv, owner);")

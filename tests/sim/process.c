@@ -146,9 +146,10 @@ static void check_engine_is_empty(struct engine *e)
         sim_say("left: %04x at epoch %u of owner %u", (unsigned)(i.name & 0xffff), i.epoch,
                 i.owner);
     }
-    if (s.sequences != 0 || s.blocks_used != 0)
-        sim_fail("everything is closed, and %llu sequences and %llu blocks are left",
-                 (unsigned long long)s.sequences, (unsigned long long)s.blocks_used);
+    if (s.sequences != 0 || s.blocks_used != 0 || s.blocks_reserved != 0)
+        sim_fail("everything is closed, and %llu sequences and %llu blocks are left, %llu reserved",
+                 (unsigned long long)s.sequences, (unsigned long long)s.blocks_used,
+                 (unsigned long long)s.blocks_reserved);
     if (!engine_is_idle(e))
         sim_fail("nobody asks, and an engine is not idle");
 }

@@ -32,6 +32,13 @@ static void plan_idle(void)
     sim_plan.long_appends = 500;
 }
 
+/* Of one in five, in the same way: clients that set blocks aside. */
+static void plan_reserves(void)
+{
+    if (running % 5 == 2)
+        sim_plan.reserves = 30;
+}
+
 static void plan(void)
 {
     bool is_calm = sim_chance(100);
@@ -76,6 +83,7 @@ static void plan(void)
         sim_plan.disk_size = sim_chance(500) ? "0" : sim_chance(500) ? "64K" : "2M";
     }
     plan_idle();
+    plan_reserves();
     if (is_calm)
         return;
     sim_plan.drop = sim_below(60);
@@ -105,10 +113,12 @@ static void enter(enum phase next)
     if (next == QUIET) {
         sim_has_faults = false;
         peers_stop_asking();
+        peers_unreserve();
     } else if (next == READ_BACK) {
         peers_read_back();
     } else if (next == CLOSE_ALL) {
         peers_close_all();
+        peers_unreserve(); /* a late copy may have reserved again */
     } else if (next == STOP) {
         process_check_is_empty();
         process_stop();

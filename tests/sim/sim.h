@@ -47,6 +47,7 @@ struct sim_plan {
     uint32_t n_prompts, prompts; /* per mille of opens that are of one */
     uint32_t long_appends; /* per mille of steps */
     uint32_t closes, forks; /* per mille of operations, beside the usual ones */
+    uint32_t reserves; /* the same, of blocks of the pool */
     const char *host_memory, *disk_size; /* cache.host_memory, cache.disk_size */
     const char *idle_memory; /* cache.idle_memory */
     bool has_lanes;
@@ -122,6 +123,7 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
     X(imports)                                                                                     \
     X(killed)                                                                                      \
     X(resizes)                                                                                     \
+    X(reserves)                                                                                    \
     X(killed_sessions)                                                                             \
     X(bells)                                                                                       \
     X(pins)                                                                                        \
@@ -238,6 +240,7 @@ bool peers_are_done(void); /* they have begun all that they were to */
 bool peers_are_idle(void); /* everything they asked for is answered */
 bool peers_are_answered(void); /* hellos that keep sessions alive, too */
 void peers_stop_asking(void);
+void peers_unreserve(void);
 void peers_read_back(void);
 void peers_close_all(void);
 void peers_say_unanswered(void);
