@@ -365,7 +365,7 @@ static uint32_t cards_in(const char *list)
 static void every_option_of_every_split_agrees_with_the_reference(void **state)
 {
     (void)state;
-    const char *flags[] = {"--cache.max_pools", "64", NULL};
+    const char *flags[] = {"--cache.max_pools", "64", "--device.kv_memory", "192M", NULL};
     const uint32_t n = CASE_N_PRODUCT * CASE_COUNT(case_dtypes) * CASE_COUNT(case_options) *
                        CASE_COUNT(case_shapes);
     struct counts c = {0};

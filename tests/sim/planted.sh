@@ -11,7 +11,7 @@ bugs=("$@")
 [ $# -gt 0 ] || mapfile -t bugs < <(grep -oE '^plant\([0-9]+' "$here/plant.cmake" | grep -oE '[0-9]+')
 
 # Where bugs that few seeds find were found last; if that is no more so, all seeds are walked.
-declare -A last=([6]=342 [10]=61 [23]=226 [27]=340 [28]=147 [29]=1038)
+declare -A last=([6]=231 [10]=452 [19]=119 [23]=226 [26]=92 [27]=477 [28]=593 [29]=850)
 
 finds() { # BUG SEEDS: a run that fails
   ! said=$(SIM_BUG=$1 ASAN_OPTIONS=detect_leaks=0 "$sim" --seeds "$2" 2>&1)
