@@ -208,6 +208,7 @@ struct backend_batch {
     attn_status status; /* ATTN_OK, or why none of the items can be trusted */
     uint64_t device_ns; /* time on the device */
     uint64_t kv_bytes; /* cached K and V read */
+    uint64_t kv_shared_bytes; /* not read, because items had them in common with another */
     uint32_t n_splits; /* parts the attention work was cut into */
 };
 

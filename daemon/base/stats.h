@@ -30,6 +30,8 @@
     X(batch_splits, "batch_splits_total", "Splits of launched batches")                            \
     X(batches_failed, "batches_failed_total", "Batches the backend failed")                        \
     X(kv_read_bytes, "kv_read_bytes_total", "Cached K and V read by attention")                    \
+    X(kv_shared_bytes, "kv_shared_bytes_total",                                                    \
+      "Cached K and V not read again where items of a batch begin alike")                          \
     X(device_ns, "device_seconds_total", "Time batches ran on the device")                         \
     X(canary_items, "canary_items_total", "Outputs compared with the float64 reference")           \
     X(canary_wrong, "canary_wrong_total", "Outputs that were beyond their bound, twice")           \

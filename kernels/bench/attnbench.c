@@ -170,6 +170,14 @@ static bool run_cell(struct program *p, const struct bench_cell *c, struct row *
             write_csv(p, &r);
         }
     }
+    if (ok && c->shared_tokens > 0) {
+        struct row r;
+        ok = measure(p, &s, "apart", read.median_us, 0, &r);
+        if (ok) {
+            print_row(p, &r);
+            write_csv(p, &r);
+        }
+    }
     if (ok) {
         uint32_t naive_runs = strcmp(p->grid, "paged") == 0 ? x->options.naive_runs : 0;
         ok = measure(p, &s, NULL, read.median_us, naive_runs, out);

@@ -214,7 +214,7 @@ uint64_t bench_kv_bytes(const struct bench_cell *c)
 {
     uint64_t tokens = 0;
     for (uint32_t i = 0; i < c->batch; i++)
-        tokens += bench_context(c, i);
+        tokens += bench_context(c, i) - (i > 0 ? c->shared_tokens : 0);
     const attn_dtype kv = bench_kv_dtype(c);
     const uint64_t scale_bytes = kv == ATTN_BF16 ? 0 : sizeof(float);
     const uint64_t n_rows = c->g->is_v_in_k ? 1 : 2;
@@ -238,6 +238,8 @@ void bench_cell_name(const struct bench_cell *c, char *out, size_t bytes)
         snprintf(out + strlen(out), bytes - strlen(out), "..%u", c->max_context);
     if (c->first_context > 0)
         snprintf(out + strlen(out), bytes - strlen(out), "+1x%u", c->first_context);
+    if (c->shared_tokens > 0)
+        snprintf(out + strlen(out), bytes - strlen(out), ",s%u", c->shared_tokens);
     if (c->new_tokens > 0)
         snprintf(out + strlen(out), bytes - strlen(out), ",n%u", c->new_tokens);
     if (c->n_prompts > 0)

@@ -33,6 +33,9 @@ static const char help[] =
     "                    first 512 elements of K\n"
     "  --new N           with --cell: query tokens of each sequence, its last ones (default 1)\n"
     "  --prompts N       with --new: of the first N sequences only, the others decode one token\n"
+    "  --shared N        with --cell: all sequences begin with the same N tokens, a multiple of "
+    "16;\n"
+    "                    cells are measured by the way that computes each for itself, too (apart)\n"
     "  --kv TYPE         with --cell: K and V as bf16 (default), fp8_e4m3 or int8\n"
     "  --match TEXT      only cells whose name contains TEXT, as in 64,8,128,b16,c2048\n"
     "  --csv FILE        also write the rows as CSV\n"
@@ -192,6 +195,8 @@ static bool take_option(struct bench_request *q, int opt, const char *text)
         return parse_count("new", text, 1, &q->new_tokens);
     case 'P':
         return parse_count("prompts", text, 1, &q->n_prompts);
+    case 'S':
+        return parse_count("shared", text, BENCH_BLOCK_TOKENS, &q->shared_tokens);
     case 'k':
         return parse_kv(text, &q->kv_dtype);
     case 'r':
@@ -241,6 +246,16 @@ static bool settle(struct bench_request *q)
                     c->context);
             return false;
         }
+        c->shared_tokens = q->shared_tokens;
+        if (q->shared_tokens % BENCH_BLOCK_TOKENS != 0 ||
+            q->shared_tokens > c->context - bench_new_tokens(c) ||
+            (q->shared_tokens > 0 && c->first_context > 0)) {
+            fprintf(stderr,
+                    "attnbench: --shared is %u, must be a multiple of %d below the tokens of all "
+                    "sequences, which are %u\n",
+                    q->shared_tokens, BENCH_BLOCK_TOKENS, c->context);
+            return false;
+        }
     }
     q->o.memory_bytes = (uint64_t)q->gib << 30;
     return true;
@@ -257,6 +272,7 @@ int bench_request_parse(struct bench_request *q, int argc, char **argv)
         {"runs", required_argument, NULL, 'r'},
         {"new", required_argument, NULL, 'N'},
         {"prompts", required_argument, NULL, 'P'},
+        {"shared", required_argument, NULL, 'S'},
         {"kv", required_argument, NULL, 'k'},
         {"alone", no_argument, NULL, 'a'},
         {"devices", required_argument, NULL, 'D'},

@@ -11,7 +11,7 @@ struct bench_request {
     const char *grid, *match, *csv, *type, *rung; /* NULL: not given; grid never */
     const char *extra; /* the first argument that is no option, or NULL */
     attn_dtype kv_dtype;
-    uint32_t gib, new_tokens, n_prompts, max_tokens;
+    uint32_t gib, new_tokens, n_prompts, shared_tokens, max_tokens;
     bool is_tables; /* grid is sweep or ladder */
     struct bench_devices devices;
     struct bench_cell given[BENCH_MAX_GIVEN];

@@ -227,6 +227,9 @@ static bool make_tables(struct bench *x, struct bench_setup *s)
         s->tables[i - 1] = s->tables[j];
         s->tables[j] = t;
     }
+    for (uint32_t i = 1; i < s->cell->batch; i++)
+        for (uint32_t j = 0; j < s->cell->shared_tokens / BENCH_BLOCK_TOKENS; j++)
+            s->tables[s->first_block[i] + j] = s->tables[j];
     for (uint32_t i = 0; i < s->cell->batch; i++) {
         for (uint32_t j = 0; j < blocks_of(s->cell, i); j++) {
             patches[batch.n_patches++] = (struct backend_patch){

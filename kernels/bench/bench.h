@@ -24,6 +24,7 @@ struct bench_cell {
     uint32_t max_context; /* lengths lie evenly between context and this; 0: all are context */
     uint32_t first_context; /* of the first sequence, 0: as the others */
     uint32_t new_tokens; /* query tokens, the last of each context; 0: one */
+    uint32_t shared_tokens; /* all sequences begin with the same blocks of so many tokens */
     uint32_t n_prompts; /* the first sequences, which have so many; the others one. 0: all have */
     float best_public_us; /* 0: not known */
     attn_dtype kv_dtype; /* ATTN_DTYPE_NONE: bf16, as q */

@@ -14,7 +14,8 @@
 
 #define PART_BYTES (64 << 10)
 
-static const char *const variants[] = {"naive", "portable", "avx2", "avx512", "avx512bf16", NULL};
+static const char *const variants[] = {"naive",      "portable", "avx2", "avx512",
+                                       "avx512bf16", "apart",    NULL};
 
 struct read_job {
     const struct cpu_isa *isa;
@@ -63,7 +64,9 @@ static attn_status cpu_time_batch(struct backend *b, const char *variant,
                                   uint32_t n_runs, bool is_alone, uint64_t *out_ns)
 {
     uint32_t n_shards = backend_bench_shards(variant);
-    const struct cpu_isa *isas[4], *isa = variant == NULL || n_shards > 0 ? b->isa : NULL;
+    const bool is_apart = variant != NULL && strcmp(variant, "apart") == 0;
+    const struct cpu_isa *isas[4];
+    const struct cpu_isa *isa = variant == NULL || n_shards > 0 || is_apart ? b->isa : NULL;
     bool is_naive = variant != NULL && strcmp(variant, "naive") == 0;
     uint32_t n_isas = cpu_isa_supported(isas);
     (void)is_alone; /* it always is */
@@ -87,7 +90,9 @@ static attn_status cpu_time_batch(struct backend *b, const char *variant,
             return st;
         uint64_t start = attn_now_ns();
         cpu_append(b, batch);
+        b->shared.is_off = is_apart;
         st = is_naive ? cpu_attend_naive(b, batch) : cpu_attend(b, isa, batch, n_shards);
+        b->shared.is_off = false;
         out_ns[run] = attn_now_ns() - start;
         batch->status = st;
         if (st != ATTN_OK)

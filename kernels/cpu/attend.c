@@ -64,6 +64,19 @@ static void merge(const struct attend_job *job, uint32_t slot, uint32_t n_splits
     }
 }
 
+/* All of the segment's own keys are in *own. */
+static void finish(const struct attend_job *job, const struct segment *s,
+                   const struct attend_partial *own)
+{
+    if (s->rows.queries != NULL) {
+        cpu_shared_keep(job->b, s, own);
+        return;
+    }
+    if (s->group != PREFIX_NONE)
+        cpu_shared_add(job->b, s, own);
+    job->isa->finish(&s->rows, own);
+}
+
 static void run_runs(void *arg, uint32_t thread)
 {
     struct attend_job *job = arg;
@@ -76,15 +89,15 @@ static void run_runs(void *arg, uint32_t thread)
         const struct plan_run *run = &b->plan.runs[i];
         struct segment *s = &job->segments[run->segment];
         if (run->n_splits == 1) {
-            job->isa->attend(&s->rows, run->tile0, run->n_tiles, x, &own);
+            job->isa->attend(&s->rows, s->first_tile + run->tile0, run->n_tiles, x, &own);
         } else {
             struct attend_partial p = slot_of(job, run->slot + run->split);
-            job->isa->attend(&s->rows, run->tile0, run->n_tiles, x, &p);
+            job->isa->attend(&s->rows, s->first_tile + run->tile0, run->n_tiles, x, &p);
             if (atomic_fetch_add(&s->n_done, 1) + 1 < run->n_splits)
                 continue;
             merge(job, run->slot, run->n_splits, s->rows.n_heads * s->rows.n_rows, &own);
         }
-        job->isa->finish(&s->rows, &own);
+        finish(job, s, &own);
     }
 }
 
@@ -110,10 +123,24 @@ static uint64_t segments_of(const struct attend_geometry *g, const struct backen
 
 /* kv heads of a segment: as many as the rows allow, fewer where that leaves too few parts to share.
  * An item's bytes do not depend on it: heads are cut together, never summed together. */
-static uint32_t heads_at_once(const struct backend_batch *batch, uint32_t n_threads)
+static uint32_t heads_at_once(const struct backend_pool *p, uint32_t longest, uint64_t tiles,
+                              uint32_t n_threads)
+{
+    const struct attend_geometry *g = &p->geometry;
+    const uint32_t heads = p->config.num_kv_heads;
+    const bool is_narrow = g->dk <= NARROW_DIM && g->dv <= NARROW_DIM;
+    const uint32_t most = is_narrow ? MAX_SEGMENT_ROWS : MAX_ROWS;
+    uint32_t n = most / longest < heads ? most / longest : heads;
+    while (n > 1 && tiles * ((heads + n - 1) / n) < (uint64_t)n_threads * SHARES_A_THREAD)
+        n = (n + 1) / 2;
+    return n;
+}
+
+/* The same for the batch's items. */
+static uint32_t heads_of_items(const struct backend *b, const struct backend_batch *batch)
 {
     const struct attend_geometry *g = &batch->pool->geometry;
-    uint32_t heads = batch->pool->config.num_kv_heads, longest = 1;
+    uint32_t longest = 1;
     uint64_t tiles = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *item = &batch->items[i];
@@ -123,14 +150,9 @@ static uint32_t heads_at_once(const struct backend_batch *batch, uint32_t n_thre
         longest = rows > longest ? (uint32_t)(rows < MAX_ROWS ? rows : MAX_ROWS) : longest;
         tiles += item->lists.starts != NULL
                      ? backend_listed(&item->lists, item->n_tokens) / TILE_TOKENS + 1
-                     : (item->pos + item->n_tokens) / TILE_TOKENS + 1;
+                     : (item->pos + item->n_tokens - cpu_shared_keys(b, g, i)) / TILE_TOKENS + 1;
     }
-    const bool is_narrow = g->dk <= NARROW_DIM && g->dv <= NARROW_DIM;
-    const uint32_t most = is_narrow ? MAX_SEGMENT_ROWS : MAX_ROWS;
-    uint32_t n = most / longest < heads ? most / longest : heads;
-    while (n > 1 && tiles * ((heads + n - 1) / n) < (uint64_t)n_threads * SHARES_A_THREAD)
-        n = (n + 1) / 2;
-    return n;
+    return heads_at_once(batch->pool, longest, tiles, cpu_threads_count(b->threads));
 }
 
 static attn_status reserve_segments(struct backend *b, uint64_t n)
@@ -188,11 +210,14 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
         uint32_t n_rows = item->n_tokens * g->group, heads = p->config.num_kv_heads;
         uint32_t n_together = spec->n_branches > 0 ? 1 : n_heads, part = rows_of_part(g, item);
         const struct backend_lists *l = &item->lists;
+        const uint32_t n_shared = cpu_shared_keys(b, g, i);
+        const uint32_t group = n_shared > 0 ? b->shared.prefixes.group_of[i] : PREFIX_NONE;
         for (uint32_t h = 0; h < heads; h += n_together) {
             for (uint32_t row = 0, rows; row < n_rows; row += rows, n++) {
                 uint32_t left = part - row % part, token = row / g->group;
                 rows = left < step ? left : step;
-                b->segments[n].rows = (struct attend_rows){
+                struct segment *s = &b->segments[n];
+                s->rows = (struct attend_rows){
                     .g = g,
                     .spec = spec,
                     .item = item,
@@ -203,12 +228,15 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
                     .n_rows = rows,
                 };
                 if (l->starts != NULL) {
-                    b->segments[n].rows.list = l->tokens + l->starts[token];
-                    b->segments[n].rows.n_listed = l->starts[token + 1] - l->starts[token];
+                    s->rows.list = l->tokens + l->starts[token];
+                    s->rows.n_listed = l->starts[token + 1] - l->starts[token];
                 }
-                atomic_init(&b->segments[n].n_done, 0);
-                b->segment_tiles[n] = tiles_of(&b->segments[n].rows);
-                uint32_t all = b->segments[n].rows.n_heads * b->segments[n].rows.n_rows;
+                s->group = group;
+                s->first_query = group != PREFIX_NONE ? b->shared.query_of[i] : 0;
+                s->first_tile = n_shared / TILE_TOKENS;
+                atomic_init(&s->n_done, 0);
+                b->segment_tiles[n] = tiles_of(&s->rows) - s->first_tile;
+                uint32_t all = s->rows.n_heads * s->rows.n_rows;
                 *out_max_rows = all > *out_max_rows ? all : *out_max_rows;
             }
         }
@@ -275,13 +303,81 @@ static attn_status run_segments(struct attend_job *job, const struct plan_config
     return ATTN_OK;
 }
 
+/* Plans and computes n_segments, which are ready. */
+static attn_status run_all(struct attend_job *job, struct backend_batch *batch, uint32_t n_segments,
+                           uint32_t n_shards)
+{
+    struct backend *b = job->b;
+    const struct plan_config c = plan_of(b, batch->pool, n_segments, n_shards);
+    attn_status st = ATTN_OK;
+    job->slot_floats = ((size_t)job->max_rows * (job->o_stride + 2) + 15) / 16 * 16;
+    for (uint32_t first = 0, n; first < n_segments && st == ATTN_OK; first += n) {
+        n = segments_at_once(b, &c, first, n_segments, job->slot_floats * sizeof(float));
+        st = run_segments(job, &c, batch, first, n);
+    }
+    return st;
+}
+
+/* Fills segments with those of what items have in common: rows of many items over a group's keys.
+ * Returns their number, or 0 where there is no memory. */
+static uint32_t make_shared_segments(struct attend_job *job, const struct backend_batch *batch)
+{
+    struct backend *b = job->b;
+    const struct backend_pool *p = batch->pool;
+    const struct attend_geometry *g = &p->geometry;
+    const struct prefixes *x = &b->shared.prefixes;
+    const uint32_t step = cpu_shared_queries_at_once(g, job->isa), heads = p->config.num_kv_heads;
+    uint32_t longest = 1, n = 0;
+    uint64_t tiles = 0, n_wanted = 0;
+    for (uint32_t i = 0; i < x->n_groups; i++) {
+        const struct prefix_group *k = &x->groups[i];
+        const uint32_t n_chunks = (k->n_queries + step - 1) / step;
+        const uint32_t rows = (k->n_queries < step ? k->n_queries : step) * g->group;
+        longest = rows > longest ? rows : longest;
+        tiles += (uint64_t)n_chunks *
+                 (((k->end_block - k->first_block) << g->block_shift) / TILE_TOKENS);
+        n_wanted += (uint64_t)n_chunks * heads;
+    }
+    if (reserve_segments(b, n_wanted) != ATTN_OK)
+        return 0;
+    const uint32_t n_heads = heads_at_once(p, longest, tiles, cpu_threads_count(b->threads));
+    job->max_rows = n_heads * longest;
+    for (uint32_t i = 0; i < x->n_groups; i++) {
+        const struct prefix_group *k = &x->groups[i];
+        const struct backend_item *item = &batch->items[x->order[k->first]];
+        const uint32_t first = b->shared.query_of[x->order[k->first]];
+        for (uint32_t h = 0; h < heads; h += n_heads)
+            for (uint32_t q = 0; q < k->n_queries; q += step, n++) {
+                struct segment *s = &b->segments[n];
+                s->rows = (struct attend_rows){
+                    .g = g,
+                    .spec = &p->layers[item->layer],
+                    .item = item,
+                    .layer = p->base + item->layer * g->layout.layer_bytes,
+                    .kv_head = h,
+                    .n_heads = heads - h < n_heads ? heads - h : n_heads,
+                    .n_rows = (k->n_queries - q < step ? k->n_queries - q : step) * g->group,
+                    .queries = b->shared.queries + first + q,
+                    .n_shared = k->end_block << g->block_shift,
+                };
+                s->group = i;
+                s->first_query = first + q;
+                s->first_tile = (k->first_block << g->block_shift) / TILE_TOKENS;
+                atomic_init(&s->n_done, 0);
+                b->segment_tiles[n] = s->rows.n_shared / TILE_TOKENS - s->first_tile;
+            }
+    }
+    return n;
+}
+
 attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct backend_batch *batch,
                        uint32_t n_shards)
 {
     const struct backend_pool *p = batch->pool;
     uint64_t n_wanted = 0;
-    batch->kv_bytes = 0;
+    batch->kv_bytes = batch->kv_shared_bytes = 0;
     batch->n_splits = 0;
+    b->shared.prefixes.n_groups = 0;
     for (uint32_t i = 0; i < batch->n_items; i++)
         if (batch->items[i].flags & BACKEND_ATTEND)
             n_wanted += segments_of(&p->geometry, &batch->items[i]) * p->config.num_kv_heads;
@@ -291,15 +387,19 @@ attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct back
     if (st != ATTN_OK)
         return st;
 
-    struct attend_job job = {.b = b, .isa = isa};
-    uint32_t n_threads = cpu_threads_count(b->threads);
-    uint32_t n_segments = make_segments(b, batch, heads_at_once(batch, n_threads), &job.max_rows);
-    const struct plan_config c = plan_of(b, p, n_segments, n_shards);
-    job.o_stride = (p->geometry.dv + 15) / 16 * 16;
-    job.slot_floats = ((size_t)job.max_rows * (job.o_stride + 2) + 15) / 16 * 16;
-    for (uint32_t first = 0, n; first < n_segments && st == ATTN_OK; first += n) {
-        n = segments_at_once(b, &c, first, n_segments, job.slot_floats * sizeof(float));
-        st = run_segments(&job, &c, batch, first, n);
+    struct attend_job job = {.b = b, .isa = isa, .o_stride = (p->geometry.dv + 15) / 16 * 16};
+    if (n_shards == 0 && !b->shared.is_off)
+        st = cpu_shared_find(b, isa, batch);
+    if (st == ATTN_OK && b->shared.prefixes.n_groups > 0) {
+        const uint32_t n_shared = make_shared_segments(&job, batch);
+        batch->kv_shared_bytes = cpu_shared_bytes(b, batch);
+        batch->kv_bytes = UINT64_MAX; /* by all threads */
+        st = n_shared > 0 ? run_all(&job, batch, n_shared, 0) : ATTN_ENOMEM;
     }
-    return st;
+    if (st != ATTN_OK)
+        return st;
+    batch->kv_bytes = 0;
+    uint32_t n_segments = make_segments(b, batch, heads_of_items(b, batch), &job.max_rows);
+    batch->kv_bytes -= batch->kv_shared_bytes;
+    return run_all(&job, batch, n_segments, n_shards);
 }

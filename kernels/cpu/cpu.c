@@ -45,6 +45,7 @@ static void cpu_close(struct backend *b)
     free(b->scratch);
     plan_fini(&b->plan);
     free(b->segments);
+    cpu_shared_fini(&b->shared);
     free(b->segment_tiles);
     free(b->slots);
     free(b->evict);

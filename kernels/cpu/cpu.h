@@ -6,6 +6,7 @@
  * pool.c     slots of the table: pools
  * append.c   writes k and v, copies blocks
  * attend.c   plans a batch's attention and runs it on the threads
+ * attend_shared.c   keys that items have in common: which, and their partial results
  * bench/     the same attention the obvious way (cpu_naive.c), and measurement (cpu_bench.c)
  *
  * The engine thread owns everything here; workers see a batch only inside cpu_threads_run.
@@ -23,6 +24,7 @@
 #include "kernels/kv_range.h"
 #include "kernels/moves.h"
 #include "kernels/plan.h"
+#include "kernels/prefix.h"
 
 #define CPU_ERROR_BYTES 256
 #define CPU_MAX_TAKERS 8
@@ -78,7 +80,24 @@ void cpu_memory_close(struct cpu_memory *m);
 
 struct segment {
     struct attend_rows rows;
+    uint32_t first_tile; /* those in front are computed with others' */
+    uint32_t group; /* of rows with queries; of an item's: the last one it is in, or PREFIX_NONE */
+    uint32_t first_query; /* in shared.queries, where there is a group: of the rows, of the item */
     _Atomic uint32_t n_done; /* splits computed; who computes the last one merges */
+};
+
+/* What items of a batch have in common. */
+struct shared {
+    bool is_off; /* for measurements: nothing is looked for */
+    struct prefixes prefixes; /* n_groups 0: nothing */
+    struct prefix_item *items; /* [n_items] */
+    struct shared_query *queries; /* of order[0], order[1] .. */
+    uint32_t *query_of; /* [n_items] its first of queries, if it is in a group */
+    size_t *at; /* [n_groups] where a group's results begin in results */
+    float *results; /* of a group: [kv_head][query][q head of the kv head] rows of row_floats */
+    uint32_t row_floats; /* o, then max and sum */
+    uint32_t items_capacity, query_of_capacity, queries_capacity, at_capacity;
+    size_t results_capacity;
 };
 
 struct backend {
@@ -96,6 +115,7 @@ struct backend {
     struct segment *segments;
     uint32_t *segment_tiles;
     uint32_t segments_capacity, tiles_capacity;
+    struct shared shared;
     float *slots; /* partials of split segments */
     size_t slots_capacity;
     uint8_t *evict; /* bench/cpu_bench.c: what is read to empty the caches */
@@ -139,6 +159,23 @@ void cpu_append(struct backend *b, const struct backend_batch *batch);
  * are cut into, 0: as many as keep the threads busy. ATTN_ENOMEM: error is set. */
 attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct backend_batch *batch,
                        uint32_t n_shards);
+
+/* attend_shared.c: finds what the batch's items have in common where computing that once for all
+ * pays. ATTN_ENOMEM. */
+attn_status cpu_shared_find(struct backend *b, const struct cpu_isa *isa,
+                            const struct backend_batch *batch);
+void cpu_shared_fini(struct shared *s);
+/* Query tokens whose rows, of one kv head, share a pass over K and V; 0: a token has too many. */
+uint32_t cpu_shared_queries_at_once(const struct attend_geometry *g, const struct cpu_isa *isa);
+/* The item's keys that are in groups: a multiple of TILE_TOKENS. */
+uint32_t cpu_shared_keys(const struct backend *b, const struct attend_geometry *g, uint32_t item);
+/* Bytes of K and V that are read once instead of once per item. */
+uint64_t cpu_shared_bytes(const struct backend *b, const struct backend_batch *batch);
+/* A segment with queries is computed: *p is kept as its group's results. */
+void cpu_shared_keep(struct backend *b, const struct segment *s, const struct attend_partial *p);
+/* Adds the results of the segment's group, and of those in front, to *p. */
+void cpu_shared_add(const struct backend *b, const struct segment *s,
+                    const struct attend_partial *p);
 attn_status cpu_attend_naive(struct backend *b, const struct backend_batch *batch);
 
 /* Writes the sentence for last_error. */

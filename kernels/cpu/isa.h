@@ -35,9 +35,19 @@ struct attend_geometry {
     attn_dtype q_dtype, kv_dtype;
 };
 
+/* One query of several items' that share keys. */
+struct shared_query {
+    const struct backend_item *item;
+    uint32_t token;
+};
+
 /* The rows of one segment: rows row0 .. row0 + n_rows of each of n_heads kv heads of one item; row
  * r of kv head h is query token r / group, q head h * group + r % group. All heads of a tile are
- * done before the next tile, because the heads of a block lie behind one another in memory. */
+ * done before the next tile, because the heads of a block lie behind one another in memory.
+ *
+ * With queries, the rows are those of several items that have their first keys in common: row r is
+ * of query queries[r / group], all rows see keys [0, n_shared), whole tiles, and no others are
+ * computed; item is any of them. */
 struct attend_rows {
     const struct attend_geometry *g;
     const struct attn_layer_spec *spec;
@@ -49,7 +59,16 @@ struct attend_rows {
      * order keys are counted. NULL: keys are the sequence's tokens */
     const uint32_t *list;
     uint32_t n_listed;
+    const struct shared_query *queries; /* NULL: rows of one item; else row0 is 0 */
+    uint32_t n_shared;
 };
+
+/* Where a row's q is, and where its query is. */
+static inline struct shared_query rows_query(const struct attend_rows *r, uint32_t row)
+{
+    const uint32_t token = row / r->g->group;
+    return r->queries != NULL ? r->queries[token] : (struct shared_query){r->item, token};
+}
 
 /* The keys that some row sees; of several kv heads all have the same. */
 static inline struct visible rows_visible(const struct attend_rows *r, struct branch b)
@@ -58,6 +77,8 @@ static inline struct visible rows_visible(const struct attend_rows *r, struct br
     uint32_t last = (r->row0 + r->n_rows - 1) / r->g->group;
     if (r->list != NULL)
         return (struct visible){.end = r->n_listed};
+    if (r->queries != NULL)
+        return (struct visible){.end = r->n_shared};
     if (r->item->nodes != NULL) { /* any node may be the root, or the deepest */
         first = 0;
         last = r->item->n_tokens - 1;
@@ -98,11 +119,12 @@ struct attend_scratch {
 
 struct cpu_isa {
     const char *name;
+    bool has_pairs; /* tiles of bf16 K and V are laid once for many rows (pairs_bf16.h) */
     /* visible tiles tile0 .. tile0 + n_tiles of the rows, those of all branches behind one
      * another, into *out */
     void (*attend)(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles,
                    struct attend_scratch *scratch, const struct attend_partial *out);
-    /* divides, applies the sink logits, writes the item's out and lse */
+    /* divides, applies the sink logits, writes the item's out and lse; not of rows with queries */
     void (*finish)(const struct attend_rows *r, const struct attend_partial *p);
     /* reads bytes (a multiple of 64) and returns something made of all of them */
     uint64_t (*read)(const void *p, size_t bytes);

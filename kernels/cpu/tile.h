@@ -308,9 +308,8 @@ struct columns {
 /* The position of the row's query. */
 INLINE uint32_t position_of_row(const struct tile_state *t, uint32_t row)
 {
-    const struct backend_item *item = t->r->item;
-    uint32_t token = row / t->g->group;
-    return item->pos + (item->nodes != NULL ? item->nodes[token].depth : token);
+    const struct shared_query q = rows_query(t->r, row);
+    return q.item->pos + (q.item->nodes != NULL ? q.item->nodes[q.token].depth : q.token);
 }
 
 /* Of the nodes, those in the tile of keys from `key` on. */
@@ -323,7 +322,7 @@ static uint32_t node_columns(uint64_t seen, uint32_t pos, uint32_t key)
 
 static struct columns columns_of(const struct tile_state *t, const struct step *step, uint32_t row)
 {
-    if (t->r->list != NULL) /* it sees all of its list */
+    if (t->r->list != NULL || t->r->queries != NULL) /* all of the list, whole tiles */
         return (struct columns){.to = {0, step->n_keys}};
     const struct backend_item *item = t->r->item;
     const struct attn_layer_spec *spec = t->r->spec;
@@ -472,8 +471,9 @@ static void load_q(const struct tile_state *t)
     size_t bytes = dtype_bytes(g->q_dtype);
     for (uint32_t i = 0; i < r->n_rows; i++) {
         uint32_t row = r->row0 + i;
-        size_t head = (size_t)(row / g->group) * g->num_q_heads + t->kv_head * g->group;
-        const uint8_t *q = (const uint8_t *)r->item->q + (head + row % g->group) * g->dk * bytes;
+        const struct shared_query query = rows_query(r, row);
+        size_t head = (size_t)query.token * g->num_q_heads + t->kv_head * g->group;
+        const uint8_t *q = (const uint8_t *)query.item->q + (head + row % g->group) * g->dk * bytes;
 #if HAS_BF16_DOT
         if (t->is_paired) {
             pair_q((const uint16_t *)(const void *)q, g->dk, i, (uint32_t *)(void *)t->q);
@@ -670,8 +670,9 @@ static void attend(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles
     uint32_t head_q = r->n_rows * q_stride;
     bool is_paired = false;
 #if HAS_BF16_DOT
-    /* by the item alone, as its bytes are */
-    is_paired = g->kv_dtype == ATTN_BF16 && r->item->n_tokens * g->group >= PAIRS_MIN_ROWS;
+    /* by the item alone, as its bytes are; where there is more than one, by what pays */
+    const uint32_t n_like = r->queries != NULL ? r->n_rows : r->item->n_tokens * g->group;
+    is_paired = g->kv_dtype == ATTN_BF16 && n_like >= PAIRS_MIN_ROWS;
     if (is_paired)
         head_q = (r->n_rows + ROWS_OF_PAIRS - 1) / ROWS_OF_PAIRS * ROWS_OF_PAIRS * (g->dk / 2);
 #endif
@@ -754,6 +755,7 @@ static void finish(const struct attend_rows *r, const struct attend_partial *p)
 
 const struct cpu_isa ISA_SYMBOL = {
     .name = ISA_NAME,
+    .has_pairs = HAS_BF16_DOT,
     .attend = attend,
     .finish = finish,
     .read = vec_read,

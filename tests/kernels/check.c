@@ -212,7 +212,8 @@ attn_status check_run_begin(struct check *c, const struct backend_pool_config *c
     memset(c->poison, 0xff, block_bytes);
     for (uint32_t i = 0; st == ATTN_OK && i < c->config.n_blocks; i++)
         st = poison_block(c, i);
-    c->patches = calloc(2 * (size_t)c->config.n_blocks, sizeof *c->patches);
+    c->patches = calloc(2 * (size_t)c->config.n_blocks + n_seqs * (size_t)c->config.max_row_blocks,
+                        sizeof *c->patches);
     c->foreign_block = new_block(c);
     for (uint32_t i = 0; i < n_seqs; i++) {
         size_t rows = (size_t)CHECK_MAX_TOKENS * config->num_kv_heads;
@@ -412,6 +413,8 @@ static bool run_batch(struct check *c, const struct check_item *items, uint32_t 
         if (poison_block(c, c->copies[i].src) != ATTN_OK)
             return false;
     c->n_copies = 0;
+    c->kv_bytes = batch.kv_bytes;
+    c->kv_shared_bytes = batch.kv_shared_bytes;
     c->front = list;
     c->n_front = n_items;
     c->n_batches++;
@@ -451,6 +454,19 @@ bool check_submit(struct check *c, struct check_item *items, uint32_t n_items)
         prepare_outputs(c, it);
     }
     return run_batch(c, items, n_items);
+}
+
+void check_fork(struct check *c, uint32_t from, uint32_t to, uint32_t n_blocks)
+{
+    const struct check_seq *a = &c->seqs[from];
+    struct check_seq *b = &c->seqs[to];
+    const size_t rows = (size_t)n_blocks * c->config.block_tokens * c->config.num_kv_heads;
+    for (; b->n_blocks < n_blocks; b->n_blocks++)
+        set_entry(c, to, b->n_blocks, a->own[b->n_blocks]);
+    b->len = n_blocks * c->config.block_tokens;
+    b->layer = a->layer;
+    memcpy(b->k, a->k, rows * c->config.head_dim_k * sizeof *b->k);
+    memcpy(b->v, a->v, rows * c->config.head_dim_v * sizeof *b->v);
 }
 
 void check_move_block(struct check *c, uint32_t seq, uint32_t index)

@@ -58,6 +58,7 @@ struct check {
     void *poison; /* one block */
     struct backend_item *front; /* the items of the batch before */
     uint32_t n_front, n_batches;
+    uint64_t kv_bytes, kv_shared_bytes; /* of the batch before, as the backend said */
 };
 
 /* The beginning of a test program's main, whose arguments are [NAME [EVERY [OFFSET [TESTS]]]]:
@@ -89,6 +90,8 @@ struct check_poison {
     float value;
 };
 extern struct check_poison check_poison;
+/* The empty sequence `to` begins with the first n_blocks of `from`, in the same layer. */
+void check_fork(struct check *c, uint32_t from, uint32_t to, uint32_t n_blocks);
 /* Gives the sequence's block `index` another id, by a device copy in the next batch; the old block
  * is poisoned after it. */
 void check_move_block(struct check *c, uint32_t seq, uint32_t index);

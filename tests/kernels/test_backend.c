@@ -215,6 +215,84 @@ static void few_prompts_over_many_keys_agree_with_the_reference(void **state)
     }
 }
 
+/* Forks of forks, each with tokens of its own, in one batch: what they begin with may be computed
+ * once for all of them. */
+static bool run_forks(const struct case_geometry *g, bool is_poisoned)
+{
+    const uint32_t per_block = g->block_tokens,
+                   trunk = (320 + check_random(&check, 200)) / per_block;
+    struct check_item history[CHECK_MAX_SEQS], step[CHECK_MAX_SEQS];
+    uint32_t ends[CHECK_MAX_SEQS] = {trunk}, n = 0;
+    history[n++] = (struct check_item){.n_tokens = trunk * per_block + check_random(&check, 40),
+                                       .flags = BACKEND_APPEND};
+    check_poison = (struct check_poison){.is_set = is_poisoned,
+                                         .token = 5,
+                                         .kv_head = g->num_kv_heads - 1,
+                                         .element = 1,
+                                         .value = check_random(&check, 2) ? NAN : INFINITY,
+                                         .is_v = check_random(&check, 2)};
+    bool ok = check_submit(&check, history, 1);
+    check_poison.is_set = false;
+    for (uint32_t i = 1; i < CHECK_MAX_SEQS && ok; i++) {
+        const uint32_t from = check_random(&check, 3) ? 0 : check_random(&check, i);
+        const uint32_t most = ends[from] < trunk ? ends[from] : trunk;
+        ends[i] = from > 0 ? ends[from] : most - check_random(&check, 2) * (most / 3);
+        check_fork(&check, from, i, ends[i]);
+        history[n] = (struct check_item){.seq = i,
+                                         .pos = ends[i] * per_block,
+                                         .n_tokens = 1 + check_random(&check, 60),
+                                         .flags = BACKEND_APPEND};
+        ok = check_submit(&check, &history[n++], 1);
+        if (i % 2 == 0) /* others may begin with some of this one's own */
+            ends[i] = check.seqs[i].len / per_block;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        step[i] = (struct check_item){.seq = i,
+                                      .pos = check.seqs[i].len,
+                                      .n_tokens = 1 + check_random(&check, 4) * (i % 2),
+                                      .flags = BACKEND_APPEND | BACKEND_ATTEND,
+                                      .wants_lse = i % 3 != 1};
+    ok = ok && check_submit(&check, step, n) && check_outputs(&check, step, n) &&
+         check_again(&check, step, n);
+    return ok;
+}
+
+static void sequences_that_begin_alike_agree_with_the_reference(void **state)
+{
+    (void)state;
+    static const uint32_t options[] = {CASE_PLAIN,     CASE_SOFT_CAP, CASE_SINK_LOGITS,
+                                       CASE_ALIBI,     CASE_FULL,     CASE_BATCH_INVARIANT,
+                                       CASE_MANY_SINKS};
+    const uint32_t n_g = CASE_N_PRODUCT, n_d = CASE_COUNT(case_dtypes);
+    const uint32_t n = n_g * n_d * CASE_COUNT(options), step = every < 20 ? every : 20;
+    const bool is_cpu = strcmp(check.name, "cpu") == 0;
+    uint32_t n_run = 0, n_shared = 0;
+    for (uint32_t i = offset % step; i < n; i += step) {
+        const struct case_geometry *g = &case_geometries[i % n_g];
+        const struct case_options *o = &case_options[options[i / n_g % CASE_COUNT(options)]];
+        const struct case_dtype d = case_dtypes[i / n_g / CASE_COUNT(options)];
+        const struct backend_pool_config config = config_of(g, d);
+        if (is_left_out(&config, &case_shapes[0]))
+            continue;
+        const attn_status st = begin(g, d, o, CASE_MAX_ITEMS);
+        if (st == ATTN_ENOTSUP)
+            continue;
+        if (st != ATTN_OK || !run_forks(g, i % 7 == 0))
+            fail_msg("case %" PRIu32 ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s: %s", i,
+                     g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v, g->block_tokens,
+                     attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name,
+                     check.ops->last_error(check.b));
+        n_run++;
+        n_shared += check.kv_shared_bytes > 0;
+        if (o->window_tokens > 0 || o->is_batch_invariant || g->num_q_heads > 64)
+            assert_int_equal(check.kv_shared_bytes, 0);
+    }
+    printf("%" PRIu32 " batches of forks, %" PRIu32 " of them read in common\n", n_run, n_shared);
+    assert_true(n_run > 0);
+    if (is_cpu)
+        assert_true(n_shared > 0);
+}
+
 /* One poisoned element of K or V: NaN and inf reach exactly the outputs that see it. */
 static void poison_one(const struct case_geometry *g, uint32_t element_k, uint32_t element_v)
 {
@@ -902,6 +980,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_option_agrees_with_the_reference),
         cmocka_unit_test(measured_geometries_agree_with_the_reference),
         cmocka_unit_test(few_prompts_over_many_keys_agree_with_the_reference),
+        cmocka_unit_test(sequences_that_begin_alike_agree_with_the_reference),
         cmocka_unit_test(nan_and_inf_are_where_the_reference_has_them),
         cmocka_unit_test(a_batch_invariant_item_has_the_same_bytes_alone_and_in_a_crowd),
         cmocka_unit_test(blocks_are_read_back_as_written),

@@ -31,7 +31,7 @@ struct shard {
     struct shard_tensors tensors;
     uint32_t items_capacity, n_sent; /* n_sent: items that were sent to the device */
     size_t staging_bytes;
-    uint64_t device_ns, kv_bytes, n_splits; /* sums over all that was sent */
+    uint64_t device_ns, kv_bytes, kv_shared_bytes, n_splits; /* sums over all that was sent */
     char why[WHY_BYTES];
 };
 
@@ -265,7 +265,7 @@ static void shard_begin(struct shard *h)
     const struct split_batch *b = h->batch;
     const struct backend_pool *p = pool_here(h);
     h->n_sent = 0;
-    h->device_ns = h->kv_bytes = h->n_splits = 0;
+    h->device_ns = h->kv_bytes = h->kv_shared_bytes = h->n_splits = 0;
     if (p == NULL) {
         shard_fail(h, ATTN_EDEVICE, "a card with a part of the pool is lost");
         return;
@@ -291,6 +291,7 @@ static void shard_measure(struct shard *h, const struct backend_batch *d)
     uint32_t card = h->split->engine->env.card;
     h->device_ns += d->device_ns;
     h->kv_bytes += d->kv_bytes;
+    h->kv_shared_bytes += d->kv_shared_bytes;
     h->n_splits += d->n_splits;
     if (card == 0)
         return; /* the primary counts its batches as a whole */
@@ -398,7 +399,7 @@ static struct split_batch *batch_begin(struct split *s, struct backend_batch *wh
     b->why[0] = '\0';
     b->outputs_status = b->pool->shard.how == ATTN_SPLIT_TOKENS ? outputs_begin(s, b) : ATTN_OK;
     whole->status = ATTN_OK;
-    whole->device_ns = whole->kv_bytes = whole->n_splits = 0;
+    whole->device_ns = whole->kv_bytes = whole->kv_shared_bytes = whole->n_splits = 0;
     return b;
 }
 
@@ -446,6 +447,7 @@ static void shard_count(struct split_batch *b, const struct shard *h)
     }
     whole->device_ns = h->device_ns > whole->device_ns ? h->device_ns : whole->device_ns;
     whole->kv_bytes += h->kv_bytes;
+    whole->kv_shared_bytes += h->kv_shared_bytes;
     whole->n_splits += (uint32_t)h->n_splits;
     b->n_out--;
 }

@@ -98,6 +98,7 @@ static void batch_measure(struct engine *e, struct batch *b, uint64_t now_ns)
     }
     stats_add(batch_splits, d->n_splits);
     stats_add(kv_read_bytes, d->kv_bytes);
+    stats_add(kv_shared_bytes, d->kv_shared_bytes);
     stats_add(device_ns, d->device_ns);
     if (!is_alone(e))
         card_measure(e->env.card, b);
