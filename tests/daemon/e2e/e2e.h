@@ -121,6 +121,8 @@ struct e2e_seq {
 /* Layer 0 is plain, layer 1 has a window and sink tokens, layer 2 a soft cap. Sets c->pool. Where
  * all have windows, that is one of 24 to 40. */
 extern bool e2e_all_have_windows;
+/* Of pools that are made from now on: an item's bytes may depend on the batch it is in. */
+extern bool e2e_is_batch_variant;
 void e2e_make_pool(struct e2e_client *c, attn_dtype dtype, uint32_t n_blocks);
 attn_dtype e2e_dtype(void); /* of the pool made last */
 /* status of the reply; *s is set up */

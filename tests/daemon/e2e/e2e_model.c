@@ -18,6 +18,7 @@ attn_dtype e2e_dtype(void)
 }
 
 bool e2e_all_have_windows;
+bool e2e_is_batch_variant;
 
 static bool is_v_in_k(void)
 {
@@ -67,7 +68,7 @@ void e2e_make_pool(struct e2e_client *c, attn_dtype d, uint32_t n_blocks)
     spec.block_tokens = E2E_BLOCK_TOKENS;
     spec.n_blocks = n_blocks;
     spec.q_dtype = (Attnd__Dtype)d;
-    spec.is_batch_invariant = true;
+    spec.is_batch_invariant = !e2e_is_batch_variant;
     attn_split split = ATTN_SPLIT_AUTO;
     if (getenv("E2E_SPLIT") != NULL && !attn_split_parse(getenv("E2E_SPLIT"), &split))
         fail_msg("E2E_SPLIT is %s", getenv("E2E_SPLIT"));

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <jansson.h>
 
 #include "tests/daemon/e2e/e2e.h"
 #include "tests/random.h"
@@ -282,6 +283,68 @@ static void a_killed_workers_sequence_is_adopted_and_goes_on(void **state)
     e2e_disconnect(&c);
 }
 
+/* A counter of /stats. */
+static json_int_t counter(struct e2e_client *c, const char *name)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__Stats b = ATTND__STATS__INIT;
+    h.session = c->session;
+    h.body_case = ATTND__REQUEST__BODY_STATS;
+    h.stats = &b;
+    json_t *root = json_loads(e2e_call(c, &h)->stats->json, 0, NULL);
+    assert_non_null(root);
+    json_int_t n = json_integer_value(json_object_get(root, name));
+    json_decref(root);
+    return n;
+}
+
+/* Eight forks decode together: the cached tokens that they have in common are read once. */
+static void forks_that_decode_together_read_what_they_share_once(void **state)
+{
+    (void)state;
+    enum { TRUNK = 512 };
+    static const attn_dtype dtypes[] = {ATTN_BF16, ATTN_F32};
+    for (size_t k = 0; k < 2; k++) {
+        struct e2e other;
+        struct e2e_client c;
+        struct e2e_seq trunk;
+        struct e2e_item items[8];
+        e2e_start(&other, NULL);
+        e2e_connect(&c, &other);
+        e2e_is_batch_variant = true;
+        e2e_make_pool(&c, dtypes[k], 256);
+        e2e_is_batch_variant = false;
+        assert_int_equal(e2e_open_seq(&c, &trunk, 50, 3), ATTN_OK);
+        for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
+            assert_int_equal(e2e_item(&c, &trunk, layer, 0, TRUNK), ATTN_OK);
+        for (uint32_t i = 0; i < 8; i++) {
+            const uint32_t len = TRUNK - i * 5; /* some take part of a block */
+            assert_int_equal(e2e_fork(&c, &trunk, &s[i], 100 + i, len, 60 + i), ATTN_OK);
+            items[i] = (struct e2e_item){&s[i], len, 1 + i * 3 % 7};
+        }
+        for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
+            e2e_step(&c, layer, items, 8);
+        const json_int_t before = counter(&c, "kv_shared_bytes_total");
+        const json_int_t read = counter(&c, "kv_read_bytes_total");
+        for (uint32_t t = 0; t < 4; t++) {
+            for (uint32_t i = 0; i < 8; i++)
+                items[i] = (struct e2e_item){&s[i], items[i].pos + items[i].n_tokens, 1};
+            for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
+                e2e_step(&c, layer, items, 8);
+        }
+        /* layers 0 and 2 have no window; the first 28 blocks are whole tiles of all eight. Other
+         * cards' backends may read them for each */
+        const json_int_t token = E2E_KV_HEADS * E2E_DIM * (dtypes[k] == ATTN_F32 ? 4 : 2);
+        const json_int_t shared = counter(&c, "kv_shared_bytes_total") - before;
+        if (getenv("E2E_CARDS") == NULL) {
+            assert_true(shared >= 4 * 2 * 7 * (28 * E2E_BLOCK_TOKENS) * token);
+            assert_true(counter(&c, "kv_read_bytes_total") - read < shared);
+        }
+        e2e_disconnect(&c);
+        e2e_stop(&other);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -289,6 +352,7 @@ int main(void)
         cmocka_unit_test(steps_in_pieces_and_layers_at_once_compute_the_same),
         cmocka_unit_test(repeated_and_out_of_order_steps_leave_the_cache_as_a_clean_run),
         cmocka_unit_test(forks_diverge_without_touching_each_other),
+        cmocka_unit_test(forks_that_decode_together_read_what_they_share_once),
         cmocka_unit_test(truncated_tokens_are_replaced),
         cmocka_unit_test(a_killed_workers_sequence_is_adopted_and_goes_on),
     };
