@@ -75,6 +75,10 @@ void check_close(struct check *c);
 attn_status check_run_begin(struct check *c, const struct backend_pool_config *config,
                             const struct attn_layer_spec *spec, bool has_sink_logits,
                             bool has_alibi, uint32_t n_seqs);
+/* Does a step of shape have more pairs of a query, one of n_q_heads each, and a key than
+ * ATTND_TEST_PAIRS, if that is set? A few such cases would take the executor most of a walk's time;
+ * their geometries have shorter shapes, their shapes smaller geometries. */
+bool check_is_too_long(const struct case_shape *shape, uint32_t n_q_heads);
 /* What a shape appends before its step, and the step. Returns the step's items. */
 uint32_t check_shape(const struct case_shape *shape, struct check_item history[CASE_MAX_ITEMS],
                      uint32_t *out_n_history, struct check_item step[CASE_MAX_ITEMS]);

@@ -23,7 +23,7 @@
 // clang-format on
 
 #ifdef __SANITIZE_ADDRESS__
-static uint32_t every = 173, offset; /* the values are those of the other build */
+static uint32_t every = 389, offset; /* the values are those of the other build */
 #else
 static uint32_t every = 41, offset;
 #endif
@@ -111,11 +111,17 @@ static void every_option_agrees_with_the_reference(void **state)
     const uint32_t n_g = CASE_N_PRODUCT, n_d = CASE_COUNT(case_dtypes);
     const uint32_t n_o = CASE_COUNT(options), n_s = CASE_COUNT(shapes);
     uint32_t n_run = 0, n_failed = 0;
-    for (uint32_t i = offset; i < n_g * n_d * n_o * n_s; i += every) {
+    const uint32_t n_most = getenv("ATTND_TEST_FAIL_FAST") ? 1 : 10;
+    for (uint32_t i = 0, n_met = 0; i < n_g * n_d * n_o * n_s; i++) {
         const struct case_geometry *g = &case_geometries[i % n_g];
         struct case_dtype d = case_dtypes[i / n_g % n_d];
         const struct case_options *o = &options[i / n_g / n_d % n_o];
         const struct case_shape *s = &shapes[i / n_g / n_d / n_o];
+        if (check_is_too_long(s, g->num_q_heads))
+            continue;
+        const uint32_t at = n_met++;
+        if (at < offset || (at - offset) % every != 0)
+            continue;
         attn_status st = begin(g, d, o);
         if (st == ATTN_ENOTSUP)
             continue;
@@ -128,7 +134,7 @@ static void every_option_agrees_with_the_reference(void **state)
                 attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
                 check.b ? check.ops->last_error(check.b) : "closed");
         assert_non_null(check.b);
-        if (++n_failed == 10)
+        if (++n_failed == n_most)
             break;
     }
     printf("%" PRIu32 " cases run\n", n_run);
