@@ -19,6 +19,7 @@
 #include "proto/attn_time.h"
 #include "tests/clients/survive.h"
 #include "tests/daemon/e2e/e2e.h"
+#include "tests/daemon/transport/certs.h"
 #include "tests/random.h"
 
 enum { N_WORKERS = 5, PATIENCE_S = 300 };
@@ -99,33 +100,19 @@ static uint32_t count_in_log(const char *text)
     return n;
 }
 
-static void tcp_url(char *out, size_t bytes)
-{
-    char line[1024];
-    FILE *f = fopen(d.log, "r");
-    assert_non_null(f);
-    out[0] = '\0';
-    while (out[0] == '\0' && fgets(line, sizeof line, f) != NULL) {
-        const char *at = strstr(line, "tcp://");
-        if (at != NULL)
-            snprintf(out, bytes, "%.*s", (int)strcspn(at, "\"\n"), at);
-    }
-    fclose(f);
-}
-
 /* --- everybody works -------------------------------------------------------------------------- */
 
 static void start(const char *const *more)
 {
     const char *flags[32] = {"--supervise",
                              "--listen",
-                             "tcp://127.0.0.1:0",
+                             "tcp://127.0.0.1:0 tls+tcp://127.0.0.1:0",
                              "--cache.io_memory",
                              "64M",
                              "--engine.lease",
                              "10m",
                              NULL};
-    char tcp[64], shm[128];
+    char shm[128], *ca = certs_file(CERTS_GOOD, "ca.crt");
     if (is_running)
         skip();
     is_running = true;
@@ -138,9 +125,10 @@ static void start(const char *const *more)
         flags[n++] = *more;
     flags[n] = NULL;
     e2e_start(&d, flags);
-    tcp_url(tcp, sizeof tcp);
     snprintf(shm, sizeof shm, "shm://%s", d.shm_path);
-    const char *const urls[N_WORKERS] = {d.url, shm, tcp, d.url, shm};
+    const char *const urls[N_WORKERS] = {d.url, shm, d.tcp_url, d.tls_url, shm};
+    assert_int_equal(setenv("ATTND_CA_FILE", ca, 1), 0);
+    free(ca);
     seed = environment("SURVIVE_SEED", 1);
     n_random = seed;
     for (uint32_t i = 0; i < N_WORKERS; i++)
