@@ -154,8 +154,9 @@ class Agent:
         now = time.monotonic()
         lease = self._registry.grant(self.options.ttl, timeout)
         record = self._record()
-        self._registry.put(member_key, record.to_json(), lease, timeout)
+        # before anybody sees the record: should this agent end in between, the next one knows of it
         self._registry.put(incarnation_key, self._registration.encode(), None, timeout)
+        self._registry.put(member_key, record.to_json(), lease, timeout)
         self._lease, self._told = lease, record
         self._told_at = self._kept_at = now
         self._renew_fence()
