@@ -2,7 +2,8 @@
 
     run.py JSON     {"out": file, "model": path, "is_own": bool, "fails": bool, "options": of vllm.LLM,
                      "rounds": [{"prompts": [ids], "n": [tokens], "logprobs": n, "kills": n,
-                                 "abort": n, "replace": bool, "names": [text], "says": file}]}
+                                 "abort": n, "replace": bool, "names": [text], "says": file,
+                                 "asks": of vllm.SamplingParams}]}
 
 A round gives its texts; kills: the daemon, as often, while texts are made ($ENGINES_KEEPER is the
 keeper's pid); replace: it is ended once and another one begins empty ($ENGINES_REPLACE is a file
@@ -50,7 +51,8 @@ def run_round(llm, number, round, params):
     names = [f"r{number}.{i}" for i in range(len(round["prompts"]))]
     attnd_names = round.get("names", [None] * len(names))
     for name, ids, n, attnd_name in zip(names, round["prompts"], round["n"], attnd_names):
-        engine.add_request(name, {"prompt_token_ids": ids}, params(n, round.get("logprobs"), attnd_name))
+        how = params(n, round.get("logprobs"), attnd_name, round.get("asks", {}))
+        engine.add_request(name, {"prompt_token_ids": ids}, how)
     n_abort = round.get("abort", 0)
     says = open(round.get("says", os.devnull), "w")
     while engine.has_unfinished_requests():
@@ -76,6 +78,11 @@ def run_round(llm, number, round, params):
         if c.logprobs:
             logprobs = [{str(t): p.logprob for t, p in at.items()} for at in c.logprobs]
         found.append({"ids": list(c.token_ids), "cached": o.num_cached_tokens, "logprobs": logprobs})
+        if "asks" in round:
+            found[-1]["all"] = [list(c.token_ids) for c in o.outputs]
+            found[-1]["prompt"] = [
+                at and next(iter(at.values())).logprob for at in o.prompt_logprobs or ()
+            ]
     return found
 
 
@@ -107,12 +114,14 @@ def main():
     if asked["is_own"]:
         os.environ.pop("ATTND_VLLM", None)
     from vllm import LLM, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
-    def params(n, logprobs, name):
+    def params(n, logprobs, name, asks):
         extra = {"kv_transfer_params": {"attnd_request": name}} if name else None
-        return SamplingParams(
-            temperature=0.0, max_tokens=n, ignore_eos=True, logprobs=logprobs, extra_args=extra
-        )
+        how = {"temperature": 0.0, "ignore_eos": True, "logprobs": logprobs, "extra_args": extra}
+        if asks:  # all texts of a prompt in one answer
+            how["output_kind"] = RequestOutputKind.FINAL_ONLY
+        return SamplingParams(max_tokens=n, **{**how, **asks})
 
     llm = LLM(model=asked["model"], skip_tokenizer_init=True, seed=0, disable_log_stats=True, **asked["options"])
     if "ENGINES_READY" in os.environ:  # two engines begin together

@@ -314,6 +314,27 @@ def test_two_engines_on_a_pool_with_their_shares_reserved(model, own, daemon, tm
     check_empty(daemon)
 
 
+def test_what_requests_may_ask(model, daemon):
+    """Several texts of one prompt, and the logits of a prompt that the cache has: both as vLLM's own."""
+    rounds = [
+        round_of(8),
+        round_of(8, asks={"prompt_logprobs": 0}),
+        # sampled, and sure: with seeds, vLLM's own chunks of a prompt fail on CPUs
+        round_of(8, asks={"n": 3, "temperature": 1.0, "top_k": 1}),
+    ]
+    mine = Engine(model, rounds, daemon.url).result()
+    own = Engine(model, rounds).result()
+    assert [t["cached"] for t in mine["rounds"][1]] == [0] * 8
+    for t, o in zip(mine["rounds"][1], own["rounds"][1]):
+        assert len(t["prompt"]) == len(o["prompt"]) and t["prompt"][0] is None
+        assert t["prompt"][1:] == pytest.approx(o["prompt"][1:], abs=1e-3)
+    for t, o in zip(mine["rounds"][2], own["rounds"][2]):
+        assert len(t["all"]) == 3 and t["all"] == o["all"]
+    check_same(mine["rounds"][1], [o["ids"] for o in own["rounds"][1]])
+    assert mine["held"] == 0
+    check_empty(daemon)
+
+
 def check_by_logits(mine, theirs):
     """Where texts part, the two tokens were as good as equal in the other's own eyes. Prints how many part,
     and the widest gap between the two tokens of theirs."""
