@@ -77,11 +77,14 @@ static bool open_named(struct check *c, const char *name, uint64_t seed, char *w
     return open_backend(c, why, why_bytes);
 }
 
+static struct check *started;
+
 int check_start(struct check *c, int argc, char **argv, uint64_t seed, uint32_t *every,
                 uint32_t *offset)
 {
     const char *name = argc > 1 ? argv[1] : "cpu";
     char why[512];
+    started = c;
     if (argc > 2)
         *every = (uint32_t)strtoul(argv[2], NULL, 10);
     if (argc > 3)
@@ -115,12 +118,15 @@ static void free_seqs(struct check *c)
     c->patches = NULL;
 }
 
-void check_close(struct check *c)
+int check_close(void **state)
 {
+    struct check *c = started;
+    (void)state;
     free_seqs(c);
     if (c->ops != NULL && c->b != NULL)
         close_backend(c);
     c->b = NULL;
+    return 0;
 }
 
 bool check_is_too_long(const struct case_shape *shape, uint32_t n_q_heads)

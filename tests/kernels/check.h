@@ -67,7 +67,8 @@ struct check {
  * backend cannot be opened here. */
 int check_start(struct check *c, int argc, char **argv, uint64_t seed, uint32_t *every,
                 uint32_t *offset);
-void check_close(struct check *c);
+/* The tear-down of its group of tests: closes what check_start opened last. */
+int check_close(void **state);
 
 /* A pool of config (n_blocks, n_table_rows, max_row_blocks and layers are filled in here) with
  * n_seqs empty sequences; every block is poisoned. The layers are spec, with random sink logits and

@@ -966,13 +966,6 @@ static void blocks_that_windows_have_let_go_may_be_written_meanwhile(void **stat
         }
 }
 
-static int close_check(void **state)
-{
-    (void)state;
-    check_close(&check);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     int rc = check_start(&check, argc, argv, 20250, &every, &offset);
@@ -1002,5 +995,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_cpu_reads_no_block_that_a_window_has_let_go),
         cmocka_unit_test(blocks_that_windows_have_let_go_may_be_written_meanwhile),
     };
-    return cmocka_run_group_tests(tests, NULL, close_check);
+    return cmocka_run_group_tests(tests, NULL, check_close);
 }

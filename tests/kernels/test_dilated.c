@@ -454,13 +454,6 @@ static void bad_branches_are_refused_by_field_and_value(void **state)
 #undef REFUSES
 }
 
-static int close_check(void **state)
-{
-    (void)state;
-    check_close(&check);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     int rc = check_start(&check, argc, argv, 733, &every, &offset);
@@ -477,5 +470,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_decode_reads_the_tokens_it_sees),
         cmocka_unit_test(bad_branches_are_refused_by_field_and_value),
     };
-    return cmocka_run_group_tests(tests, NULL, close_check);
+    return cmocka_run_group_tests(tests, NULL, check_close);
 }

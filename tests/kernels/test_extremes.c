@@ -245,7 +245,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(distances_beyond_2_24_tokens_are_exact),
         cmocka_unit_test(settings_at_their_bounds_agree_with_the_reference),
     };
-    rc = cmocka_run_group_tests(tests, NULL, NULL);
-    check_close(&check);
-    return rc;
+    return cmocka_run_group_tests(tests, NULL, check_close);
 }

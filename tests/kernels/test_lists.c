@@ -225,13 +225,6 @@ static void lists_that_cannot_be_start_nothing(void **state)
     }
 }
 
-static int close_check(void **state)
-{
-    (void)state;
-    check_close(&check);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     int rc = check_start(&check, argc, argv, 912, &every, &offset);
@@ -241,5 +234,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_option_agrees_with_the_reference),
         cmocka_unit_test(lists_that_cannot_be_start_nothing),
     };
-    return cmocka_run_group_tests(tests, NULL, close_check);
+    return cmocka_run_group_tests(tests, NULL, check_close);
 }

@@ -243,13 +243,6 @@ static void memory_that_is_cleared_beforehand_is_nobody_elses(void **state)
     free(zeros);
 }
 
-static int close_check(void **state)
-{
-    (void)state;
-    check_close(&check);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     int rc = check_start(&check, argc, argv, 20261, &every, &offset);
@@ -260,5 +253,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_pool_has_the_room_up_to_the_next_and_finds_it_zeroed),
         cmocka_unit_test(memory_that_is_cleared_beforehand_is_nobody_elses),
     };
-    return cmocka_run_group_tests_name("resize", tests, NULL, close_check);
+    return cmocka_run_group_tests_name("resize", tests, NULL, check_close);
 }

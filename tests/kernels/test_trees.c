@@ -239,13 +239,6 @@ static void a_tree_where_there_can_be_none_starts_nothing(void **state)
     }
 }
 
-static int close_check(void **state)
-{
-    (void)state;
-    check_close(&check);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     int rc = check_start(&check, argc, argv, 911, &every, &offset);
@@ -257,5 +250,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(tokens_are_copied),
         cmocka_unit_test(a_tree_where_there_can_be_none_starts_nothing),
     };
-    return cmocka_run_group_tests(tests, NULL, close_check);
+    return cmocka_run_group_tests(tests, NULL, check_close);
 }
