@@ -2,6 +2,7 @@
 becomes of members and sequences when daemon, agent or registry are killed or stopped."""
 
 import json
+import queue
 import signal
 import time
 
@@ -11,8 +12,20 @@ import pytest
 from conftest import await_
 from rig import SPEC, TOKEN, Host
 
+import attnd_cluster.members as watching
+from attnd_cluster import agent
+from attnd_cluster.keys import BACK, DEAD, Member, decide
 from attnd_cluster.members import Members
-from attnd_cluster.registry import open_registry
+from attnd_cluster.registry import (
+    Changes,
+    Deleted,
+    Entry,
+    Lease,
+    LeaseGone,
+    Registry,
+    Snapshot,
+    open_registry,
+)
 
 
 @pytest.fixture
@@ -156,6 +169,103 @@ def test_a_stopped_registry_kills_nobody_also_when_it_ends_all_leases_as_it_come
         print("registered anew:", members.now()["a"].registration != before)
         pool.step(0, [(seq, 41, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
     assert gone == []
+
+
+def test_between_back_and_its_record_a_registration_is_awaited(
+    etcd1, members, gone, monkeypatch
+):
+    monkeypatch.setattr(watching, "GRACE_SECONDS", 600.0)
+    registry = open_registry(etcd1.url)
+
+    def tell(name, registration, was=()):
+        value = Member(name, "tcp://1:1", registration=registration, was=was).to_json()
+        registry.put(f"members/{name}", value, None, 60)
+        assert members.wait(60, lambda now: name in now and now[name].registration == registration)
+
+    tell("a", "a1")
+    decide(registry, "a1", BACK + b"a2", 60)
+    registry.delete("members/a", 60)
+    for i in range(4):  # each has the watcher look at its suspects
+        tell("b", f"b{i}", (f"b{i - 1}",))
+    assert "fates/a2" not in registry.list("fates/", 60).entries and gone == []
+    tell("a", "a2", ("a1",))
+    assert gone == []
+    # and where it never comes it is dead after all
+    decide(registry, "a2", BACK + b"a3", 60)
+    registry.delete("members/a", 60)
+    await_("that it is not there", lambda: "a" not in members.now())
+    monkeypatch.setattr(watching, "GRACE_SECONDS", 0.1)
+    await_("that it is gone", lambda: [m.name for m in gone] == ["a"])
+    assert registry.list("fates/", 60).entries["fates/a3"] == DEAD
+    registry.close()
+
+
+def test_a_watcher_that_was_away_itself_takes_no_lease_s_end_for_death():
+    heard, asked, gone = queue.Queue(), [], []
+
+    class Told(Registry):
+        def list(self, prefix, timeout):
+            asked.append(prefix)
+            return Snapshot({}, "1", "s")
+
+        def grant(self, ttl, timeout):
+            return Lease()
+
+        def create(self, key, *rest):
+            asked.append(key)
+            return True
+
+        def watch(self, prefix, at, idle):
+            while True:
+                yield Changes(heard.get(), "1")
+
+    m = Members(Told(), gone.append, idle=0.05)
+    heard.put([Entry("members/a", Member("a", "tcp://1:1", registration="a1").to_json())])
+    assert m.wait(60, lambda now: "a" in now)
+    time.sleep(0.2)  # without a word: as one who was stopped
+    heard.put([Deleted("members/a")])
+    assert m.wait(60, lambda now: "a" not in now)
+    heard.put([Entry("members/b", Member("b", "tcp://1:1", registration="b1").to_json())])
+    assert m.wait(60, lambda now: "b" in now)
+    assert gone == [] and asked == ["members/"] and set(m.all()) == {"a", "b"}
+    m._ends = True
+    heard.put([])
+
+
+def test_an_agent_that_was_late_with_its_record_registers_once_more(hosts, members, monkeypatch):
+    host = hosts(ttl=30).start()
+    await_members(members, "a")
+    host.signal_agent(signal.SIGKILL)
+    with attnd.connect(host.url) as client:
+        pool = client.create_pool(SPEC)
+        seq, kv = feed(pool)
+        o = agent.arguments(
+            ["--registry", host.registry, "--name", "a", "--url", host.url, "--ttl", "30"]
+            + ["--endpoint", f"ipc://{host.socket}", "--http", "127.0.0.1:0"]
+        )
+        late = agent.Agent(o)
+        late._daemon.start()
+        await_("the daemon", lambda: late._daemon.last)
+        put = late._registry.put
+
+        def late_put(key, *rest):
+            if key == "members/a":  # others have given it up by now
+                assert decide(late._registry, late._registration, DEAD, 60) == DEAD
+                monkeypatch.setattr(agent, "GRACE_SECONDS", 0.0)
+            put(key, *rest)
+
+        late._registry.put = late_put
+        with pytest.raises(LeaseGone, match="registering took"):
+            late._register(60)
+        late._registry.put = put
+        monkeypatch.undo()
+        pool.step(0, [(seq, 40, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
+        late._register(60)
+        assert late._n_retired == 1
+        with pytest.raises(attnd.SequenceGoneError):
+            pool.step(0, [(seq, 41, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
+        late._lease.end(60)
+        late.stop()
 
 
 def host_is_registered(host):

@@ -16,6 +16,7 @@ from ledger import L, VOCAB, Text, decode_together, rebuild, rows
 from rig import SPEC, Host
 
 import attnd_cluster
+import attnd_cluster.members
 
 SEED = random.randrange(1 << 30)
 LONG = 600.0  # seconds that nothing here may wait for: what ends sooner ended by membership
@@ -258,6 +259,31 @@ def test_a_registry_that_stops_is_not_noticed_by_steps_nor_by_new_sequences(clus
     for t in texts:
         assert t.seq.n_rebuilt == 0
         t.verify()
+
+
+def test_a_sequence_is_found_at_a_member_whose_agent_is_late(cluster, etcd1, monkeypatch):
+    monkeypatch.setattr(attnd_cluster.members, "GRACE_SECONDS", LONG)
+    cluster.start("a", "b", ttl=3)
+    client = cluster.connect()
+    pool = client.create_pool(SPEC)
+    t = Text(pool, prompt(np.random.default_rng(SEED), 40))
+    for host in cluster.hosts.values():  # so that no agent decides who is dead
+        host.signal_agent(signal.SIGSTOP)
+    etcd1.signal(0, signal.SIGSTOP)
+    await_("that members are frozen", lambda: client.members.is_frozen)
+    etcd1.signal(0, signal.SIGCONT)
+    await_("that its lease has ended", lambda: t.seq.where not in client.members.now())
+    t.decode(2)
+    t.verify()  # adopts it
+    assert t.seq.n_rebuilt == 0
+    with pytest.raises(attnd.SequenceGoneError):
+        pool.adopt(t.seq.id + 1)
+    for host in cluster.hosts.values():
+        host.signal_agent(signal.SIGCONT)
+    assert client.members.wait(300, lambda now: set(now) == {"a", "b"})
+    t.decode(2)
+    t.verify()
+    assert t.seq.n_rebuilt == 0
 
 
 def test_in_strict_mode_a_daemon_without_its_registry_appends_nothing_until_it_is_back(

@@ -34,7 +34,18 @@ import attnd
 from . import __version__, shares, web
 from .daemon import LocalDaemon
 from .evacuate import Mover
-from .keys import BACK, DEAD, INCARNATIONS, LEAVING, MEMBERS, SERVING, SHARES, Member, decide
+from .keys import (
+    BACK,
+    DEAD,
+    GRACE_SECONDS,
+    INCARNATIONS,
+    LEAVING,
+    MEMBERS,
+    SERVING,
+    SHARES,
+    Member,
+    decide,
+)
 from .members import Members
 from .registry import Lease, LeaseGone, RegistryLost, open_registry
 
@@ -123,7 +134,7 @@ class Agent:
                     self._apply_shares(share)
                 self._is_registry_there = True
             except LeaseGone as e:
-                log.warning("declared dead: %s", e)
+                log.warning("not registered any more: %s", e)
                 self._lease = None
             except RegistryLost as e:
                 if self._is_registry_there:
@@ -147,6 +158,7 @@ class Agent:
         member_key, incarnation_key = MEMBERS + name, INCARNATIONS + name
         before = self._registry.list(incarnation_key, timeout).entries.get(incarnation_key)
         self._registration, self._was = secrets.token_hex(8), ()
+        since = time.monotonic()
         if before is not None and not self._goes_on_with(before.decode(), timeout):
             n = self._daemon.retire()
             self._n_retired += n
@@ -157,6 +169,8 @@ class Agent:
         # before anybody sees the record: should this agent end in between, the next one knows of it
         self._registry.put(incarnation_key, self._registration.encode(), None, timeout)
         self._registry.put(member_key, record.to_json(), lease, timeout)
+        if time.monotonic() - since >= GRACE_SECONDS:
+            raise LeaseGone(f"registering took {GRACE_SECONDS:g} s and more, and so once more")
         self._lease, self._told = lease, record
         self._told_at = self._kept_at = now
         self._renew_fence()

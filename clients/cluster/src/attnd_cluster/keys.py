@@ -10,9 +10,13 @@
 Members and roles end with their holders. A lease that ended does not yet say that a daemon is dead:
 registries that were away themselves end leases, too. Whoever creates the fate decides. Those who saw
 the lease end while the registry was there create it as "dead" at once and go elsewhere; those who
-were without the registry first wait GRACE_SECONDS for the agent. It creates it as "back" before it
+were without the registry, or away themselves, first wait GRACE_SECONDS for the agent. It creates it as "back" before it
 registers again, and where it comes first nothing has happened. Where it finds "dead" it frees the
 sequences that the daemon has.
+
+From "back" to the registration's record an agent may take GRACE_SECONDS, and one that took longer
+registers once more. So that registration is decided to be "dead" by those only who have waited for
+it as long and do not find its record.
 """
 
 from __future__ import annotations
@@ -39,6 +43,9 @@ def decide(registry: Registry, registration: str, fate: bytes, timeout: float) -
     """The fate of a registration whose lease ended: the given one if nobody came first. Raises
     RegistryLost."""
     key = FATES + registration
+    known = registry.list(key, timeout).entries.get(key)
+    if known is not None:  # no lease is taken that nobody needs
+        return known
     if registry.create(key, fate, registry.grant(FATE_SECONDS, timeout), timeout):
         return fate
     return registry.list(key, timeout).entries.get(key, fate)

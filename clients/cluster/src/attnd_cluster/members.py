@@ -22,12 +22,14 @@ log = logging.getLogger("attnd.cluster")
 class _Suspect(NamedTuple):
     member: Member
     since: float
+    is_awaited: bool = False  # its agent has said that this registration comes, and it was not seen
 
 
 class Members:
     """A thread that watches. close() ends it.
 
-    on_gone  is called with each member that is gone, on that thread; it must not wait
+    on_gone  is called with each member that is gone, on that thread; it must not wait. Who has none
+             decides no fate either
     idle     seconds without a word after which the registry is asked whether it is there
     """
 
@@ -41,7 +43,7 @@ class Members:
         self._is_known = False
         self._ends = False
         self._store = ""
-        self._lost_at = float("-inf")
+        self._lost_at, self._heard_at = float("-inf"), time.monotonic()
         self.is_frozen = True  # the registry is not there
         self.n_lost = 0  # how often it was lost
         self.why = ""  # it is lost
@@ -58,6 +60,11 @@ class Members:
         with self._changed:
             suspect = self._suspects.get(name)
             return self._now.get(name) or (suspect.member if suspect is not None else None)
+
+    def all(self) -> dict[str, Member]:
+        """With suspects, behind the others: what is there goes on, so it can be asked for."""
+        with self._changed:
+            return {**self._now, **{name: s.member for name, s in self._suspects.items()}}
 
     def wait(self, timeout: float, condition: Callable[[dict[str, Member]], bool]) -> bool:
         """Until condition(members) holds; False: it did not in time."""
@@ -120,6 +127,9 @@ class Members:
 
     def _take(self, events: Iterable[Entry | Deleted]) -> None:
         gone: list[Member] = []
+        before, self._heard_at = self._heard_at, time.monotonic()
+        if self._heard_at - before > 1.5 * self._idle:
+            self._lost_at = self._heard_at  # this process was away, and others may have been, too
         with self._changed:
             for event in events:
                 name = event.key[len(MEMBERS) :]
@@ -129,11 +139,13 @@ class Members:
                     self._suspects[name] = _Suspect(self._now.pop(name), time.monotonic())
             self.is_frozen, self.why, self._is_known = False, "", True
             self._changed.notify_all()
-        self._judge(gone)
-        for member in gone:
-            log.warning("%s is gone", member.name)
-            if self._on_gone is not None:
-                self._on_gone(member)
+        try:
+            self._judge(gone)
+        finally:  # also if the registry is lost behind some of them
+            for member in gone:
+                log.warning("%s is gone", member.name)
+                if self._on_gone is not None:
+                    self._on_gone(member)
 
     def _enter(self, name: str, value: bytes, gone: list[Member]) -> None:
         try:
@@ -149,18 +161,25 @@ class Members:
 
     def _judge(self, gone: list[Member]) -> None:
         """Decides the fate of suspects, as far as the time for it has come. Raises RegistryLost."""
+        if self._on_gone is None:
+            self._suspects.clear()
+            return
         now = time.monotonic()
         is_calm = now - self._lost_at > GRACE_SECONDS
         for name, suspect in list(self._suspects.items()):
-            if not is_calm and now - suspect.since <= GRACE_SECONDS:
+            may_wait = suspect.is_awaited or not is_calm
+            if may_wait and now - suspect.since <= GRACE_SECONDS:
                 continue
             fate = DEAD
             if not self._registry.is_static:
+                key = MEMBERS + name
+                if suspect.is_awaited and key in self._registry.list(key, self._idle).entries:
+                    continue  # the watch is about to tell of it
                 fate = decide(self._registry, suspect.member.registration, DEAD, self._idle)
             with self._changed:
-                if fate.startswith(BACK):  # its agent is about to register
+                if fate.startswith(BACK):
                     again = suspect.member._replace(registration=fate[len(BACK) :].decode())
-                    self._suspects[name] = _Suspect(again, now)
+                    self._suspects[name] = _Suspect(again, now, True)
                 elif self._suspects.pop(name, None) is not None:
                     gone.append(suspect.member)
                     self._changed.notify_all()

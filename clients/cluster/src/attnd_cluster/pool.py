@@ -233,14 +233,14 @@ class ClusterPool(Closing, NotPicklable):
     def adopt(self, seq_id: int, *, timeout: float | None = None) -> ClusterSequence:
         """Takes over a sequence wherever it is: where its id says that it began, then all others."""
         client = self.client
-        members = client.members.now()
+        members = client.members.all()
         failed: attnd.AttndError = attnd.SequenceGoneError(f"no member has sequence {seq_id}")
-        for name in sorted(members, key=lambda n: (home_of(n) != seq_id >> 48, n)):
+        for name in sorted(members, key=lambda n: home_of(n) != seq_id >> 48):
             host = client.host(members[name])
             try:
                 inner = self.at(host, lambda pool: pool.adopt(seq_id, timeout=timeout))
                 return ClusterSequence(self, host, inner)
-            except attnd.NotFoundError:
+            except (attnd.NotFoundError, HostGone):
                 continue
             except (attnd.ConnectionLostError, attnd.TimedOutError) as e:
                 failed = e

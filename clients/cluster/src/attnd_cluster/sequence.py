@@ -133,7 +133,7 @@ class ClusterSequence(Closing, NotPicklable):
         """Adopts it wherever it is, with all that was acknowledged: where its daemon's latest moves
         went, where its id says that it began, then all others."""
         client, old = self.pool.client, self._host
-        members = client.members.now()
+        members = client.members.all()
         late = list(reversed(self._member().moved_to))
         names = sorted(
             (n for n in members if n != old.name or old.is_gone),
