@@ -18,7 +18,7 @@
 #include "cache/kv_seq.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 13
+#define KV_ARENA_VERSION 14
 #define KV_ARENA_PAGE_BYTES 4096
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
@@ -218,6 +218,7 @@ struct kv_seen_rec {
 struct kv_epochs {
     uint32_t ended; /* the highest of a closed sequence */
     uint64_t clock; /* counts publications and uses of published blocks */
+    uint64_t events; /* the number of the latest event (kv_tier.h) */
 };
 
 /* While an entry is live, table[seq][index] goes back to old_block at recovery or cancel. */

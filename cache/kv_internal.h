@@ -12,7 +12,7 @@
  *   prefix   publishing, promotions       fork         lazy forks            window freed blocks
  *   blocks   references, free lists       retention    how long blocks stay
  *   room     memory of tables that fill
- *   lru      which block is evicted       published    records, their index  dedup repeats, epochs
+ *   lru      which block is evicted       published    records, events       dedup repeats, epochs
  *   charge   what owners may take
  *   records  in use, seals, failures      index        (tenant, name) -> sequence
  *   siphash  the keyed hash               tier_store   (by itself) a store for evicted blocks
@@ -78,6 +78,8 @@ struct kv {
     uint64_t *reserved; /* [max_owners][max_pools] */
     uint32_t *charged; /* [max_owners + 1][max_pools] */
     struct kv_heads *heads;
+    struct kv_event *events; /* [config.events_kept] of this process; NULL: none */
+    uint64_t first_event; /* the number of the first one that this process has */
     uint32_t n_early[KV_EARLY_SLOTS]; /* records of each slot so far */
     uint32_t now_s;
     uint32_t epoch_bits, epoch_maker; /* kv_set_epochs */
@@ -369,6 +371,12 @@ void kv_published_move(struct kv *kv, const struct kv_pool_rec *p, uint32_t from
 /* Puts a published block into the index. */
 void kv_published_link(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 void kv_prefix_rewind(struct kv *kv, uint32_t seq, uint32_t n_blocks);
+
+/* published.c. kv_event_put: block and serial are 0 for a pool. kv_events_begin: the truth may have
+ * changed without events; no reader of earlier ones can go on. */
+void kv_event_put(struct kv *kv, enum kv_event_kind kind, const struct kv_pool_rec *p,
+                  uint32_t block, uint64_t serial);
+void kv_events_begin(struct kv *kv);
 
 /* index.c. kv_index_put: the name must be absent. */
 uint32_t kv_index_find(const struct kv *kv, uint32_t tenant, uint64_t name); /* plus one; 0: none */

@@ -1,4 +1,5 @@
-/* kv_tier.h: evicted blocks that the caller keeps elsewhere (host memory, a file) and brings back.
+/* kv_tier.h: evicted blocks that the caller keeps elsewhere (host memory, a file) and brings back,
+ * and what has become of published blocks lately (events, below).
  *
  * The cache calls back before a published block is evicted, and asks what is elsewhere when blocks
  * of a prefix are to come back. It names blocks by content; tier_store.h is a store for them. The
@@ -73,5 +74,53 @@ struct kv_seq_import;
 struct kv_seq_import *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks,
                                      uint32_t n);
 void kv_cached_release(struct kv *kv, struct kv_seq_import *a);
+
+/* --- events -------------------------------------------------------------------------------------
+ *
+ * Which blocks were published and evicted lately, for whoever keeps an index of them elsewhere.
+ * The cache keeps the latest events in a ring of this process, with rising numbers. Numbers never
+ * restart: an arena goes on above those that it has given, and a new one begins above
+ * kv_config.events_from. No event of an earlier process is in the ring, and recovery may have
+ * dropped blocks without one, so who has read up to there is behind.
+ *
+ * Who is behind takes a snapshot: the number of the latest event, then all publications, in any
+ * number of calls while the cache changes; then the events after that number. A publication is a
+ * serial in a block: the same one twice changes nothing, and an eviction of what is not known is
+ * none. Then the reader has what the cache has. Thread: the engine's. */
+
+enum kv_event_kind {
+    KV_EVENT_PUBLISHED = 1, /* also of a block that moved, before it is evicted where it was */
+    KV_EVENT_EVICTED, /* or written again, paged out, dropped with its pool */
+    KV_EVENT_POOL_MADE,
+    KV_EVENT_POOL_GONE, /* its blocks are evicted before it */
+};
+
+struct kv_event {
+    uint64_t serial; /* of the publication; 0 of a pool */
+    uint32_t pool, generation; /* the pool's index, and how many pools had it before */
+    uint32_t block;
+    uint32_t kind;
+};
+
+/* The number of the latest event. */
+uint64_t kv_events_number(const struct kv *kv);
+/* Whether all events after this number are in the ring; false: who has read up to it is behind. */
+bool kv_events_has(const struct kv *kv, uint64_t after);
+/* The first event after this number, which kv_events_has; false: there is none yet. */
+bool kv_event_next(const struct kv *kv, uint64_t after, struct kv_event *out);
+/* What was published by an event of this kind. false: it is not there any more, and a later event
+ * says so. out->ids are in the arena, until the block is evicted. */
+bool kv_event_content(const struct kv *kv, const struct kv_event *e, struct kv_content *out);
+
+/* Where a walk over all publications is; zeros: at its beginning. */
+struct kv_published_at {
+    uint32_t pool, block;
+};
+/* Finds the first publication at or after *at, and sets *at to its place. Looks at *n_most blocks
+ * and pools at most, and takes off how many it was.
+ * Returns  ATTN_OK; ATTN_ENOTFOUND there are no more; ATTN_EOVERLOAD n_most are looked at, go on at
+ *          *at */
+attn_status kv_published_next(const struct kv *kv, struct kv_published_at *at, uint32_t *n_most,
+                              struct kv_content *out);
 
 #endif

@@ -279,6 +279,11 @@ attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char 
         st = kv_fail(kv, ATTN_ENOMEM, "no memory for %u pools", c->max_pools);
         goto fail;
     }
+    kv->events = c->events_kept == 0 ? NULL : calloc(c->events_kept, sizeof *kv->events);
+    if (kv->events == NULL && c->events_kept > 0) {
+        st = kv_fail(kv, ATTN_ENOMEM, "no memory for %u events", c->events_kept);
+        goto fail;
+    }
     if (!kv_pages_init(kv)) {
         st = kv_fail(kv, ATTN_ENOMEM, "no memory for the map of %u idle pages", c->idle_pages);
         goto fail;
@@ -310,6 +315,7 @@ void kv_close(struct kv *kv)
     kv_idle_moves_forget(kv);
     free(kv->pages.map);
     free(kv->n_parted);
+    free(kv->events);
     if (kv->base != NULL)
         munmap(kv->base, kv->bytes);
     if (kv->fd >= 0)

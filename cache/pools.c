@@ -145,6 +145,7 @@ attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_
     p->seal = kv_pool_seal(kv, i);
     p->sized = kv_pool_sized(kv, i, s->n_blocks);
     kv_publish32(&p->state, KV_LIVE);
+    kv_event_put(kv, KV_EVENT_POOL_MADE, p, 0, 0);
 
     kv_count(&h->stats.pools, 1);
     kv_count(&h->stats.blocks_total, s->n_blocks);
@@ -205,6 +206,7 @@ attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool)
         if (kv_is_published(kv, p, block))
             kv_block_drop_published(kv, p, block);
     kv_count(&stats->blocks_reserved, -(int64_t)p->n_reserved);
+    kv_event_put(kv, KV_EVENT_POOL_GONE, p, 0, 0);
     /* first: nothing that named the old pool may name the next; its reservations go with this */
     p->generation++;
     kv_publish32(&p->state, 0);

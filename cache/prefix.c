@@ -209,6 +209,7 @@ static void publish(struct kv *kv, struct kv_pool_rec *p, const struct walk *w, 
     }
     kv_publish32(&r->state, KV_LIVE);
     kv_published_link(kv, p, block);
+    kv_event_put(kv, KV_EVENT_PUBLISHED, p, block, r->serial);
 }
 
 void kv_prefix_rewind(struct kv *kv, uint32_t seq, uint32_t n_blocks)

@@ -178,8 +178,8 @@ ATTN_API attn_status attn_client_drain(attn_client *c, uint64_t hold_us, uint64_
 
 /* For operators: except for pools, the daemon answers only its own user and root (ATTN_EAUTH).
  * Gives a list as a JSON object: topic is pools, sessions, sequences, tenants, cache, requests,
- * open_requests, slow, events or config. A list begins behind `after`; its `next` says where to
- * continue. ATTN_ENOTSUP: no such topic. Free with attn_free. */
+ * open_requests, slow, events, config, blocks or block_events. A list begins behind `after`; its
+ * `next` says where to continue. ATTN_ENOTSUP: no such topic. Free with attn_free. */
 ATTN_API attn_status attn_client_inspect(attn_client *c, const char *topic, uint64_t after,
                                          uint64_t timeout_us, char **out_json);
 /* attn_client_inspect for events. Where there is none behind `after` yet it waits for one, for

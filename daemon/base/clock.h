@@ -16,7 +16,8 @@ uint64_t clock_now_ns(void);
  * out. */
 bool clock_wait(sem_t *s, uint64_t timeout_ns);
 
-/* CLOCK_REALTIME (since 1970), only for people to read: no decision depends on it. */
+/* CLOCK_REALTIME (since 1970), for people to read, and for numbers to begin at
+ * that were not there before: no decision depends on it. */
 struct timespec clock_wall(void);
 
 /* When the machine was started, in seconds since 1970. */

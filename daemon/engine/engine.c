@@ -13,6 +13,7 @@
 #include <sys/random.h>
 
 #include "cache/kv_move.h"
+#include "cache/kv_tier.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/health.h"
 #include "daemon/base/log.h"
@@ -54,6 +55,7 @@ enum {
     MAX_BLOCKS = 1 << 26,
     MIN_BLOCKS = 64,
     MAX_BLOCK_TOKENS = 256, /* limit of a pool (protocol.md) */
+    EVENTS_KEPT = 1 << 16, /* of blocks: a reader that is slower takes a snapshot */
     MIN_WARM_SEQUENCES = 4096, /* fewer stay in the processor's caches anyway */
 };
 
@@ -331,6 +333,14 @@ static void engine_free(struct engine *e)
     free(e);
 }
 
+/* Above the numbers of all caches before, unless there were a million events a second. Where the
+ * clock was set back, a reader's number fits no ring, so it takes a snapshot all the same. */
+static uint64_t first_event_number(void)
+{
+    struct timespec now = clock_wall();
+    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
 struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes)
 {
     uint64_t n = kv_bytes / MIN_BLOCK_BYTES;
@@ -348,6 +358,8 @@ struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes)
         .block_layout = KV_LAYOUT_VERSION,
         .table_pages = (uint32_t)(config_table_bytes(cfg) / KV_PAGE_BYTES),
         .idle_pages = (uint32_t)(cfg->idle_memory_bytes / KV_PAGE_BYTES),
+        .events_kept = EVENTS_KEPT,
+        .events_from = first_event_number(),
     };
 }
 
@@ -359,7 +371,8 @@ uint64_t engine_table_bytes(const struct config *c)
     uint64_t an_item = sizeof(struct backend_item) + sizeof(struct item *) + 4 * sizeof(uint64_t);
     return c->max_sequences * a_sequence + session_slots(c->max_sessions) * a_session +
            BACKEND_MAX_IN_FLIGHT * c->max_batch_items * an_item +
-           (c->max_pools + BACKEND_MAX_IN_FLIGHT) * pool_effects_bytes(c) + canary_most_bytes();
+           (c->max_pools + BACKEND_MAX_IN_FLIGHT) * pool_effects_bytes(c) + canary_most_bytes() +
+           EVENTS_KEPT * sizeof(struct kv_event);
 }
 
 attn_status engine_open(const struct engine_env *env, struct engine **out_engine, char *why,

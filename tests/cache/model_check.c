@@ -17,7 +17,8 @@ const struct kv_config model_config = {.max_pools = 1,
                                        .max_layers = M_LAYERS,
                                        .max_owners = M_OWNERS,
                                        .block_layout = 1,
-                                       .idle_pages = M_PAGES};
+                                       .idle_pages = M_PAGES,
+                                       .events_kept = 24};
 struct device *model_device;
 uint32_t model_n_moved;
 static struct kv_idle_move *moving; /* this process's */

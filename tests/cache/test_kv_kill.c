@@ -9,6 +9,7 @@
  * allowed.
  */
 #define _GNU_SOURCE
+#include "cache/kv_tier.h"
 #include "tests/cache/model.h"
 
 #include <signal.h>
@@ -29,6 +30,7 @@ struct stage {
     attn_status status, expected;
     char error[256];
     uint32_t n_moved; /* blocks, by resizes */
+    uint64_t number; /* of the latest event before the operation */
 };
 
 static struct stage *stage;
@@ -233,6 +235,7 @@ static void child_run(struct kv *kv, uint64_t seed)
             stage->op.value_seed = (uint32_t)seed * 6; /* a failed batch copies none of 1, 2, 3 */
         stage->after = stage->before;
         stage->expected = model_apply(&stage->after, &stage->op);
+        stage->number = kv_events_number(kv);
         test_fx_reset(&t);
         raise(SIGUSR1); /* stepped from here */
         stage->status = model_kv_apply(kv, &stage->op, &t, NULL);
@@ -292,6 +295,10 @@ static void check_state(uint64_t seed, uint32_t i, const struct model *must_be)
         fail_msg("seed %llu op %u, %s: %u dropped; from before: \"%s\", from after: \"%s\"",
                  (unsigned long long)seed, i, op_text(&stage->op), (unsigned)stats.damaged, text[0],
                  text[1]);
+    if (kv_events_has(kv, stage->number) || kv_events_number(kv) <= stage->number)
+        fail_msg("seed %llu op %u, %s: who has read event %llu goes on with a successor",
+                 (unsigned long long)seed, i, op_text(&stage->op),
+                 (unsigned long long)stage->number);
     n_states++;
     n_old += is_before && !is_after;
     n_new += is_after && !is_before;

@@ -5,6 +5,7 @@
  * seed to run alone (a failure prints its seed).
  */
 #include "tests/cache/model.h"
+#include "tests/cache/reader.h"
 
 #include <stdlib.h>
 
@@ -17,11 +18,24 @@
 #define N_OPS 10000
 
 static uint64_t only_seed;
-static uint32_t n_lost, n_unpinned; /* of all seeds */
+static uint32_t n_lost, n_unpinned, n_events, n_snapshots, n_gone; /* of all seeds */
+
+/* Reads now a little, now nothing for a while, now up to the end. */
+static void reader_goes_on(struct reader *r, struct kv *kv, uint64_t seed, uint32_t i)
+{
+    if (i % 128 < 100)
+        reader_turn(r, kv, i % 5);
+    if (i % 128 == 99)
+        reader_catch_up(r, kv);
+    const char *diff = reader_is_current(r, kv) ? reader_difference(r, kv) : "";
+    if (diff[0] != '\0')
+        fail_msg("seed %llu op %u: events: %s", (unsigned long long)seed, i, diff);
+}
 
 static void run_seed(uint64_t seed)
 {
     struct kv *kv = model_kv_open();
+    struct reader reader = {0};
     struct model m = {0};
     static struct test_fx t;
     struct device d = {0};
@@ -64,6 +78,7 @@ static void run_seed(uint64_t seed)
             diff = model_published_difference(kv, &m, &m, &d);
         if (diff[0] != '\0')
             fail_msg("seed %llu op %u, %s: %s", (unsigned long long)seed, i, op_text(&op), diff);
+        reader_goes_on(&reader, kv, seed, i);
         for (uint32_t slot = 0; slot < M_SLOTS; slot++) {
             kv_seq_id id;
             struct kv_seq_info info;
@@ -94,6 +109,9 @@ static void run_seed(uint64_t seed)
     }
     kv_close(kv);
     n_lost += m.n_lost;
+    n_events += reader.n_events;
+    n_snapshots += reader.n_snapshots;
+    n_gone += reader.n_gone;
     assert_true(model_n_moved > 0 && n_refused[OP_RESIZE] > 0);
     for (uint32_t kind = 0; kind < OP_N_KINDS; kind++)
         assert_true(
@@ -141,6 +159,7 @@ static void random_operations_agree_with_the_naive_model(void **state)
     while (seed <= N_SEEDS || (seed <= MOST_SEEDS && !had_what_is_rare()))
         run_seed(seed++);
     assert_true(had_what_is_rare());
+    assert_true(n_events > 100 * seed && n_snapshots > 10 * seed && n_gone > 0);
 }
 
 int main(int argc, char **argv)

@@ -12,6 +12,7 @@
 
 #include "cache/tier_store.h"
 #include "tests/cache/kv_test.h"
+#include "tests/cache/reader.h"
 #include "tests/random.h"
 
 enum {
@@ -172,6 +173,7 @@ static struct {
     uint32_t n, ids[MAX_TOKENS];
 } seqs[N_SEQS];
 static uint64_t next_name;
+static struct reader reader;
 
 static struct kv_config config(void)
 {
@@ -185,6 +187,7 @@ static struct kv_config config(void)
         .max_block_tokens = BLOCK_TOKENS,
         .max_owners = 2,
         .block_layout = 1,
+        .events_kept = 64,
     };
 }
 
@@ -201,6 +204,7 @@ static void begin(uint64_t limit_bytes)
     assert_int_equal(tier_store_open(limit_bytes, &m, &tier), ATTN_OK);
     kv_set_tier_ops(kv, &tier_ops);
     memset(seqs, 0, sizeof seqs);
+    memset(&reader, 0, sizeof reader);
     memset(device, 0xee, sizeof device);
     n_out = n_in = n_failed = n_flipped = n_as_said = 0;
     next_name = 1;
@@ -238,6 +242,8 @@ static void check_all(void)
     if (kv_check(kv) != ATTN_OK)
         fail_msg("%s", kv_last_error(kv));
     assert_null(tier_store_check(tier));
+    reader_catch_up(&reader, kv);
+    assert_string_equal(reader_difference(&reader, kv), "");
     for (uint32_t s = 0; s < N_SEQS; s++) {
         struct kv_seq_info info;
         if (!seqs[s].is_open)

@@ -17,6 +17,7 @@
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/published.h"
 #include "daemon/engine/core/trace.h"
+#include "daemon/engine/operator/blocks.h"
 
 enum {
     MAX_LISTED = 500, /* entries of a page */
@@ -386,6 +387,8 @@ static const struct topic topics[] = {
     {"slow", false, list_slow},
     {"events", false, list_events},
     {"config", false, list_config},
+    {"blocks", false, list_blocks},
+    {"block_events", false, list_block_events},
 };
 
 const struct topic *topic_find(const char *name)
@@ -398,6 +401,8 @@ const struct topic *topic_find(const char *name)
 
 uint32_t list_device(const struct engine *e, const Attnd__Inspect *ask)
 {
+    if (strcmp(ask->topic, "blocks") == 0 || strcmp(ask->topic, "block_events") == 0)
+        return blocks_device(e, ask->after);
     bool is_by_card =
         strcmp(ask->topic, "sequences") == 0 || strcmp(ask->topic, "open_requests") == 0;
     uint64_t card = ask->after >> CARD_SHIFT;

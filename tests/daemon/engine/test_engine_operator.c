@@ -10,6 +10,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "cache/kv_tier.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/core/session_run.h"
 #include "tests/daemon/engine/engine_rig.h"
@@ -421,6 +422,127 @@ static void the_cache_tells_its_hit_ratio(void **state)
     rig_close(&r);
 }
 
+/* The member of an entry as a number; -1: there is none. */
+static long long number_of(const json_t *o, const char *name)
+{
+    const json_t *v = json_object_get(o, name);
+    return v == NULL ? -1 : json_integer_value(v);
+}
+
+static void readers_learn_which_blocks_are_published_and_evicted(void **state)
+{
+    (void)state;
+    enum { N = 2 * RIG_BLOCK_TOKENS };
+    uint32_t ids[N];
+    char hex[8 * RIG_BLOCK_TOKENS + 1];
+    json_t *page;
+    open_as_operator();
+    for (uint32_t i = 0; i < N; i++)
+        ids[i] = 0xab000000u + i;
+    json_t *list = list_of(send_inspect("blocks", 0, 0), "blocks", &page);
+    assert_int_equal(json_array_size(list), 0);
+    assert_int_equal(number_of(page, "next"), 0);
+    uint64_t number = (uint64_t)number_of(page, "number");
+    json_decref(page);
+    const struct kv_tokens t = {.ids = ids, .n = N, .adapter = UINT64_MAX};
+    rig_send_open_with(&r, 1, &t);
+    rig_run(&r);
+    for (uint32_t l = 0; l < RIG_LAYERS; l++)
+        assert_int_equal(rig_item(&r, 1, l, 0, N), ATTN_OK);
+    list = list_of(send_inspect("block_events", number, 0), "block_events", &page);
+    assert_int_equal(json_array_size(list), 2);
+    const json_t *first = json_array_get(list, 0), *second = json_array_get(list, 1);
+    for (uint32_t i = 0; i < RIG_BLOCK_TOKENS; i++)
+        snprintf(hex + 8 * i, 9, "%08x", (unsigned)ids[RIG_BLOCK_TOKENS + i]);
+    assert_string_equal(json_string_value(json_object_get(second, "ids")), hex);
+    assert_string_equal(json_string_value(json_object_get(first, "event")), "published");
+    assert_string_equal(json_string_value(json_object_get(first, "adapter")),
+                        "18446744073709551615");
+    assert_true(number_of(first, "parent") == 0 && number_of(first, "serial") > 0);
+    assert_int_equal(number_of(second, "parent"), number_of(first, "serial"));
+    assert_int_equal(number_of(second, "place"), 1);
+    assert_non_null(json_string_value(json_object_get(first, "pool")));
+    assert_int_equal(number_of(page, "next"), number + 2);
+    assert_true(json_is_false(json_object_get(page, "behind")) &&
+                json_is_false(json_object_get(page, "more")));
+    json_t *snapshot, *event = json_deep_copy(second);
+    list = list_of(send_inspect("blocks", 0, 0), "blocks", &snapshot);
+    assert_int_equal(json_array_size(list), 2); /* with the same members */
+    json_object_del(event, "event");
+    assert_true(json_equal(json_array_get(list, 1), event));
+    json_decref(event);
+    json_decref(snapshot);
+    json_decref(page);
+    /* the second block is written anew: it is not what it was */
+    assert_int_equal(rig_truncate(&r, 1, RIG_BLOCK_TOKENS + 1), ATTN_OK);
+    for (uint32_t l = 0; l < RIG_LAYERS; l++)
+        assert_int_equal(rig_item(&r, 1, l, RIG_BLOCK_TOKENS + 1, 1), ATTN_OK);
+    list = list_of(send_inspect("block_events", number, 0), "block_events", &page);
+    assert_int_equal(json_array_size(list), 3);
+    assert_null(json_object_get(json_array_get(list, 1), "ids")); /* gone when it was asked for */
+    assert_string_equal(json_string_value(json_object_get(json_array_get(list, 2), "event")),
+                        "evicted");
+    assert_int_equal(number_of(json_array_get(list, 2), "serial"),
+                     number_of(json_array_get(list, 1), "serial"));
+    number = (uint64_t)number_of(page, "next");
+    json_decref(page);
+    /* others are behind */
+    const uint64_t behind[] = {0, 7, number + 1, number - 100000, UINT64_MAX, UINT64_C(5) << 56};
+    for (size_t i = 0; i < sizeof behind / sizeof behind[0]; i++) {
+        list = list_of(send_inspect("block_events", behind[i], 0), "block_events", &page);
+        assert_true(json_is_true(json_object_get(page, "behind")) && json_array_size(list) == 0);
+        json_decref(page);
+    }
+    r.principal = (struct principal){.kind = PRINCIPAL_USER, .uid = geteuid() + 1};
+    rig_assert_says(answer_to(send_inspect("blocks", 0, 0)), ATTN_EAUTH, "only root");
+    rig_assert_says(answer_to(send_inspect("block_events", 0, 0)), ATTN_EAUTH, "only root");
+    rig_close(&r);
+}
+
+static void a_page_of_blocks_fits_an_answer_and_the_next_goes_on(void **state)
+{
+    (void)state;
+    enum { N = 3 * RIG_BLOCK_TOKENS, N_SEQS = 200 };
+    uint32_t n = 0, n_pages = 0;
+    uint64_t after = 0, number = 0;
+    open_as_operator();
+    for (uint64_t name = 1; name <= N_SEQS; name++) {
+        uint32_t ids[N];
+        for (uint32_t i = 0; i < N; i++)
+            ids[i] = (uint32_t)name * 1000 + i;
+        const struct kv_tokens t = {.ids = ids, .n = N};
+        rig_send_open_with(&r, name, &t);
+        rig_run(&r);
+        bool has_room = rig_item(&r, name, 0, 0, N) == ATTN_OK;
+        for (uint32_t l = 1; l < RIG_LAYERS && has_room; l++)
+            assert_int_equal(rig_item(&r, name, l, 0, N), ATTN_OK);
+        assert_int_equal(rig_close_seq(&r, name, rig_epoch(&r, name)), ATTN_OK);
+        rig_forget(&r);
+    }
+    do {
+        json_t *page, *list = list_of(send_inspect("blocks", after, 0), "blocks", &page);
+        assert_true(json_array_size(list) <= 400);
+        number = number == 0 ? (uint64_t)number_of(page, "number") : number;
+        n += (uint32_t)json_array_size(list);
+        after = (uint64_t)number_of(page, "next");
+        n_pages++;
+        json_decref(page);
+    } while (after != 0);
+    struct kv_stats s;
+    kv_stats_read(r.kv, &s);
+    assert_int_equal(n, s.blocks_published);
+    assert_true(s.evictions > 0 || n == 3 * N_SEQS);
+    assert_int_equal(number, kv_events_number(r.kv));
+    for (uint64_t i = number - s.evictions - n; i < number;) { /* all of them, in several pages */
+        json_t *page, *list = list_of(send_inspect("block_events", i, 0), "block_events", &page);
+        assert_true(json_array_size(list) > 0 && json_array_size(list) <= 400);
+        i = (uint64_t)number_of(page, "next");
+        assert_int_equal(json_is_true(json_object_get(page, "more")), i < number);
+        json_decref(page);
+    }
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -437,6 +559,8 @@ int main(void)
         cmocka_unit_test(who_watches_is_answered_when_something_happens),
         cmocka_unit_test(those_beyond_a_number_and_of_a_draining_daemon_do_not_wait),
         cmocka_unit_test(the_cache_tells_its_hit_ratio),
+        cmocka_unit_test(readers_learn_which_blocks_are_published_and_evicted),
+        cmocka_unit_test(a_page_of_blocks_fits_an_answer_and_the_next_goes_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
