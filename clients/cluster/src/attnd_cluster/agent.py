@@ -34,6 +34,7 @@ import attnd
 from . import __version__, shares, web
 from .daemon import LocalDaemon
 from .evacuate import Mover
+from .events import Events, parse_target
 from .keys import (
     BACK,
     DEAD,
@@ -82,6 +83,7 @@ class Agent:
         self._told: Member | None = None
         self._told_at = self._kept_at = float("-inf")
         self._is_registry_there = False
+        self._beat = time.monotonic()
         self._ends = threading.Event()
         self._evacuated = threading.Event()
         self._relay = web.Relay(options.metrics)
@@ -101,15 +103,17 @@ class Agent:
             options.tls_cert,
             options.tls_key,
         )
+        self._events = Events(options.events, self._daemon.inspect) if options.events else None
         self._shares = b""
         self._look_for_shares_at = 0.0
-        self._beat = time.monotonic()
         self._holder = threading.Thread(target=self._hold, name="attnd-lease", daemon=True)
 
     def start(self) -> None:
         if self.options.evacuated_file is not None:  # of an agent before
             pathlib.Path(self.options.evacuated_file).unlink(missing_ok=True)
         self._daemon.start()
+        if self._events is not None:
+            self._events.start()
         if not self._registry.is_static:
             self._holder.start()
 
@@ -277,7 +281,7 @@ class Agent:
     def leave(self) -> None:
         """SIGTERM: in order, so that nobody takes it for dead."""
         is_empty = self.evacuate(self.options.evacuate)
-        self.stop()
+        self.stop(is_leaving=True)
         if self._lease is not None:
             try:
                 self._tell(self.options.ttl)  # where all went, for who comes later
@@ -290,11 +294,13 @@ class Agent:
         if self.options.evacuated_file is not None:
             pathlib.Path(self.options.evacuated_file).touch()
 
-    def stop(self) -> None:
+    def stop(self, is_leaving: bool = False) -> None:
         """Ends its threads; the lease goes on."""
         self._ends.set()
         if self._holder.is_alive():
             self._holder.join(10)
+        if self._events is not None:
+            self._events.close(is_leaving)
         self._web.close()
         self._mover.close()
         self._daemon.close()
@@ -327,6 +333,7 @@ class Agent:
             "attnd_agent_daemon_silent_seconds": ("gauge", self._daemon.silent_for()),
             "attnd_agent_sequences_moved_total": ("counter", self._n_moved),
             "attnd_agent_sequences_retired_total": ("counter", self._n_retired),
+            **(self._events.counts() if self._events is not None else {}),
         }
         lines = [f"# TYPE {n} {kind}\n{n} {value}\n" for n, (kind, value) in own.items()]
         page = self._relay.read() + "".join(lines).encode()
@@ -397,6 +404,15 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument(
         "--tenants", help="the daemon's listen.tenants, into which its shares of quotas are written"
     )
+    p.add_argument(
+        "--events",
+        action="append",
+        default=[],
+        metavar="POOL=PUB[,REPLAY[,TOPIC]]",
+        help="publishes the pool's block events as vLLM's KV events over ZeroMQ, as"
+        " llama=tcp://*:5557,tcp://*:5558,kv@pod-1@llama; TENANT/POOL where there are tenants."
+        " For several pools give it several times",
+    )
     p.add_argument("--ttl", type=float, default=3.0, help="seconds of the lease (%(default)s)")
     p.add_argument(
         "--patience",
@@ -418,6 +434,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--verbose", action="store_true")
     p.add_argument("--version", action="version", version=f"attnd-agent {__version__}")
     o = p.parse_args(argv)
+    try:
+        o.events = [parse_target(text) for text in o.events]
+    except ValueError as e:
+        p.error(f"--events: {e}")
     if o.ttl < 1:
         p.error(f"--ttl is {o.ttl:g}, expected 1 or more seconds")
     o.patience = o.ttl if o.patience is None else o.patience
@@ -441,7 +461,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # of all threads
     try:
         agent = Agent(o)
-    except (ValueError, OSError) as e:
+    except (ValueError, OSError, ImportError) as e:
         print(f"attnd-agent: {e}", file=sys.stderr)
         return 78
     agent.start()

@@ -111,11 +111,15 @@ class LocalDaemon:
         """All that are open, as inspect lists them. Raises AttndError."""
         after = 0
         while True:
-            page = self._ask(lambda client: client.inspect("sequences", after))
+            page = self.inspect("sequences", after)
             yield from page["sequences"]
             after = int(page.get("next", 0))
             if after == 0:
                 return
+
+    def inspect(self, topic: str, after: int) -> dict[str, Any]:
+        """A page of a list. Raises AttndError."""
+        return self._ask(lambda client: client.inspect(topic, after))
 
     def fence(self) -> None:
         """Lets it append for engine.fence from now on. Raises AttndError."""
