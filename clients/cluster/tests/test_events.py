@@ -222,8 +222,7 @@ class Rig:
         base = f"/tmp/{tmp_path.name[:8]}{os.getpid()}"
         self.paths = [f"{base}.pub", f"{base}.rep"]
         self.pub, self.replay = (f"ipc://{p}" for p in self.paths)
-        self.start = start
-        self.host.start_daemon(**start)
+        self.host.start_daemon(*start.pop("settings", ()), **start)
         self.start_agent()
         self.client = attnd.connect(self.host.url)
         self.pool = self.client.create_pool(SPEC)
@@ -383,6 +382,31 @@ def test_a_daemon_that_is_killed_keeps_its_blocks_under_a_keeper_and_loses_them_
         r.compute(tokens, adapter)
     r.await_agreement(s, prompts)
     assert s.index and s.n_cleared == n_cleared
+
+
+def test_blocks_of_all_cards_are_known_and_a_prompt_that_two_have_once(rig):
+    r = rig(settings=("--device.index", "0,1"))
+    s, prompts = r.subscribe(), prompts_of(5)
+    seqs = [r.pool.open(tokens=t, adapter=a) for t, a in prompts]  # before anybody has computed it
+    for seq, (tokens, _) in zip(seqs, prompts):
+        kv = np.ones((len(tokens), 1, 8), "f4")
+        try:
+            r.pool.step(0, [(seq, 0, len(tokens))], k=kv, v=kv)
+        except attnd.AttndError as e:  # the card is full
+            assert "blocks" in str(e)
+        seq.close()
+    r.await_agreement(s, prompts)
+    with attnd.connect(f"ipc://{r.host.socket}") as c:
+        found, after, cards = set(), 0, set()
+        while True:
+            page = c.inspect("blocks", after)
+            found |= {(page["card"], b["serial"]) for b in page["blocks"]}
+            cards.add(page["card"])
+            after = page["next"]
+            if after == 0:
+                break
+    assert cards == {0, 1} and len({c for c, _ in found}) == 2
+    assert 24 < len(s.index) <= len(found)
 
 
 def test_vllms_own_classes_read_it(rig):
