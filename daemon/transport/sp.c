@@ -299,11 +299,15 @@ static void on_handle_closed(uv_handle_t *handle)
 static void loop_open(void *arg)
 {
     struct sp_loop *on = arg;
-    on->timer.data = on->async.data = on;
+    on->timer.data = on->turn.data = on->async.data = on;
     on->is_open = uv_async_init(on->loop->uv, &on->async, on_async) == 0;
-    if (on->is_open)
-        uv_timer_init(on->loop->uv, &on->timer); /* which can't fail */
     on->n_handles = on->is_open ? 2 : 0;
+    if (on->is_open) /* which can't fail */
+        uv_timer_init(on->loop->uv, &on->timer);
+    if (on->is_open && on->t->tls != NULL) {
+        uv_prepare_init(on->loop->uv, &on->turn);
+        on->n_handles++;
+    }
 }
 
 static void loop_stop(void *arg)
@@ -328,6 +332,8 @@ static void loop_close(void *arg)
     on->is_async_closing = !on->is_open;
     if (on->is_open)
         uv_close((uv_handle_t *)&on->timer, on_handle_closed);
+    if (on->is_open && on->t->tls != NULL)
+        uv_close((uv_handle_t *)&on->turn, on_handle_closed);
     sp_loop_finish(on);
 }
 
@@ -363,6 +369,7 @@ static bool loop_init(struct sp_loop *on, struct transport_sp *t, uint32_t i, bo
     on->t = t;
     on->loop = loops_at(t->env->loops, i);
     LIST_INIT(&on->peers);
+    TAILQ_INIT(&on->line);
     waits_init(&on->handshakes, &cfg->handshake_timeout_us, sp_peer_expire_handshake);
     waits_init(&on->hellos, &cfg->handshake_timeout_us, sp_peer_expire_hello);
     waits_init(&on->bodies, &cfg->body_timeout_us, sp_peer_expire_body);

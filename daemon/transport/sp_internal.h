@@ -73,6 +73,9 @@ struct sp_loop {
     bool has_hung_up; /* the answer of the last call of hang_up */
 
     uv_timer_t timer; /* runs while a list below has members */
+    uv_prepare_t turn; /* before each turn of the loop, while there are TLS handshakes */
+    struct sp_peer *shaking; /* whose handshake goes on in this turn; NULL: nobody's */
+    TAILQ_HEAD(, sp_peer) line; /* who wait for their turn, and are not read meanwhile */
     struct sp_waits handshakes, hellos, bodies, progress, writes;
 
     LIST_HEAD(, sp_peer) peers;
@@ -159,6 +162,8 @@ struct sp_peer {
 
     struct tls_stream *tls; /* NULL: none */
     bool is_secure; /* the TLS handshake is over */
+    bool is_in_line;
+    TAILQ_ENTRY(sp_peer) line; /* while is_in_line */
     uint8_t *cipher; /* encrypted bytes under an active uv_write; NULL: none */
     size_t cipher_bytes; /* how many */
 };
@@ -177,6 +182,7 @@ bool sp_peer_admit(struct sp_peer *p);
 /* Begins to serve it, or closes and frees it. On its loop, like all below. */
 void sp_peer_begin(struct sp_peer *p);
 void sp_peer_drop(struct sp_peer *p); /* instead of that: closes and frees it */
+void sp_peer_read(struct sp_peer *p); /* from now on */
 void sp_peer_stop_reading(struct sp_peer *p);
 void sp_peer_close(struct sp_peer *p);
 /* Whether there is room for it among all peers and those of its principal; if not, it is closed. */
@@ -224,6 +230,12 @@ void sp_peer_wrote(struct sp_peer *p, size_t n);
 
 /* transport/sp_tls.c; for peers with tls */
 bool sp_tls_begin(struct sp_peer *p); /* false: out of memory */
+/* Whether what has come may be read in this turn of the loop: a handshake takes as long as many
+ * messages, so a turn has one, and messages of others never wait for two. */
+bool sp_tls_may_take(const struct sp_peer *p);
+/* Reads it when its turn comes. */
+void sp_tls_line_up(struct sp_peer *p);
+void sp_tls_leave_line(struct sp_peer *p);
 void sp_tls_free(struct sp_peer *p);
 /* Bytes have come from the socket. */
 void sp_tls_take(struct sp_peer *p, const uint8_t *bytes, size_t n);

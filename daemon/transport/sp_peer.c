@@ -124,6 +124,7 @@ void sp_peer_close(struct sp_peer *p)
     sp_wait_stop(&p->read_wait);
     sp_wait_stop(&p->hello_wait);
     sp_wait_stop(&p->write_wait);
+    sp_tls_leave_line(p);
     hold_large(p, 0);
     sp_message_free(t, p->req);
     p->req = NULL;
@@ -434,7 +435,7 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
     struct sp_peer *p = handle->data;
     size_t room = BEGIN_BYTES, n;
     uint8_t *in_place = sp_peer_room(p, &n);
-    if (p->turn_bytes >= TURN_BYTES) {
+    if (p->turn_bytes >= TURN_BYTES || (p->tls != NULL && !sp_tls_may_take(p))) {
         p->turn_bytes = 0; /* no buffer: libuv goes on with other peers and comes back */
         *buf = uv_buf_init(NULL, 0);
         return;
@@ -486,6 +487,8 @@ static void watch_parts(struct sp_peer *p)
 static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
 {
     struct sp_peer *p = stream->data;
+    if (n_read == UV_ENOBUFS && p->tls != NULL && !sp_tls_may_take(p))
+        sp_tls_line_up(p);
     if (n_read == 0 || n_read == UV_ENOBUFS)
         return;
     if (n_read == UV_EOF && p->tls != NULL && !p->is_doomed) {
@@ -513,9 +516,16 @@ static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
     sp_peer_let_go(p); /* which TLS has held to read */
 }
 
+void sp_peer_read(struct sp_peer *p)
+{
+    if (uv_read_start(&p->io.stream, on_alloc, on_read) != 0)
+        sp_peer_close(p);
+}
+
 void sp_peer_stop_reading(struct sp_peer *p)
 {
     uv_read_stop(&p->io.stream);
+    sp_tls_leave_line(p);
     if (!p->is_shut)
         sp_wait_stop(&p->read_wait);
     hold_large(p, 0);
@@ -659,6 +669,8 @@ void sp_peer_begin(struct sp_peer *p)
     uv_buf_t hello = uv_buf_init((char *)(uintptr_t)sp_handshake, SP_HANDSHAKE_BYTES);
     bool is_begun = t->tls != NULL ? sp_tls_begin(p)
                                    : uv_try_write(&p->io.stream, &hello, 1) == SP_HANDSHAKE_BYTES;
-    if (!is_begun || uv_read_start(&p->io.stream, on_alloc, on_read) != 0)
+    if (is_begun)
+        sp_peer_read(p);
+    else
         sp_peer_close(p);
 }

@@ -163,9 +163,43 @@ static void become_certificate(struct sp_peer *p, const char *name)
     sp_peer_is_welcome(p);
 }
 
+bool sp_tls_may_take(const struct sp_peer *p)
+{
+    return p->is_secure || p->is_doomed || p->on->shaking == NULL || p->on->shaking == p;
+}
+
+void sp_tls_line_up(struct sp_peer *p)
+{
+    uv_read_stop(&p->io.stream);
+    TAILQ_INSERT_TAIL(&p->on->line, p, line);
+    p->is_in_line = true;
+}
+
+void sp_tls_leave_line(struct sp_peer *p)
+{
+    if (p->is_in_line)
+        TAILQ_REMOVE(&p->on->line, p, line);
+    p->is_in_line = false;
+}
+
+/* The turn is the next one's in the line, whose bytes the loop finds at once. */
+static void on_turn(uv_prepare_t *turn)
+{
+    struct sp_loop *on = turn->data;
+    struct sp_peer *p = on->shaking = TAILQ_FIRST(&on->line);
+    if (p == NULL) {
+        uv_prepare_stop(turn);
+        return;
+    }
+    sp_tls_leave_line(p);
+    sp_peer_read(p);
+}
+
 /* Continues the TLS handshake; SP's begins when it is over. false: it is not over. */
 static bool shake_hands(struct sp_peer *p)
 {
+    p->on->shaking = p;
+    uv_prepare_start(&p->on->turn, on_turn);
     enum tls_stream_result r = tls_stream_handshake(p->tls);
     char name[TLS_STREAM_NAME_BYTES];
     if (r != TLS_STREAM_DONE && r != TLS_STREAM_MORE) {

@@ -2,6 +2,8 @@
  * flood of each kind of request, on the cpu backend. Prints a table: its times alone and beside,
  * and what of the flood was answered. scripts/bench-flood runs it.
  */
+#include <arpa/inet.h>
+#include <openssl/ssl.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -10,8 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -20,6 +24,7 @@
 #include <cmocka.h>
 
 #include "proto/attn_time.h"
+#include "proto/tls_stream.h"
 #include "tests/daemon/e2e/e2e.h"
 
 enum {
@@ -400,47 +405,114 @@ static void flood_plan(struct flooder *f)
     SEND(Attnd__Plan, ATTND__PLAN__INIT, plan, PLAN, x.lane = 7);
 }
 
+/* --- kinds of connections --------------------------------------------------------------------- */
+
+/* A connection on its way that begins with these bytes. RST ends it, so that ports suffice. */
+static int connection_begin(int epoll, const void *bytes, size_t n)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct linger at_once = {.l_onoff = 1};
+    to.sin_port = htons((uint16_t)atoi(strrchr(d.tls_url, ':') + 1));
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct epoll_event ev = {.events = EPOLLIN, .data.fd = fd};
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once) != 0 ||
+        connect(fd, (struct sockaddr *)&to, sizeof to) != 0 ||
+        (n > 0 && send(fd, bytes, n, MSG_NOSIGNAL) < 0) ||
+        epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &ev) != 0) {
+        perror("bench_flood: connection");
+        _exit(1);
+    }
+    return fd;
+}
+
+/* The same hello again and again, each on a connection of its own that ends with the answer: costs
+ * this side next to nothing, and the daemon a key exchange and a signature. */
+static void flood_handshakes(struct answered *a)
+{
+    SSL_CTX *context = SSL_CTX_new(TLS_client_method());
+    struct tls_stream *tls = tls_stream_new(context, "localhost");
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    size_t n_hello;
+    (void)tls_stream_handshake(tls);
+    const uint8_t *hello = tls_stream_pending(tls, &n_hello);
+    for (int i = 0; i < n_in_flight; i++)
+        connection_begin(epoll, hello, n_hello);
+    atomic_store(&a->is_ready, true);
+    for (;;) {
+        struct epoll_event ready[64];
+        int n = epoll_wait(epoll, ready, 64, -1);
+        for (int i = 0; i < n; i++) {
+            uint8_t answer[8192];
+            ssize_t got = recv(ready[i].data.fd, answer, sizeof answer, 0);
+            atomic_fetch_add(got > 0 ? &a->n_ok : &a->n_other, 1);
+            atomic_fetch_add(&a->bytes, got > 0 ? (uint64_t)got : 0);
+            close(ready[i].data.fd);
+            connection_begin(epoll, hello, n_hello);
+        }
+    }
+}
+
+/* Connections that end at once. */
+static void flood_connections(struct answered *a)
+{
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    atomic_store(&a->is_ready, true);
+    for (;;) {
+        close(connection_begin(epoll, NULL, 0));
+        atomic_fetch_add(&a->n_ok, 1);
+    }
+}
+
 static const struct kind {
     const char *name;
     void (*send)(struct flooder *f);
     int most_in_flight; /* 0: as many as asked for */
+    void (*connect)(struct answered *a); /* instead of send; over TLS */
 } kinds[] = {
-    {"nothing", NULL, 0},
-    {"hello", flood_hello, 0},
-    {"hello, goodbye", flood_goodbye, 0},
-    {"step: decode", flood_decode, 0},
-    {"step: 128 tokens", flood_prompt, 0},
-    {"step: no such sequence", flood_bad_step, 0},
-    {"plan: no such lane", flood_plan, 0},
-    {"pool_create: found", flood_pool_same, 0},
-    {"pool_create: 0.5 GiB", flood_pool_anew, 1},
-    {"pool_describe", flood_describe, 0},
-    {"pool_release", flood_release, 0},
-    {"pool_resize: 0.6 GiB", flood_resize, 0},
-    {"stats", flood_stats, 0},
-    {"open, close", flood_open, 0},
-    {"open, close: 65,536 ids", flood_open_long, 4},
-    {"open, close: 65,536 ids, known", flood_open_known, 4},
-    {"fork, close", flood_fork, 0},
-    {"truncate", flood_truncate, 0},
-    {"tokens: 128 ids", flood_tokens, 0},
-    {"probe: 128 ids", flood_probe, 0},
-    {"probe: 65,536 ids", flood_probe_long, 4},
-    {"probe: 65,536 ids, known", flood_probe_known, 4},
-    {"calls: 128 probes of 128 ids", flood_calls, 0},
-    {"close: no such", flood_close, 0},
-    {"adopt", flood_adopt, 0},
-    {"export: head", flood_export_head, 0},
-    {"export: 65,536 ids", flood_export_ids, 0},
-    {"export: 8 MiB", flood_export_blocks, 0},
-    {"import: 8 MiB", flood_import, 4},
-    {"inspect", flood_inspect, 0},
-    {"configure: no such", flood_configure, 0},
-    {"pool_drop: no such", flood_drop, 0},
-    {"kill: no such", flood_kill, 0},
-    {"move: no such", flood_move, 0},
+    {"nothing", NULL, 0, NULL},
+    {"hello", flood_hello, 0, NULL},
+    {"hello, goodbye", flood_goodbye, 0, NULL},
+    {"step: decode", flood_decode, 0, NULL},
+    {"step: 128 tokens", flood_prompt, 0, NULL},
+    {"step: no such sequence", flood_bad_step, 0, NULL},
+    {"plan: no such lane", flood_plan, 0, NULL},
+    {"pool_create: found", flood_pool_same, 0, NULL},
+    {"pool_create: 0.5 GiB", flood_pool_anew, 1, NULL},
+    {"pool_describe", flood_describe, 0, NULL},
+    {"pool_release", flood_release, 0, NULL},
+    {"pool_resize: 0.6 GiB", flood_resize, 0, NULL},
+    {"stats", flood_stats, 0, NULL},
+    {"open, close", flood_open, 0, NULL},
+    {"open, close: 65,536 ids", flood_open_long, 4, NULL},
+    {"open, close: 65,536 ids, known", flood_open_known, 4, NULL},
+    {"fork, close", flood_fork, 0, NULL},
+    {"truncate", flood_truncate, 0, NULL},
+    {"tokens: 128 ids", flood_tokens, 0, NULL},
+    {"probe: 128 ids", flood_probe, 0, NULL},
+    {"probe: 65,536 ids", flood_probe_long, 4, NULL},
+    {"probe: 65,536 ids, known", flood_probe_known, 4, NULL},
+    {"calls: 128 probes of 128 ids", flood_calls, 0, NULL},
+    {"close: no such", flood_close, 0, NULL},
+    {"adopt", flood_adopt, 0, NULL},
+    {"export: head", flood_export_head, 0, NULL},
+    {"export: 65,536 ids", flood_export_ids, 0, NULL},
+    {"export: 8 MiB", flood_export_blocks, 0, NULL},
+    {"import: 8 MiB", flood_import, 4, NULL},
+    {"inspect", flood_inspect, 0, NULL},
+    {"configure: no such", flood_configure, 0, NULL},
+    {"pool_drop: no such", flood_drop, 0, NULL},
+    {"kill: no such", flood_kill, 0, NULL},
+    {"move: no such", flood_move, 0, NULL},
+    {"TLS connections", NULL, 0, flood_connections},
+    {"TLS handshakes", NULL, 0, flood_handshakes},
 };
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
+
+/* Whether the daemon listens where this kind comes. */
+static bool is_possible(const struct kind *k)
+{
+    return k->connect == NULL || d.tls_url[0] != '\0';
+}
 
 /* --- a flooding process ----------------------------------------------------------------------- */
 
@@ -602,7 +674,10 @@ static pid_t start_flood(const struct kind *k, uint32_t of, struct answered *a)
         return pid;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
-    flood(k, of, a);
+    if (k->connect != NULL)
+        k->connect(a);
+    else
+        flood(k, of, a);
     _exit(1);
 }
 
@@ -650,9 +725,11 @@ static uint32_t n_started;
 
 static void begin_flood(const struct kind *k, uint32_t first)
 {
-    for (int i = 0; k->send != NULL && i < n_connections; i++)
+    bool is_none = (k->send == NULL && k->connect == NULL) || !is_possible(k);
+    int n = is_none ? 0 : n_connections;
+    for (int i = 0; i < n; i++)
         flooders[first + (uint32_t)i] = start_flood(k, ++n_started, &answered[first + (uint32_t)i]);
-    for (int i = 0; k->send != NULL && i < n_connections; i++)
+    for (int i = 0; i < n; i++)
         while (!atomic_load(&answered[first + (uint32_t)i].is_ready)) {
             if (waitpid(flooders[first + (uint32_t)i], NULL, WNOHANG) != 0)
                 fail_msg("%s: the flood did not begin", k->name);
@@ -817,7 +894,7 @@ int main(int argc, char **argv)
         "2 | done/s | refused/s |\n|---|---|---|---|---|---|---|---|---|\n",
         n_connections, n_in_flight);
     for (size_t i = 0; i < N_KINDS && all_seconds == 0; i++)
-        if (only == NULL || strstr(kinds[i].name, only) != NULL)
+        if (is_possible(&kinds[i]) && (only == NULL || strstr(kinds[i].name, only) != NULL))
             run_kind(&kinds[i], seconds);
     if (all_seconds > 0)
         run_all(all_seconds);

@@ -354,6 +354,24 @@ int uv_idle_stop(uv_idle_t *i)
     return 0;
 }
 
+/* of TLS, which nobody speaks here */
+int uv_prepare_init(uv_loop_t *l, uv_prepare_t *p)
+{
+    return handle_init(l, (uv_handle_t *)p, UV_PREPARE);
+}
+
+int uv_prepare_start(uv_prepare_t *p, uv_prepare_cb cb)
+{
+    (void)p, (void)cb;
+    sim_fail("uv_prepare_start");
+}
+
+int uv_prepare_stop(uv_prepare_t *p)
+{
+    (void)p;
+    return 0;
+}
+
 int uv_signal_init(uv_loop_t *l, uv_signal_t *s)
 {
     return handle_init(l, (uv_handle_t *)s, UV_SIGNAL);

@@ -67,6 +67,8 @@ void engine_submit(struct engine *e, struct request *req)
     /* transports must hand bodies over where a device can read them in place */
     if ((uintptr_t)req->msg->data % 64 != 0)
         abort();
+    if (e->on_submit != NULL)
+        e->on_submit();
     pthread_mutex_lock(&e->lock);
     e->last = req->principal;
     req->next = NULL;

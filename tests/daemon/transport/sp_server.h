@@ -25,6 +25,7 @@ struct engine {
     uint64_t renewed; /* the session renewed last */
     bool is_held, is_reversed, is_stopped;
     const char *tenant; /* whose steps are; NULL: none */
+    void (*on_submit)(void); /* on a loop's thread, as a request comes; NULL: nothing is called */
 };
 
 struct server {

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
+#include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -22,6 +23,8 @@
 
 static const uint8_t hello_req[8] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
 static const uint8_t hello_rep[8] = {0, 'S', 'P', 0, 0, 0x31, 0, 0};
+
+static const uint8_t step_id[4] = {0x80, 0, 0, 7};
 
 static void start(struct server *s, const char *version)
 {
@@ -79,22 +82,26 @@ static void close_direct(struct direct *c)
     ERR_clear_error();
 }
 
-/* A whole step there and back; false: the connection has ended. */
-static bool direct_step(struct direct *c, uint64_t id)
+/* false: the connection has ended. */
+static bool direct_send_step(struct direct *c, uint64_t id)
 {
     static const uint8_t payload[100];
-    size_t n, at = 0;
-    uint8_t *msg = step_message(id, 0, payload, sizeof payload, &n), framed[4096], reply[4096];
+    size_t n;
+    uint8_t *msg = step_message(id, 0, payload, sizeof payload, &n), framed[4096];
     assert_true(n + 12 < sizeof framed);
     memset(framed, 0, 12);
     framed[6] = (uint8_t)((n + 4) >> 8);
     framed[7] = (uint8_t)(n + 4);
-    framed[8] = 0x80;
-    framed[11] = 7;
+    memcpy(framed + 8, step_id, sizeof step_id);
     memcpy(framed + 12, msg, n);
     free(msg);
-    if (UNINTERRUPTED(SSL_write(c->ssl, framed, (int)n + 12)) <= 0)
-        return false;
+    return UNINTERRUPTED(SSL_write(c->ssl, framed, (int)n + 12)) > 0;
+}
+
+static bool direct_receive_step(struct direct *c)
+{
+    uint8_t reply[4096];
+    size_t at = 0;
     for (size_t want = 12; at < want;) {
         int k = UNINTERRUPTED(SSL_read(c->ssl, reply + at, (int)(want - at)));
         if (k <= 0)
@@ -103,8 +110,13 @@ static bool direct_step(struct direct *c, uint64_t id)
         if (at == 12 && want == 12)
             want = 8 + (size_t)reply[6] * 256 + reply[7];
     }
-    assert_memory_equal(reply + 8, framed + 8, 4);
+    assert_memory_equal(reply + 8, step_id, 4);
     return true;
+}
+
+static bool direct_step(struct direct *c, uint64_t id)
+{
+    return direct_send_step(c, id) && direct_receive_step(c);
 }
 
 static void expect_service(struct server *s)
@@ -270,6 +282,128 @@ static void mangled_hellos_are_cut_and_others_are_served(void **state)
     server_stop(&s);
 }
 
+/* ---- whose turn it is ---- */
+
+/* The loop stands still in the first request from stop_loop on, until let_go; of the next one is
+ * noted how many handshakes were over before it. */
+static sem_t has_stopped, may_go;
+static uint32_t n_submitted;
+static uint64_t n_before;
+
+static void on_submit(void)
+{
+    if (n_submitted++ == 0) {
+        sem_post(&has_stopped);
+        while (sem_wait(&may_go) != 0)
+            continue;
+    } else {
+        n_before = atomic_load(&stats.tls_handshakes);
+    }
+}
+
+static void stop_loop(struct server *s, struct direct *by)
+{
+    n_submitted = 0;
+    sem_init(&has_stopped, 0, 0);
+    sem_init(&may_go, 0, 0);
+    s->engine.on_submit = on_submit;
+    assert_true(direct_send_step(by, 1));
+    while (sem_wait(&has_stopped) != 0)
+        continue;
+}
+
+/* All but the last bytes of a handshake, which are the caller's to free. */
+static uint8_t *shake_almost(struct tls_client *c, const char *url, size_t *out_n)
+{
+    tls_client_connect(c, url, N_CERTS, false);
+    assert_int_equal(tls_stream_handshake(c->tls), TLS_STREAM_MORE);
+    uint8_t *hello = tls_stream_take(c->tls, out_n);
+    raw_send(c->fd, hello, *out_n);
+    free(hello);
+    enum tls_stream_result r = TLS_STREAM_MORE;
+    while (r == TLS_STREAM_MORE) {
+        ssize_t n = UNINTERRUPTED((int)recv(c->fd, c->in, sizeof c->in, 0));
+        assert_true(n > 0);
+        tls_stream_feed(c->tls, c->in, (size_t)n);
+        r = tls_stream_handshake(c->tls);
+    }
+    assert_int_equal(r, TLS_STREAM_DONE);
+    return tls_stream_take(c->tls, out_n);
+}
+
+/* Many handshakes and then a step are there when the loop goes on. */
+static void a_step_waits_for_one_handshake(void **state)
+{
+    (void)state;
+    enum { MANY = 40 };
+    static struct tls_client c[MANY];
+    uint8_t *rest[MANY];
+    size_t n_rest[MANY];
+    struct server s;
+    struct direct good, other;
+    if (server_loops() > 1)
+        skip(); /* others go on with theirs meanwhile */
+    start(&s, "1.3");
+    open_direct(&good, s.url, TLS1_3_VERSION);
+    open_direct(&other, s.url, TLS1_3_VERSION);
+    for (int i = 0; i < MANY; i++)
+        rest[i] = shake_almost(&c[i], s.url, &n_rest[i]);
+    uint64_t n = atomic_load(&stats.tls_handshakes);
+    stop_loop(&s, &other);
+    for (int i = 0; i < MANY; i++) {
+        raw_send(c[i].fd, rest[i], n_rest[i]);
+        free(rest[i]);
+    }
+    assert_true(direct_send_step(&good, 2));
+    sem_post(&may_go);
+    assert_true(direct_receive_step(&good));
+    assert_true(direct_receive_step(&other));
+    assert_in_range(n_before, n, n + 1);
+    wait_at_least(&stats.tls_handshakes, n + MANY); /* and nobody is forgotten */
+    for (int i = 0; i < MANY; i++)
+        tls_client_close(&c[i]);
+    close_direct(&good);
+    close_direct(&other);
+    wait_equal(&stats.peers, 0);
+    server_stop(&s);
+}
+
+/* Those whose turn has not come leave, or the daemon ends. */
+static void who_waits_for_a_turn_may_leave(void **state)
+{
+    (void)state;
+    enum { MANY = 40 };
+    static struct tls_client c[MANY];
+    for (int is_end = 0; is_end < 2; is_end++) {
+        struct server s;
+        struct direct other;
+        start(&s, "1.3");
+        open_direct(&other, s.url, TLS1_3_VERSION);
+        stop_loop(&s, &other);
+        for (int i = 0; i < MANY; i++) {
+            size_t n;
+            tls_client_connect(&c[i], s.url, N_CERTS, false);
+            tls_stream_handshake(c[i].tls);
+            uint8_t *bytes = tls_stream_take(c[i].tls, &n);
+            raw_send(c[i].fd, bytes, n);
+            free(bytes);
+        }
+        sem_post(&may_go);
+        assert_true(direct_receive_step(&other));
+        s.engine.on_submit = NULL;
+        for (int i = 0; !is_end && i < MANY; i++)
+            tls_client_close(&c[i]);
+        close_direct(&other);
+        if (!is_end) {
+            wait_equal(&stats.peers, 0);
+            expect_service(&s);
+        }
+        server_stop(&s);
+        for (int i = 0; is_end && i < MANY; i++)
+            tls_client_close(&c[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -279,6 +413,8 @@ int main(void)
         cmocka_unit_test(handshakes_that_leave_leave_nothing),
         cmocka_unit_test(handshakes_that_are_cut_short_leave_nothing),
         cmocka_unit_test(mangled_hellos_are_cut_and_others_are_served),
+        cmocka_unit_test(a_step_waits_for_one_handshake),
+        cmocka_unit_test(who_waits_for_a_turn_may_leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
