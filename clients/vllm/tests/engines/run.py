@@ -1,6 +1,6 @@
 """Runs vLLM once, with its own attention or with attnd's, and writes what came of it.
 
-    run.py JSON     {"out": file, "model": path, "is_own": bool, "fails": bool, "options": of vllm.LLM,
+    run.py FILE     {"out": file, "model": path, "is_own": bool, "fails": bool, "options": of vllm.LLM,
                      "rounds": [{"prompts": [ids], "n": [tokens], "logprobs": n, "kills": n,
                                  "abort": n, "replace": bool, "names": [text], "says": file,
                                  "asks": of vllm.SamplingParams}]}
@@ -110,7 +110,7 @@ def fail_some():
 
 
 def main():
-    asked = json.loads(sys.argv[1])
+    asked = json.loads(pathlib.Path(sys.argv[1]).read_text())
     if asked["is_own"]:
         os.environ.pop("ATTND_VLLM", None)
     from vllm import LLM, SamplingParams

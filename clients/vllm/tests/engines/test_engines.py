@@ -37,7 +37,7 @@ OPTIONS = {
     "max_num_batched_tokens": 64,  # so that prompts come in chunks
     "enable_chunked_prefill": True,
     "enable_prefix_caching": False,
-    "num_gpu_blocks_override": 512,
+    "num_gpu_blocks_override": max(512, 16 * N_REQUESTS),  # all prompts of a round stay
     "block_size": 32,
 }
 
@@ -90,6 +90,7 @@ class Engine:
     """A vLLM that runs."""
 
     def __init__(self, model, rounds, url=None, env=None, fails=False, **options):
+        self.asked = tempfile.NamedTemporaryFile("w", suffix=".json")
         self.file = tempfile.NamedTemporaryFile(suffix=".json")
         asked = {
             "out": self.file.name,
@@ -99,6 +100,8 @@ class Engine:
             "fails": fails,
             "options": {**OPTIONS, **options},
         }
+        json.dump(asked, self.asked)
+        self.asked.flush()
         ours = {
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
@@ -116,7 +119,7 @@ class Engine:
             ours["ATTND_VLLM"] = url
         self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "run.py"), json.dumps(asked)],
+            [sys.executable, str(HERE / "run.py"), self.asked.name],
             env={**os.environ, **ours, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=self.log,
