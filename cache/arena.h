@@ -45,6 +45,7 @@
     X(OWNERS, struct kv_owner_rec, c->max_owners)                                                  \
     X(SEEN, struct kv_seen_rec, c->max_owners)                                                     \
     X(RESERVED, uint64_t, (uint64_t)c->max_owners * c->max_pools)                                  \
+    X(LAST_SET, uint64_t[KV_N_SETTINGS], (uint64_t)c->max_owners * c->max_pools)                   \
     X(EPOCHS, struct kv_epochs, 1)                                                                 \
     X(JOURNAL, struct kv_journal_rec, kv_journal_capacity(c))                                      \
     X(EARLY_BATCHES, struct kv_early_slot, KV_EARLY_SLOTS)                                         \

@@ -4,8 +4,9 @@
  * sequence, and a new sequence begins above every epoch that has ended. Caches that move sequences
  * to each other make different epochs (kv_set_epochs), so no two can make the same. Requests that
  * name no epoch (open, adopt), make a sequence of another name (fork), or create or find pools are
- * remembered by their owner, a bounded number of them; older ids are refused. All of this is truth
- * and holds across a successor.
+ * remembered by their owner, a bounded number of them; older ids are refused. Those that set
+ * something of a pool are not carried out after a higher one was: one that was refused is not
+ * remembered, and a copy of it may come late. All of this is truth and holds across a successor.
  *
  * A process that dies after it published a sequence and before it noted the request leaves the
  * request in the sequence's record, from where recovery notes it (also that of a truncation, which
@@ -44,11 +45,17 @@ void kv_request_see(struct kv *kv, uint32_t owner, uint64_t request)
     kv_publish64(least, request);
 }
 
+static uint64_t *last_set(const struct kv *kv, uint32_t owner, uint32_t pool)
+{
+    return kv->last_set[(size_t)owner * kv->config.max_pools + pool];
+}
+
 void kv_owner_begin(struct kv *kv, uint32_t owner, uint64_t id, uint32_t tenant, const char *label)
 {
     struct kv_owner_rec *o = &kv->owners[owner];
     kv_owner_end(kv, owner);
     memset(&kv->seen[owner], 0, sizeof kv->seen[owner]);
+    memset(last_set(kv, owner, 0), 0, kv->config.max_pools * sizeof kv->last_set[0]);
     o->tenant = tenant;
     snprintf(o->label, sizeof o->label, "%s", label);
     kv_publish64(&o->id, id);
@@ -86,6 +93,23 @@ uint64_t kv_owner_last_request(const struct kv *kv, uint32_t owner)
 
 void kv_owner_saw(struct kv *kv, uint32_t owner, uint64_t request)
 {
+    kv_request_see(kv, owner, request);
+}
+
+bool kv_owner_has_set(const struct kv *kv, uint32_t owner, kv_pool_id pool, enum kv_setting what,
+                      uint64_t request)
+{
+    return kv_owner_has_seen(kv, owner, request) || request < last_set(kv, owner, pool.index)[what];
+}
+
+/* A pool that takes the place of another one may find its numbers: those of requests that name it
+ * are higher. */
+void kv_owner_set(struct kv *kv, uint32_t owner, kv_pool_id pool, enum kv_setting what,
+                  uint64_t request)
+{
+    uint64_t *last = &last_set(kv, owner, pool.index)[what];
+    if (request > *last)
+        kv_publish64(last, request);
     kv_request_see(kv, owner, request);
 }
 

@@ -76,6 +76,7 @@ struct kv {
     uint32_t *prefixes; /* [prefix_mask + 1] first block of a slot, plus one */
     uint32_t *owned; /* [max_owners] first sequence, plus one */
     uint64_t *reserved; /* [max_owners][max_pools] */
+    uint64_t (*last_set)[KV_N_SETTINGS]; /* [max_owners][max_pools] requests */
     uint32_t *charged; /* [max_owners + 1][max_pools] */
     struct kv_heads *heads;
     struct kv_event *events; /* [config.events_kept] of this process; NULL: none */

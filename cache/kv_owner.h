@@ -35,6 +35,14 @@ bool kv_owner_has_seen(const struct kv *kv, uint32_t owner, uint64_t request);
 void kv_owner_saw(struct kv *kv, uint32_t owner, uint64_t request);
 /* Remembers all requests that another cache has seen of the owner in the same slot. */
 void kv_owner_saw_all(struct kv *kv, const struct kv *other, uint32_t owner);
+/* Settings of a pool, of which the owner's latest request counts, in whatever order they come. */
+enum kv_setting { KV_RESERVATION, KV_SIZE, KV_N_SETTINGS };
+/* True if a later request of the owner has set it, or the request is known (kv_owner_has_seen). */
+bool kv_owner_has_set(const struct kv *kv, uint32_t owner, kv_pool_id pool, enum kv_setting what,
+                      uint64_t request);
+/* Remembers that the request has set it. */
+void kv_owner_set(struct kv *kv, uint32_t owner, kv_pool_id pool, enum kv_setting what,
+                  uint64_t request);
 /* True if this request of this owner made the sequence's current epoch. */
 bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t request);
 

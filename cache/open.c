@@ -209,6 +209,7 @@ static void bind_sections(struct kv *kv)
     kv->slots = (void *)(kv->base + offset[KV_INDEX]);
     kv->owned = (void *)(kv->base + offset[KV_OWNED]);
     kv->reserved = (void *)(kv->base + offset[KV_RESERVED]);
+    kv->last_set = (void *)(kv->base + offset[KV_LAST_SET]);
     kv->charged = (void *)(kv->base + offset[KV_CHARGED]);
     kv->heads = (void *)(kv->base + offset[KV_HEADS]);
 }

@@ -219,7 +219,7 @@ attn_status goodbye_run(struct engine *e, struct request *req, uint32_t session,
     }
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
         pool_release(e, p, session, id);
-    pools_unreserve(e, session);
+    pools_unreserve(e, session, id);
     kv_owner_saw(e->env.kv, session, id);
     return ATTN_OK;
 }

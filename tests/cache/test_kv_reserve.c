@@ -141,15 +141,20 @@ static void a_reservation_ends_with_its_owner_or_pool(void **state)
     assert_status(f->kv, ATTN_OK, kv_reserve(f->kv, OTHER, f->pool, 12));
 }
 
+static void begin_successor(struct fixture *f)
+{
+    struct kv *next = test_kv_open(&config, kv_fd(f->kv));
+    kv_close(f->kv);
+    f->kv = next;
+}
+
 static void a_successor_keeps_reservations(void **state)
 {
     struct fixture *f = *state;
     kv_seq_id theirs = open_of(f, OTHER, 1);
     assert_status(f->kv, ATTN_OK, grow(f, theirs, 2));
     assert_status(f->kv, ATTN_OK, kv_reserve(f->kv, ME, f->pool, 9));
-    struct kv *next = test_kv_open(&config, kv_fd(f->kv));
-    kv_close(f->kv);
-    f->kv = next;
+    begin_successor(f);
     assert_int_equal(kv_reserved(f->kv, ME, f->pool), 9);
     assert_int_equal(stats_of(f).blocks_reserved, 9);
     assert_int_equal(kv_pool_free_for(f->kv, f->pool, OTHER), 1);
@@ -170,6 +175,24 @@ static void a_pool_shrinks_to_what_is_reserved_and_used(void **state)
     assert_status(f->kv, ATTN_ENOBLOCKS, grow(f, theirs, 1));
 }
 
+/* Of each pool's settings by themselves, also after a successor has begun, until the owner ends. */
+static void what_an_earlier_request_asks_for_comes_too_late(void **state)
+{
+    struct fixture *f = *state;
+    assert_false(kv_owner_has_set(f->kv, ME, f->pool, KV_RESERVATION, 7));
+    kv_owner_set(f->kv, ME, f->pool, KV_RESERVATION, 7);
+    kv_owner_set(f->kv, ME, f->pool, KV_RESERVATION, 5);
+    begin_successor(f);
+    assert_true(kv_owner_has_set(f->kv, ME, f->pool, KV_RESERVATION, 6));
+    assert_true(kv_owner_has_set(f->kv, ME, f->pool, KV_RESERVATION, 7));
+    assert_false(kv_owner_has_set(f->kv, ME, f->pool, KV_RESERVATION, 8));
+    assert_false(kv_owner_has_set(f->kv, ME, f->pool, KV_SIZE, 6));
+    assert_false(kv_owner_has_set(f->kv, ME, (kv_pool_id){f->pool.index + 1}, KV_RESERVATION, 6));
+    assert_false(kv_owner_has_set(f->kv, OTHER, f->pool, KV_RESERVATION, 6));
+    kv_owner_begin(f->kv, ME, 99, 0, "anew");
+    assert_false(kv_owner_has_set(f->kv, ME, f->pool, KV_RESERVATION, 6));
+}
+
 int main(void)
 {
 #define R(name) cmocka_unit_test_setup_teardown(name, setup_owners, teardown)
@@ -182,6 +205,7 @@ int main(void)
         R(a_reservation_ends_with_its_owner_or_pool),
         R(a_successor_keeps_reservations),
         R(a_pool_shrinks_to_what_is_reserved_and_used),
+        R(what_an_earlier_request_asks_for_comes_too_late),
     };
     return cmocka_run_group_tests_name("kv_reserve", tests, NULL, NULL);
 }

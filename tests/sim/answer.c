@@ -151,18 +151,9 @@ static void take_fork(struct ask *a, const Attnd__Reply *r)
     sim_counts.forks++;
 }
 
-/* What it asked for, unless a late copy of what was refused has been carried out. */
 static void take_reserve(const struct ask *a, const Attnd__Reply *r)
 {
-    const struct peer *p = a->peer;
-    uint32_t n =
-        r->body_case == ATTND__REPLY__BODY_PROBE ? r->probe->n_reserved_blocks : UINT32_MAX;
-    bool is_known = n == a->n_blocks;
-    for (uint64_t i = 0; i < p->n_asks; i++) {
-        const struct ask *o = p->asks[i];
-        is_known |= o->kind == ASK_RESERVE && o->status != ATTN_OK && n == o->n_blocks;
-    }
-    if (!is_known)
+    if (r->body_case != ATTND__REPLY__BODY_PROBE || r->probe->n_reserved_blocks != a->n_blocks)
         is_wrong(a, r, "another number of blocks is reserved");
     sim_counts.reserves++;
 }

@@ -94,3 +94,6 @@ plant(34 daemon/engine/pool/resize.c "at < s->n_copies; at += n)" "at < s->n_cop
 plant(35 daemon/engine/pool/resize.c "i < s->n_patches; i++)" "i < s->n_patches && sim_bug != 35; i++)")
 # a reservation outlives its session
 plant(36 cache/dedup.c "    kv_reservations_end(kv, owner);" "    if (sim_bug != 36)\n        kv_reservations_end(kv, owner);")
+# a late copy of a refused reservation is carried out after a later one
+plant(37 cache/dedup.c "|| request < last_set(kv, owner, pool.index)[what];"
+  "|| (sim_bug != 37 && request < last_set(kv, owner, pool.index)[what]);")

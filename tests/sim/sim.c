@@ -118,7 +118,6 @@ static void enter(enum phase next)
         peers_read_back();
     } else if (next == CLOSE_ALL) {
         peers_close_all();
-        peers_unreserve(); /* a late copy may have reserved again */
     } else if (next == STOP) {
         process_check_is_empty();
         process_stop();

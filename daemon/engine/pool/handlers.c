@@ -87,7 +87,7 @@ attn_status pool_release_run(struct engine *e, struct request *req, uint32_t ses
     return ATTN_OK;
 }
 
-/* A repeat answers with what the session has reserved now. */
+/* A repeat, or what came after a later one, answers with what the session has reserved now. */
 attn_status pool_reserve_run(struct engine *e, struct request *req, uint32_t session,
                              struct answer *a)
 {
@@ -97,12 +97,13 @@ attn_status pool_reserve_run(struct engine *e, struct request *req, uint32_t ses
     if (p == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "pool_reserve.pool is %" PRIu32 ", no such pool",
                          r->pool);
-    attn_status st = ATTN_OK;
-    if (!kv_owner_has_seen(e->env.kv, session, id))
+    attn_status st;
+    if (!kv_owner_has_set(e->env.kv, session, p->id, KV_RESERVATION, id)) {
         st = pool_reserve(e, p, session, r->n_blocks, a->why, sizeof a->why);
-    if (st != ATTN_OK)
-        return st;
-    kv_owner_saw(e->env.kv, session, id);
+        if (st != ATTN_OK)
+            return st;
+        kv_owner_set(e->env.kv, session, p->id, KV_RESERVATION, id);
+    }
     answer_room(e, p, session, a);
     return ATTN_OK;
 }
@@ -131,7 +132,7 @@ static attn_status resize_owner(struct engine *e, struct request *req, struct te
     return ATTN_OK;
 }
 
-/* A repeat answers with the pool's present size. */
+/* A repeat, or what came after a later one, answers with the pool's present size. */
 attn_status pool_resize_run(struct engine *e, struct request *req, uint32_t session,
                             struct answer *a)
 {
@@ -145,11 +146,12 @@ attn_status pool_resize_run(struct engine *e, struct request *req, uint32_t sess
     if (p == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "no pool%s%.63s is named \"%.100s\"",
                          r->tenant[0] != '\0' ? " of tenant " : "", r->tenant, r->name);
-    if (!kv_owner_has_seen(e->env.kv, session, id))
+    if (!kv_owner_has_set(e->env.kv, session, p->id, KV_SIZE, id)) {
         st = pool_resize(e, p, r->n_blocks, a->why, sizeof a->why);
-    if (st != ATTN_OK)
-        return st;
-    kv_owner_saw(e->env.kv, session, id);
+        if (st != ATTN_OK)
+            return st;
+        kv_owner_set(e->env.kv, session, p->id, KV_SIZE, id);
+    }
     reply_pool(e, p, a);
     return ATTN_OK;
 }

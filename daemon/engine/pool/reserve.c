@@ -67,12 +67,14 @@ attn_status pool_reserve(struct engine *e, const struct pool *p, uint32_t sessio
     return st;
 }
 
-void pools_unreserve(struct engine *e, uint32_t session)
+void pools_unreserve(struct engine *e, uint32_t session, uint64_t request)
 {
     char why[WHY_BYTES];
-    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
         if (kv_reserved(e->env.kv, session, p->id) > 0)
             pool_reserve(e, p, session, 0, why, sizeof why);
+        kv_owner_set(e->env.kv, session, p->id, KV_RESERVATION, request);
+    }
 }
 
 Attnd__ProbeReply *answer_room(struct engine *e, const struct pool *p, uint32_t session,

@@ -11,8 +11,8 @@
  *          does not answer. why has the numbers, and of several cards the one that refuses */
 attn_status pool_reserve(struct engine *e, const struct pool *p, uint32_t session,
                          uint32_t n_blocks, char *why, size_t why_bytes);
-/* The session has reserved nothing from then on. */
-void pools_unreserve(struct engine *e, uint32_t session);
+/* The session has reserved nothing from then on; requests before this one reserve nothing. */
+void pools_unreserve(struct engine *e, uint32_t session, uint64_t request);
 
 /* Answers with how much room the pool has for the session: a probe of no tokens. */
 Attnd__ProbeReply *answer_room(struct engine *e, const struct pool *p, uint32_t session,
