@@ -80,6 +80,8 @@ attn_status check_run_begin(struct check *c, const struct backend_pool_config *c
  * ATTND_TEST_PAIRS, if that is set? A few such cases would take the executor most of a walk's time;
  * their geometries have shorter shapes, their shapes smaller geometries. */
 bool check_is_too_long(const struct case_shape *shape, uint32_t n_q_heads);
+/* 1; with ATTND_TEST_PAIRS n: of what a test walks beside the product, one in n then. */
+uint32_t check_step(uint32_t n);
 /* What a shape appends before its step, and the step. Returns the step's items. */
 uint32_t check_shape(const struct case_shape *shape, struct check_item history[CASE_MAX_ITEMS],
                      uint32_t *out_n_history, struct check_item step[CASE_MAX_ITEMS]);

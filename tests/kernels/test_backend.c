@@ -9,7 +9,7 @@
  * what those for prompts compute, with ATTND_TEST_TUNED=f32 prompts of f32 over f32, with
  * ATTND_TEST_TUNED=rows more than 16 rows of a kv head of bf16 or f16 alone, with
  * ATTND_TEST_TUNED=latent pools whose V is in K; with ATTND_TEST_PAIRS=N no case of more than N
- * pairs of a query and a key;
+ * pairs of a query and a key, and of some other tests a part;
  * ATTND_TEST_FAIL_FAST=1 ends it at the first failure, not the tenth.
  */
 #include "tests/kernels/cases.h"
@@ -189,9 +189,9 @@ static void few_prompts_over_many_keys_agree_with_the_reference(void **state)
         {"two over many keys", {{770, 18}, {571, 33}}},
     };
 #ifdef __SANITIZE_ADDRESS__
-    const uint32_t step = 5; /* each geometry once, and each option */
+    const uint32_t step = 6; /* each option once, with another geometry */
 #else
-    const uint32_t step = 1;
+    const uint32_t step = check_step(6);
 #endif
     for (uint32_t i = 0; i < CASE_COUNT(geometries) * CASE_COUNT(options); i += step) {
         const struct case_geometry *g = &case_geometries[geometries[i % CASE_COUNT(geometries)]];
@@ -221,7 +221,7 @@ static void few_prompts_over_many_keys_agree_with_the_reference(void **state)
 static bool run_forks(const struct case_geometry *g, bool is_poisoned)
 {
     const uint32_t per_block = g->block_tokens,
-                   trunk = (320 + check_random(&check, 200)) / per_block;
+                   trunk = 1 + (320 + check_random(&check, 200)) / check_step(5) / per_block;
     struct check_item history[CHECK_MAX_SEQS], step[CHECK_MAX_SEQS];
     uint32_t ends[CHECK_MAX_SEQS] = {trunk}, n = 0;
     history[n++] = (struct check_item){.n_tokens = trunk * per_block + check_random(&check, 40),
@@ -301,7 +301,7 @@ static void poison_one(const struct case_geometry *g, uint32_t element_k, uint32
     const float values[] = {NAN, INFINITY, -INFINITY};
     const struct case_options options[] = {{.name = "plain"},
                                            {.name = "window", .window_tokens = 20}};
-    for (uint32_t i = 0; i < 3 * 2 * 2 * CASE_COUNT(case_dtypes); i++) {
+    for (uint32_t i = 0; i < 3 * 2 * 2 * CASE_COUNT(case_dtypes); i += check_step(5)) {
         struct case_dtype d = case_dtypes[i / 12];
         if (begin(g, d, &options[i / 6 % 2], 2) != ATTN_OK)
             continue;
