@@ -192,8 +192,8 @@ static void a_large_message_is_read_and_written_in_pieces(void **state)
     message(bytes, 77, N);
     void *large = ops->message_alloc(f->t, N, 0), *small = ops->message_alloc(f->t, 10, 0);
     memcpy(large, bytes + 13, N);
-    assert_true(ops->send(f->t, 77, large));
-    bool is_taken = ops->send(f->t, 78, small); /* behind the large one: usually not yet */
+    assert_true(ops->send(f->t, 77, large, false));
+    bool is_taken = ops->send(f->t, 78, small, false); /* behind the large one: usually not yet */
     for (size_t at = 0; at < N + 13;) {
         size_t n = N + 13 - at < 10000 ? N + 13 - at : 10000;
         get(f, got + at, n);
@@ -203,7 +203,7 @@ static void a_large_message_is_read_and_written_in_pieces(void **state)
     }
     assert_memory_equal(got, bytes, N + 13);
     if (!is_taken)
-        assert_true(ops->send(f->t, 78, small));
+        assert_true(ops->send(f->t, 78, small, false));
     get(f, got, 13 + 10);
     assert_int_equal(got[12], 78);
 
@@ -226,13 +226,13 @@ static void a_connection_that_ends_in_a_message_is_made_anew(void **state)
     connect_peer(f);
     void *request = ops->message_alloc(f->t, MOST_BYTES, 0);
     memset(request, 1, MOST_BYTES);
-    assert_true(ops->send(f->t, 3, request)); /* a part of it */
+    assert_true(ops->send(f->t, 3, request, false)); /* a part of it */
     put(f, bytes, message(bytes, 5, 40) - 1);
     close(f->peer);
     assert_false(receive(f, &m));
     assert_false(ops->is_connected(f->t));
     void *early = ops->message_alloc(f->t, 8, 0);
-    assert_false(ops->send(f->t, 4, early));
+    assert_false(ops->send(f->t, 4, early, false));
     ops->message_free(f->t, early);
 
     assert_int_equal(fcntl(f->listen_fd, F_SETFL, O_NONBLOCK), 0);
@@ -248,6 +248,119 @@ static void a_connection_that_ends_in_a_message_is_made_anew(void **state)
     put(f, bytes, message(bytes, 6, 40));
     assert_message(f, 6, 40); /* nothing of the old stream is left */
     free(large);
+}
+
+/* ---- beside others ---- */
+
+static void send_filled(struct fixture *f, uint32_t id, size_t n, bool is_beside)
+{
+    uint8_t *bytes = malloc(13 + n);
+    void *m = ops->message_alloc(f->t, n, 0);
+    message(bytes, id, n);
+    memcpy(m, bytes + 13, n);
+    free(bytes);
+    assert_true(ops->send(f->t, id, m, is_beside));
+}
+
+/* The message that comes at fd, while the transport goes on writing. */
+static void expect_message(struct fixture *f, int fd, uint32_t id, size_t n)
+{
+    uint8_t *want = malloc(13 + n), *got = malloc(13 + n);
+    struct client_message m;
+    message(want, id, n);
+    for (size_t at = 0; at < 13 + n;) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        if (poll(&p, 1, (int)(PATIENCE_NS / 1000000)) != 1)
+            fail_msg("message %u ends after %zu bytes", id, at);
+        ssize_t k = recv(fd, got + at, 13 + n - at, 0);
+        assert_true(k > 0);
+        at += (size_t)k;
+        assert_false(ops->recv(f->t, &m));
+    }
+    assert_memory_equal(got, want, 13 + n);
+    free(want);
+    free(got);
+}
+
+/* What is sent beside goes over the first connection, and a second one is made: its other end. */
+static int connect_beside(struct fixture *f, uint32_t id)
+{
+    uint8_t hello[8];
+    struct client_message m;
+    uint64_t generation = ops->generation(f->t);
+    send_filled(f, id, 100, true);
+    expect_message(f, f->peer, id, 100);
+    int fd = accept(f->listen_fd, NULL, NULL);
+    assert_true(fd >= 0);
+    assert_false(ops->recv(f->t, &m));
+    assert_int_equal(recv(fd, hello, sizeof hello, MSG_WAITALL), sizeof hello);
+    assert_memory_equal(hello, req, sizeof req);
+    assert_int_equal(send(fd, rep, sizeof rep, MSG_NOSIGNAL), sizeof rep);
+    ops->wait(f->t, PATIENCE_NS); /* its descriptor is the transport's */
+    assert_false(ops->recv(f->t, &m));
+    assert_int_equal(ops->generation(f->t), generation); /* nothing was lost */
+    return fd;
+}
+
+static void nothing_waits_for_a_large_message_beside(void **state)
+{
+    struct fixture *f = *state;
+    struct client_message m;
+    enum { N = MOST_BYTES, N_SENT = 16 << 20 }; /* more than a socket holds */
+    uint8_t *bytes = malloc(N + 13), small[64];
+    connect_peer(f);
+    int beside = connect_beside(f, 5);
+    send_filled(f, 77, N_SENT, true); /* of which the socket takes a part */
+    send_filled(f, 78, 20, false);
+    expect_message(f, f->peer, 78, 20);
+    send_filled(f, 79, 100, true); /* no room beside: the first one has it */
+    expect_message(f, f->peer, 79, 100);
+    expect_message(f, beside, 77, N_SENT);
+
+    size_t n = message(bytes, 77, N); /* and back, in pieces */
+    assert_int_equal(send(beside, bytes, n / 8, MSG_NOSIGNAL), n / 8);
+    assert_false(ops->recv(f->t, &m));
+    put(f, small, message(small, 78, 20));
+    assert_message(f, 78, 20);
+    for (size_t at = n / 8; at < n;) {
+        ssize_t k = send(beside, bytes + at, n - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+        at += k > 0 ? (size_t)k : 0;
+        if (at < n)
+            assert_false(ops->recv(f->t, &m));
+    }
+    assert_message(f, 77, N);
+    free(bytes);
+    close(beside);
+}
+
+static void a_connection_beside_that_is_lost_is_made_when_it_is_needed(void **state)
+{
+    struct fixture *f = *state;
+    struct client_message m;
+    connect_peer(f);
+    int beside = connect_beside(f, 5);
+    send_filled(f, 6, 100, true);
+    expect_message(f, beside, 6, 100);
+    uint64_t generation = ops->generation(f->t);
+    close(beside); /* before it has answered */
+    while (ops->generation(f->t) == generation) {
+        ops->wait(f->t, 1000000);
+        assert_false(ops->recv(f->t, &m));
+    }
+    assert_int_equal(ops->generation(f->t), generation + 1); /* so the client sends it again */
+    assert_true(ops->is_connected(f->t));
+    ops->wait(f->t, 30000000); /* longer than it waits before it connects */
+    assert_false(ops->recv(f->t, &m));
+    assert_int_equal(fcntl(f->listen_fd, F_SETFL, O_NONBLOCK), 0);
+    assert_true(accept(f->listen_fd, NULL, NULL) < 0);
+
+    send_filled(f, 6, 100, true); /* the second one is gone: over the first */
+    expect_message(f, f->peer, 6, 100);
+    for (beside = -1; beside < 0; beside = accept(f->listen_fd, NULL, NULL)) {
+        ops->wait(f->t, 1000000);
+        assert_false(ops->recv(f->t, &m));
+    }
+    close(beside);
 }
 
 static void bytes_outside_the_protocol_end_the_connection(void **state)
@@ -494,6 +607,8 @@ int main(void)
         T(many_messages_may_come_in_one_piece),
         T(a_large_message_is_read_and_written_in_pieces),
         T(a_connection_that_ends_in_a_message_is_made_anew),
+        T(nothing_waits_for_a_large_message_beside),
+        T(a_connection_beside_that_is_lost_is_made_when_it_is_needed),
         T(bytes_outside_the_protocol_end_the_connection),
         T(a_peer_of_another_protocol_is_named),
         T(why_there_is_no_connection_is_known_at_once),

@@ -69,7 +69,8 @@ struct attn_client {
     uint64_t id_high; /* counts starts; the bits of ids above the slot: ids of a session rise */
     uint64_t n_known; /* sum of all requests' */
     struct request_list in_flight;
-    uint32_t n_queued;
+    uint32_t n_queued, n_large; /* of those in flight */
+    bool has_company; /* large steps and other requests have been in flight together */
     uint64_t next_wake_ns; /* when the leader must look at deadlines again */
     uint64_t n_completed;
     bool is_led;

@@ -67,6 +67,9 @@ struct client_request {
     void *user;
     bool is_step, is_claimed;
     bool is_piece; /* of another step, which its completion counts for */
+    bool is_large; /* a step that its thread waits for, with so much to carry that others should
+                      not wait behind it */
+    bool is_beside; /* a large one that no other in flight comes before or after */
     bool has_item_status; /* the reply had a status for each item */
     attn_gone gone; /* with ATTN_ENOTFOUND */
     struct attn_result result;

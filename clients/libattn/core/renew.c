@@ -39,7 +39,7 @@ bool renewal_send(struct attn_client *c)
     void *m = renewal_build(c);
     if (m == NULL)
         return false;
-    if (c->t->ops->send(c->t, CLIENT_RENEWAL_ID, m))
+    if (c->t->ops->send(c->t, CLIENT_RENEWAL_ID, m, false))
         return true;
     c->t->ops->message_free(c->t, m);
     return false;

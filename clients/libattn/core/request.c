@@ -14,6 +14,7 @@ static void link_locked(struct attn_client *c, struct client_request *r)
 {
     TAILQ_INSERT_TAIL(&c->in_flight, r, link);
     c->counters.n_in_flight++;
+    c->n_large += r->is_large;
 }
 
 void client_request_unlink_locked(struct attn_client *c, struct client_request *r)
@@ -22,6 +23,7 @@ void client_request_unlink_locked(struct attn_client *c, struct client_request *
         c->n_queued--;
     TAILQ_REMOVE(&c->in_flight, r, link);
     c->counters.n_in_flight--;
+    c->n_large -= r->is_large;
 }
 
 void client_request_set_state_locked(struct client_request *r, enum client_request_state state)
@@ -176,9 +178,9 @@ static bool is_led_elsewhere_locked(const struct attn_client *c)
 
 /* Sends a message of the request `id`, which is SENT already, because the answer may come before
  * this returns. What cannot be sent now is queued again. */
-static bool send_message(struct attn_client *c, uint64_t id, void *message)
+static bool send_message(struct attn_client *c, uint64_t id, void *message, bool is_beside)
 {
-    if (c->t->ops->send(c->t, client_request_wire_id(id), message))
+    if (c->t->ops->send(c->t, client_request_wire_id(id), message, is_beside))
         return true;
     pthread_mutex_lock(&c->lock);
     struct client_request *r = client_request_find_locked(c, id);
@@ -248,8 +250,9 @@ void client_request_flush(struct attn_client *c)
         } else {
             mark_sent_locked(r);
             uint64_t id = r->id;
+            bool is_beside = r->is_beside;
             pthread_mutex_unlock(&c->lock);
-            may_go_on = send_message(c, id, message);
+            may_go_on = send_message(c, id, message, is_beside);
             pthread_mutex_lock(&c->lock);
         }
         r = TAILQ_FIRST(&c->in_flight); /* r itself may be gone: its thread timed out */
@@ -325,6 +328,34 @@ void client_request_free(struct client_request *r)
     free(r);
 }
 
+static bool share_sequence(const struct attn_step *a, const struct attn_step *b)
+{
+    for (uint32_t i = 0; i < a->n_items; i++)
+        for (uint32_t k = 0; k < b->n_items; k++)
+            if (a->items[i].seq.id == b->items[k].seq.id)
+                return true;
+    return false;
+}
+
+/* Whether r, about to be sent, may go beside the others: where large steps are not alone, and none
+ * of the steps in flight has a sequence of r's. Steps after r can't have: r's thread waits for it,
+ * and what other threads do has no order with it. */
+static bool may_go_beside_locked(struct attn_client *c, const struct client_request *r)
+{
+    enum { MOST_PAIRS = 1 << 16 }; /* looked at under the lock, some 50 us */
+    uint64_t n_pairs = 0;
+    c->has_company |= !TAILQ_EMPTY(&c->in_flight) && (r->is_large || c->n_large > 0);
+    if (!r->is_large || !c->has_company)
+        return false;
+    const struct client_request *other;
+    TAILQ_FOREACH(other, &c->in_flight, link) {
+        n_pairs += (uint64_t)other->step.n_items * r->step.n_items;
+        if (n_pairs > MOST_PAIRS || share_sequence(&other->step, &r->step))
+            return false;
+    }
+    return true;
+}
+
 attn_status client_request_start(struct client_request *r)
 {
     struct attn_client *c = r->client;
@@ -339,6 +370,7 @@ attn_status client_request_start(struct client_request *r)
 
     pthread_mutex_lock(&c->lock);
     bool is_queued = c->n_queued > 0 || message == NULL; /* keeps the order of starts */
+    bool is_beside = r->is_beside = may_go_beside_locked(c, r);
     link_locked(c, r);
     if (is_queued) {
         r->message = is_shared ? NULL : message;
@@ -349,7 +381,7 @@ attn_status client_request_start(struct client_request *r)
     bool is_led = is_led_elsewhere_locked(c);
     pthread_mutex_unlock(&c->lock);
     if (!is_queued) {
-        send_message(c, id, message);
+        send_message(c, id, message, is_beside);
         return ATTN_OK;
     }
     if (is_shared && message != NULL)

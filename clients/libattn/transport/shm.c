@@ -145,8 +145,9 @@ static void shm_message_free(struct client_transport *t, void *message)
         region_close(unused);
 }
 
-static bool shm_send(struct client_transport *t, uint32_t id, void *message)
+static bool shm_send(struct client_transport *t, uint32_t id, void *message, bool is_beside)
 {
+    (void)is_beside; /* nobody waits for the bytes of others here */
     struct shm *sh = (struct shm *)t;
     pthread_mutex_lock(&sh->lock);
     struct shm_extent *x = sh->region != NULL ? region_find(sh->region, message) : NULL;

@@ -7,6 +7,10 @@
  * writable. One epoll descriptor over the socket and an eventfd (wake) is what waits; before that
  * it is asked again and again, as long as answers have come soon lately. No thread, nothing global:
  * a forked process can open clients of its own.
+ *
+ * Large messages that may go beside others have a second connection, so that these wait neither for
+ * their bytes nor for their encryption. Answers that come over it are read in slices, between which
+ * the first one is looked at.
  */
 #include <errno.h>
 #include <sched.h>
@@ -26,18 +30,19 @@
 #define SP_MIN_SPIN_NS 5000u
 #define SP_LOOK_NS 1000000u /* between looks at a lookup, which wakes nobody */
 #define SP_POLITE_NS 20000u /* spinning for longer lets others run in between */
+#define SP_SLICE_BYTES (64u << 10) /* of a large answer beside, before others are looked for */
 
 /* ---- sending and receiving ---- */
 
-static bool sp_send(struct client_transport *t, uint32_t id, void *message)
+static bool connection_send(struct sp *sp, uint32_t id, void *message)
 {
-    struct sp *sp = (struct sp *)t;
     if (!atomic_load(&sp->is_ready))
         return false;
     pthread_mutex_lock(&sp->lock);
     bool had_rest = sp->out != NULL;
     bool is_taken = sp->socket >= 0 && (!had_rest || sp_message_write_locked(sp));
     if (is_taken) {
+        sp->has_sent = true;
         sp->out = (struct sp_message *)message - 1;
         sp->out_at = 0;
         sp_message_put_head(sp, sp->out->bytes, id);
@@ -47,6 +52,22 @@ static bool sp_send(struct client_transport *t, uint32_t id, void *message)
     }
     pthread_mutex_unlock(&sp->lock);
     return is_taken;
+}
+
+static void begin_beside(struct sp *sp);
+
+/* While the second connection is not there yet, or has no room, the first one serves. */
+static bool sp_send(struct client_transport *t, uint32_t id, void *message, bool is_beside)
+{
+    struct sp *sp = (struct sp *)t, *beside = atomic_load(&sp->beside);
+    if (is_beside && beside == NULL)
+        begin_beside(sp);
+    if (is_beside && beside != NULL) {
+        if (connection_send(beside, id, message))
+            return true;
+        atomic_store(&beside->is_wanted, true);
+    }
+    return connection_send(sp, id, message);
 }
 
 static void send_rest(struct sp *sp)
@@ -64,19 +85,34 @@ static void drain_wakes(struct sp *sp)
         return; /* drained already */
 }
 
-static bool sp_recv(struct client_transport *t, struct client_message *out_m)
+static bool connection_recv(struct sp *sp, size_t max, bool *out_has_more,
+                            struct client_message *out_m)
 {
-    struct sp *sp = (struct sp *)t;
-    drain_wakes(sp);
+    *out_has_more = false;
     sp_connect_on(sp);
     if (sp->state != SP_READY)
         return false;
     send_rest(sp);
-    if (!sp_message_read(sp))
+    if (!sp_message_read(sp, max, out_has_more))
         return false;
     *out_m = (struct client_message){.base = sp->in + 1, .bytes = sp->in->bytes, .id = sp->in_id};
     sp->in = NULL;
     return true;
+}
+
+static bool sp_recv(struct client_transport *t, struct client_message *out_m)
+{
+    struct sp *sp = (struct sp *)t;
+    bool has_more;
+    drain_wakes(sp);
+    do {
+        if (connection_recv(sp, SIZE_MAX, &has_more, out_m))
+            return true;
+        struct sp *beside = atomic_load(&sp->beside);
+        if (beside != NULL && connection_recv(beside, SP_SLICE_BYTES, &has_more, out_m))
+            return true;
+    } while (has_more);
+    return false;
 }
 
 /* ---- waiting ---- */
@@ -134,7 +170,9 @@ static int sp_fd(struct client_transport *t)
 /* Nothing but descriptors and memory of our own, and no lock: right in a forked child, too. */
 static void sp_abandon(struct client_transport *t)
 {
-    struct sp *sp = (struct sp *)t;
+    struct sp *sp = (struct sp *)t, *beside = atomic_load(&sp->beside);
+    if (beside != NULL)
+        sp_abandon(&beside->base);
     if (sp->socket >= 0)
         close(sp->socket);
     if (sp->epoll_fd >= 0)
@@ -144,16 +182,35 @@ static void sp_abandon(struct client_transport *t)
     secure_close(sp->secure);
     free(sp->in);
     free(sp->out);
+    free(sp->url);
+    free(sp->ca_file);
+    free(sp->cert_file);
+    free(sp->cert_key_file);
     free(sp);
+}
+
+/* Says goodbye and ends what others would have to. */
+static void end(struct sp *sp)
+{
+    if (sp->secure != NULL && sp->socket >= 0)
+        secure_goodbye(sp->secure, sp->socket);
+    sp_lookup_end(sp->lookup); /* in a forked child its thread is not there */
 }
 
 static void sp_close(struct client_transport *t)
 {
-    struct sp *sp = (struct sp *)t;
-    if (sp->secure != NULL && sp->socket >= 0)
-        secure_goodbye(sp->secure, sp->socket);
-    sp_lookup_end(sp->lookup); /* in a forked child its thread is not there */
+    struct sp *sp = (struct sp *)t, *beside = atomic_load(&sp->beside);
+    if (beside != NULL)
+        end(beside);
+    end(sp);
     sp_abandon(t);
+}
+
+/* A copy of a file's name; NULL stays NULL. false: no memory. */
+static bool keep(char **out, const char *name)
+{
+    *out = name != NULL ? strdup(name) : NULL;
+    return name == NULL || *out != NULL;
 }
 
 static attn_status sp_open(const char *url, const struct client_credentials *files,
@@ -168,7 +225,16 @@ static attn_status sp_open(const char *url, const struct client_credentials *fil
     }
     sp->base.ops = &transport_sp_ops;
     sp->socket = sp->epoll_fd = sp->wake_fd = -1;
+    static const struct client_credentials none;
+    files = files != NULL ? files : &none;
+    if (!keep(&sp->url, url) || !keep(&sp->ca_file, files->ca_file) ||
+        !keep(&sp->cert_file, files->cert_file) ||
+        !keep(&sp->cert_key_file, files->cert_key_file)) {
+        snprintf(why, why_bytes, "no memory for a connection to %s", url);
+        goto fail;
+    }
     sp->retry_ns = SP_RETRY_NS;
+    atomic_store(&sp->is_wanted, true);
     sp->has_spare_core = sysconf(_SC_NPROCESSORS_ONLN) > 1;
     sp->spin_ns = SP_MAX_SPIN_NS;
     if (!sp_address_parse(url, &sp->address, problem, sizeof problem)) {
@@ -199,6 +265,23 @@ fail:
     return st;
 }
 
+/* Makes the second connection, by any thread. What fails leaves the first one alone. */
+static void begin_beside(struct sp *sp)
+{
+    const struct client_credentials files = {sp->ca_file, sp->cert_file, sp->cert_key_file};
+    struct client_transport *t;
+    struct epoll_event ev = {.events = EPOLLIN};
+    char why[256];
+    if (atomic_exchange(&sp->has_beside, true) ||
+        sp_open(sp->url, &files, &t, why, sizeof why) != ATTN_OK)
+        return;
+    struct sp *beside = (struct sp *)t;
+    beside->is_beside = true;
+    atomic_store(&beside->max_message_bytes, atomic_load(&sp->max_message_bytes));
+    (void)epoll_ctl(sp->epoll_fd, EPOLL_CTL_ADD, beside->epoll_fd, &ev); /* else ticks go on */
+    atomic_store(&sp->beside, beside);
+}
+
 /* ---- the rest ---- */
 
 static void *sp_message_alloc(struct client_transport *t, size_t bytes, size_t reply_bytes)
@@ -216,7 +299,8 @@ static void sp_message_free(struct client_transport *t, void *message)
 
 static uint64_t sp_generation(struct client_transport *t)
 {
-    return atomic_load(&((struct sp *)t)->generation);
+    struct sp *sp = (struct sp *)t, *beside = atomic_load(&sp->beside);
+    return atomic_load(&sp->generation) + (beside != NULL ? atomic_load(&beside->n_lost) : 0);
 }
 
 static bool sp_is_connected(struct client_transport *t)
@@ -245,7 +329,10 @@ static uint64_t sp_max_message(struct client_transport *t)
 
 static void sp_set_max_message(struct client_transport *t, uint64_t bytes)
 {
-    atomic_store(&((struct sp *)t)->max_message_bytes, bytes);
+    struct sp *sp = (struct sp *)t, *beside = atomic_load(&sp->beside);
+    atomic_store(&sp->max_message_bytes, bytes);
+    if (beside != NULL)
+        atomic_store(&beside->max_message_bytes, bytes);
 }
 
 const struct client_transport_ops transport_sp_ops = {

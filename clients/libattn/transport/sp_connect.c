@@ -52,6 +52,9 @@ void sp_disconnect(struct sp *sp, const char *format, ...)
         sp->state != SP_READY && sp->state != SP_LOOKING_UP && a->at + 1 < a->n; /* to be tried */
     atomic_store(&sp->is_ready, false);
     pthread_mutex_lock(&sp->lock);
+    if (sp->has_sent)
+        atomic_fetch_add(&sp->n_lost, 1);
+    sp->has_sent = false;
     va_start(args, format);
     vsnprintf(sp->why_not, sizeof sp->why_not, format, args);
     va_end(args);
@@ -71,6 +74,8 @@ void sp_disconnect(struct sp *sp, const char *format, ...)
     a->at = has_next ? a->at + 1 : 0;
     if (has_next)
         return;
+    if (sp->is_beside)
+        atomic_store(&sp->is_wanted, false);
     sp->retry_at_ns += sp->retry_ns;
     sp->retry_ns = 2 * sp->retry_ns < SP_MAX_RETRY_NS ? 2 * sp->retry_ns : SP_MAX_RETRY_NS;
     atomic_fetch_add(&sp->n_failures, 1);
@@ -229,7 +234,7 @@ static void take_handshake(struct sp *sp)
 
 void sp_connect_on(struct sp *sp)
 {
-    if (sp->state == SP_CLOSED && attn_now_ns() >= sp->retry_at_ns)
+    if (sp->state == SP_CLOSED && atomic_load(&sp->is_wanted) && attn_now_ns() >= sp->retry_at_ns)
         sp_connect_begin(sp);
     if (sp->state == SP_LOOKING_UP)
         take_addresses(sp);

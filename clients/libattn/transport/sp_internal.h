@@ -26,11 +26,23 @@ struct sp {
     atomic_bool is_ready, is_woken;
     atomic_uint_fast64_t generation, n_failures, max_message_bytes;
 
+    /* A second connection, for large messages that others need not wait for; NULL: none was needed
+     * yet. Its descriptor is in our epoll set, its receiving thread is ours. */
+    _Atomic(struct sp *) beside;
+    atomic_bool has_beside; /* it is made, or could not be */
+    /* If it is closed, it is to be made: the first always, the second when it would be used. */
+    atomic_bool is_wanted;
+    bool is_beside;
+    atomic_uint_fast64_t n_lost; /* connections over which something was sent */
+    char *url; /* for it, and the files: */
+    char *ca_file, *cert_file, *cert_key_file;
+
     pthread_mutex_t lock;
     int socket; /* -1: none. Changed by the receiving thread alone, under the lock */
     struct sp_message *out; /* partly written, or NULL */
     uint8_t out_head[SP_HEAD_BYTES];
     size_t out_at; /* bytes of head and message that are written */
+    bool has_sent; /* over this connection */
     char why_not[256]; /* there is no connection; "" if there is one */
 
     /* the receiving thread's */
@@ -67,8 +79,9 @@ const char *sp_why_broken(const struct sp *sp);
 
 /* NULL: no memory. */
 struct sp_message *sp_message_new(size_t bytes);
-/* Reads what has come. true: sp->in is whole. false: not yet, or the connection is gone. */
-bool sp_message_read(struct sp *sp);
+/* Reads what has come, of a large message at most about max bytes. true: sp->in is whole. false:
+ * not yet (*out_has_more: it stopped at max), or the connection is gone. */
+bool sp_message_read(struct sp *sp, size_t max, bool *out_has_more);
 /* sp->out has this head. */
 void sp_message_put_head(struct sp *sp, size_t message_bytes, uint32_t id);
 /* Writes of sp->out what the socket takes. true: all of it. Under the lock. */

@@ -78,9 +78,10 @@ static bool read_head(struct sp *sp)
     return take_head(sp);
 }
 
-static bool read_body(struct sp *sp)
+static bool read_body(struct sp *sp, size_t max, bool *out_has_more)
 {
     struct sp_message *m = sp->in;
+    const size_t from = sp->in_at;
     while (sp->in_at < m->bytes) {
         size_t left = m->bytes - sp->in_at, ready = sp->read_end - sp->read_at;
         uint8_t *dst = (uint8_t *)(m + 1) + sp->in_at;
@@ -99,6 +100,9 @@ static bool read_body(struct sp *sp)
         if (n <= 0)
             return false;
         sp->in_at += (size_t)n;
+        *out_has_more = sp->in_at < m->bytes && sp->in_at - from >= max;
+        if (*out_has_more)
+            return false;
     }
     return true;
 }
@@ -140,7 +144,8 @@ void sp_message_put_head(struct sp *sp, size_t message_bytes, uint32_t id)
         *p++ = (uint8_t)((id | SP_ID_BIT) >> shift);
 }
 
-bool sp_message_read(struct sp *sp)
+bool sp_message_read(struct sp *sp, size_t max, bool *out_has_more)
 {
-    return (sp->in != NULL || read_head(sp)) && read_body(sp);
+    *out_has_more = false;
+    return (sp->in != NULL || read_head(sp)) && read_body(sp, max, out_has_more);
 }

@@ -49,8 +49,10 @@ struct client_transport_ops {
     void (*message_free)(struct client_transport *t, void *message);
 
     /* True: the message was taken. False: not now (no connection, or busy; where is_shared: its
-     * connection is gone, this message can't be sent any more); it stays the caller's. */
-    bool (*send)(struct client_transport *t, uint32_t id, void *message);
+     * connection is gone, this message can't be sent any more); it stays the caller's. is_beside:
+     * it may overtake others and be overtaken, so it may go over a second connection, which is made
+     * for it. */
+    bool (*send)(struct client_transport *t, uint32_t id, void *message, bool is_beside);
     /* True: *out_m is a message, to be freed. One thread at a time. */
     bool (*recv)(struct client_transport *t, struct client_message *out_m);
 
@@ -62,7 +64,7 @@ struct client_transport_ops {
     /* A descriptor that is readable when wait would return at once. */
     int (*fd)(struct client_transport *t);
 
-    /* Connections made so far: grows when messages may have been lost. */
+    /* Grows with each connection, and when messages may have been lost. */
     uint64_t (*generation)(struct client_transport *t);
     bool (*is_connected)(struct client_transport *t);
     /* Attempts to connect that failed, and connections that ended. */

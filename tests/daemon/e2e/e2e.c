@@ -430,7 +430,7 @@ void e2e_send_bytes(struct e2e_client *c, const void *bytes, size_t n)
     if (c->tls != NULL) {
         void *message = transport_sp_ops.message_alloc(c->tls, n, 0);
         memcpy(message, bytes, n);
-        while (!transport_sp_ops.send(c->tls, id & 0x7fffffff, message))
+        while (!transport_sp_ops.send(c->tls, id & 0x7fffffff, message, false))
             receive(c, 10); /* it connects, or takes the rest of an earlier one */
         return;
     }
