@@ -12,6 +12,9 @@
  *     reads for all of them, and writes the rest of a request larger than the socket's buffer.
  *     Each client also has a thread of its own, with all signals blocked, which only renews the
  *     session's lease while no call does; it runs no callback.
+ *     Over sockets, steps of 256 KiB and more that a thread waits for (attn_step) go over a second
+ *     connection once they have met other requests in flight, so that those need not wait. A step
+ *     never overtakes an earlier one of the same sequence.
  *   3 Completion callbacks run on such a thread, with no lock held. They may start steps; a call
  *     that waits, made inside a callback, is refused with ATTN_EINVAL.
  *   4 After fork the child may only call attn_client_close and attn_pool_close on what it inherited
