@@ -25,7 +25,7 @@
 #include "kernels/tree.h"
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 15
+#define BACKEND_ABI 16
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* What leaves f32 room on the way to a score, at any distance, of values of about unit size.
@@ -100,7 +100,7 @@ struct backend_lists {
     const uint32_t *tokens;
 };
 
-#define BACKEND_MAX_LISTED (1u << 20) /* tokens of all lists of a batch */
+#define BACKEND_MAX_LISTED (1u << 20) /* tokens of all lists of a batch, and blocks of choices */
 
 static inline uint32_t backend_listed(const struct backend_lists *l, uint32_t n_tokens)
 {
@@ -129,6 +129,12 @@ struct backend_item {
      * follow each other. Not of layers that are full or dilated */
     const struct tree_node *nodes;
     struct backend_lists lists; /* of items that attend; not of trees, nor of dilated layers */
+    /* Blocks that each query visits for each kv head, where it sees more; 0: all that it sees. Its
+     * newest block is one of them, the sequence's first the second, and the others are those whose
+     * keys could have the largest product with a q of the kv head's q heads, by each dimension's
+     * largest and smallest value of a block's keys. Of items that attend; not of trees, with lists,
+     * in pools of stripes, nor in layers with a window, branches or ALiBi */
+    uint32_t n_chosen;
 };
 
 /* entry `index` of `row` of the block table becomes `block`; backends with a mirror apply it before
@@ -255,6 +261,7 @@ enum {
     BACKEND_HAS_MERGES = 1 << 3, /* batches may have merges; it has words and regions, too */
     BACKEND_HAS_TREES = 1 << 4, /* items may have nodes; it has tokens_copy */
     BACKEND_HAS_LISTS = 1 << 5, /* items may have lists */
+    BACKEND_HAS_CHOICE = 1 << 6, /* items may have n_chosen */
 };
 
 /* Which device it is, for a process that would share memory of it. All zeros: host memory. */
@@ -405,6 +412,8 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
 /* What is wrong with the item's flags in its layer, which is one of the pool's; NULL: nothing. */
 const char *backend_item_fault(const struct backend_pool_config *c,
                                const struct backend_item *item);
+/* Tokens of the item's lists, or blocks that its queries choose, of all kv heads. */
+uint64_t backend_item_listed(const struct backend_pool_config *c, const struct backend_item *item);
 /* One past the last of the pool's own tokens that the item is about. */
 uint64_t backend_item_end(const struct backend_pool_config *c, const struct backend_item *item);
 

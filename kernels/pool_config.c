@@ -219,9 +219,24 @@ const char *backend_item_fault(const struct backend_pool_config *c, const struct
         return "lists, of a tree or in a layer that has branches";
     if (item->lists.starts != NULL && !lists_are_good(item, layer_is_full(l, item->flags)))
         return "a list that does not ascend, or names a token that its query does not see";
+    if (item->n_chosen > 0 &&
+        (item->nodes != NULL || item->lists.starts != NULL || !(item->flags & BACKEND_ATTEND)))
+        return "n_chosen, of a tree, with lists or without attention";
+    if (item->n_chosen > 0 && (l->window_tokens != 0 || l->n_branches != 0 ||
+                               l->alibi_slopes != NULL || c->n_stripes > 0))
+        return "n_chosen, with a window, branches or ALiBi, or in a pool of stripes";
     if (c->n_stripes > 0 && l->n_branches > 0 && (item->flags & both) == both)
         return "appends and attends, in a dilated layer of a pool of stripes";
     return NULL;
+}
+
+uint64_t backend_item_listed(const struct backend_pool_config *c, const struct backend_item *item)
+{
+    const uint64_t n_blocks =
+        ((uint64_t)item->pos + item->n_tokens + c->block_tokens - 1) / c->block_tokens;
+    if (item->n_chosen == 0 || item->n_chosen >= n_blocks)
+        return backend_listed(&item->lists, item->n_tokens);
+    return (uint64_t)item->n_chosen * item->n_tokens * c->num_kv_heads;
 }
 
 uint64_t backend_item_end(const struct backend_pool_config *c, const struct backend_item *item)

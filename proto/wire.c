@@ -190,6 +190,11 @@ static attn_status step_check(const Attnd__Step *s, const char *prefix, char *wh
                  prefix, s->n_indices, s->index_tokens, s->flags);
         return ATTN_EPROTO;
     }
+    if ((s->choose_blocks > 0) != ((s->flags & WIRE_STEP_CHOOSE) != 0)) {
+        snprintf(why, why_bytes, "%sstep.choose_blocks is %u, step.flags is 0x%x: choose is 64",
+                 prefix, s->choose_blocks, s->flags);
+        return ATTN_EPROTO;
+    }
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i].n == s->n_seq)
             continue;

@@ -34,7 +34,8 @@ enum {
     WIRE_STEP_LSE = 4,
     WIRE_STEP_TREE = 8,
     WIRE_STEP_FULL = 16,
-    WIRE_STEP_SPARSE = 32
+    WIRE_STEP_SPARSE = 32,
+    WIRE_STEP_CHOOSE = 64
 };
 
 struct wire_preamble {

@@ -14,9 +14,9 @@ static const char *const figures[] = {"tokens_per_second", "steps_per_second", "
                                       "times.token.p50",   "times.token.p99",  "times.ttft.p50",
                                       "times.ttft.p99"};
 /* What makes runs alike. */
-static const char *const settings[] = {"mode",     "backend",  "preset",    "layers",  "dtype",
-                                       "kv_dtype", "workers",  "sequences", "context", "top_k",
-                                       "rate",     "arrivals", "seed"};
+static const char *const settings[] = {"mode",          "backend", "preset",    "layers",  "dtype",
+                                       "kv_dtype",      "workers", "sequences", "context", "top_k",
+                                       "choose_blocks", "rate",    "arrivals",  "seed"};
 
 json_t *compare_load(const char *path, char *why, size_t why_bytes)
 {

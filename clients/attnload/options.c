@@ -51,6 +51,7 @@ enum option_id {
     OPT_CHUNK,
     OPT_PROMPT,
     OPT_TOP_K,
+    OPT_CHOOSE_BLOCKS,
     OPT_STEPS,
     OPT_DURATION,
     OPT_RATE,
@@ -109,6 +110,10 @@ static const struct {
     {"top-k", OPT_TOP_K, TYPE_NUMBER, "N",
      "sparse steps: a query visits N random tokens of those that it sees (all)", AT(top_k), 1,
      65536},
+    {"choose-blocks", OPT_CHOOSE_BLOCKS, TYPE_NUMBER, "N",
+     "a query visits, for each kv head, N blocks that attnd chooses (all); --verify then\n"
+     "                             tells what share of the softmax they hold",
+     AT(choose_blocks), 1, 65536},
     {"steps", OPT_STEPS, TYPE_NUMBER, "N", "tokens a sequence makes (100)", AT(steps), 1, 1u << 26},
     {"duration", OPT_DURATION, TYPE_REAL, "SECONDS",
      "go on so long, instead of until each sequence has made --steps tokens; what is\n"

@@ -29,6 +29,7 @@ struct options {
     attn_split split;
     bool is_prompt_attended;
     uint32_t top_k; /* tokens that a query visits; 0: all that it sees */
+    uint32_t choose_blocks; /* that a query visits; 0: all */
     uint32_t seed;
     double timeout_s, wait_s;
     uint64_t timeout_us; /* the same */

@@ -103,6 +103,8 @@ static void print_text(const struct report *r)
            o->endpoint);
     if (o->top_k > 0)
         printf("sparse    a query visits %u tokens\n", o->top_k);
+    if (o->choose_blocks > 0)
+        printf("chosen    a query visits %u blocks for each kv head\n", o->choose_blocks);
     if (o->rate > 0) {
         char arrivals[ARRIVALS_BYTES];
         arrivals_format(&o->arrivals, arrivals);
@@ -142,15 +144,21 @@ static void print_text(const struct report *r)
             printf("refused   %" PRIu64 " x %s\n", t->refused[i],
                    attn_status_message((attn_status)-i));
     }
-    if (o->n_verify > 0) {
-        const struct verify_result *v = &r->verified;
+    const struct verify_result *v = &r->verified;
+    if (o->n_verify > 0 && o->choose_blocks > 0) {
+        printf("recall    of %" PRIu64
+               " outputs: the blocks hold %.4f of the softmax, %.4f at least, "
+               "%" PRIu64 " mismatches\n",
+               v->n_verified, v->n_rows > 0 ? v->sum_recall / (double)v->n_rows : 0, v->min_recall,
+               v->n_mismatched);
+    } else if (o->n_verify > 0) {
         printf("verified  %" PRIu64 " outputs, %" PRIu64
                " mismatches, max error %.3g, max relative "
                "L2 %.3g, max error of lse %.3g\n",
                v->n_verified, v->n_mismatched, v->max_error, v->max_l2, v->max_lse_error);
-        if (v->n_mismatched > 0)
-            printf("mismatch  %s\n", v->first);
     }
+    if (o->n_verify > 0 && v->n_mismatched > 0)
+        printf("mismatch  %s\n", v->first);
     if (r->failure[0] != '\0')
         printf("failed    %s\n", r->failure);
 }
@@ -204,6 +212,8 @@ static json_t *object_of(const struct report *r)
     json_object_set_new(root, "sequences", json_integer(o->n_sequences));
     json_object_set_new(root, "context", json_integer(o->context));
     json_object_set_new(root, "top_k", o->top_k > 0 ? json_integer(o->top_k) : json_null());
+    json_object_set_new(root, "choose_blocks",
+                        o->choose_blocks > 0 ? json_integer(o->choose_blocks) : json_null());
     json_object_set_new(root, "rate", o->rate > 0 ? number(o->rate) : json_null());
     json_object_set_new(root, "arrivals", o->rate > 0 ? json_string(arrivals) : json_null());
     json_object_set_new(root, "seed", json_integer((json_int_t)o->seed));
@@ -241,6 +251,10 @@ static json_t *object_of(const struct report *r)
     json_object_set_new(root, "max_error", number(r->verified.max_error));
     json_object_set_new(root, "max_relative_l2", number(r->verified.max_l2));
     json_object_set_new(root, "max_lse_error", number(r->verified.max_lse_error));
+    json_object_set_new(root, "recall",
+                        r->verified.n_rows > 0
+                            ? number(r->verified.sum_recall / (double)r->verified.n_rows)
+                            : json_null());
     json_object_set_new(root, "failure",
                         r->failure[0] != '\0' ? json_string(r->failure) : json_null());
     return root;

@@ -117,6 +117,27 @@ static void judge(const struct verify *v, uint32_t index, const struct scratch *
              is_out_good ? m->lse[i] : m->out[i], l2);
 }
 
+/* What is visited adds up to exp(lse), all that is seen to exp(m->lse). */
+static void measure_recall(const struct verify *v, uint32_t index, const struct scratch *m,
+                           struct verify_result *r)
+{
+    const struct reference_bound b = reference_bound_of(v->o->dtype, v->o->kv_dtype);
+    const float *lse = v->lses + (size_t)index * v->group;
+    r->n_verified++;
+    for (uint32_t i = 0; i < v->group; i++) {
+        const double recall = exp((double)lse[i] - m->lse[i]);
+        const bool is_good =
+            (double)lse[i] <= m->lse[i] + b.lse_atol + b.lse_rtol * fabs(m->lse[i]);
+        r->min_recall = r->n_rows == 0 || recall < r->min_recall ? recall : r->min_recall;
+        r->sum_recall += recall;
+        r->n_rows++;
+        if (!is_good && r->n_mismatched++ == 0)
+            snprintf(r->first, sizeof r->first, "stream %llu pos %u: lse %g, of all keys %g",
+                     (unsigned long long)v->samples[index].data.stream, v->samples[index].pos,
+                     (double)lse[i], m->lse[i]);
+    }
+}
+
 static attn_status recompute(const struct verify *v, const struct verify_sample *s,
                              struct scratch *m)
 {
@@ -161,7 +182,9 @@ attn_status verify_run(struct verify *v, struct verify_result *r)
     attn_status st = has_memory ? ATTN_OK : ATTN_ENOMEM;
     for (uint32_t i = 0; st == ATTN_OK && i < v->n; i++) {
         st = recompute(v, &v->samples[i], &m);
-        if (st == ATTN_OK)
+        if (st == ATTN_OK && v->o->choose_blocks > 0)
+            measure_recall(v, i, &m, r);
+        else if (st == ATTN_OK)
             judge(v, i, &m, r);
     }
     free(m.q);
@@ -177,6 +200,10 @@ void verify_join(struct verify_result *dst, const struct verify_result *src)
 {
     if (dst->n_mismatched == 0)
         memcpy(dst->first, src->first, sizeof dst->first);
+    if (dst->n_rows == 0 || (src->n_rows > 0 && src->min_recall < dst->min_recall))
+        dst->min_recall = src->min_recall;
+    dst->sum_recall += src->sum_recall;
+    dst->n_rows += src->n_rows;
     dst->n_verified += src->n_verified;
     dst->n_mismatched += src->n_mismatched;
     raise_max(&dst->max_error, src->max_error);

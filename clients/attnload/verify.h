@@ -28,6 +28,10 @@ struct verify_result {
     uint64_t n_verified, n_mismatched;
     double max_error, max_l2; /* absolute; relative L2 of a sample */
     double max_lse_error; /* absolute */
+    /* with --choose-blocks instead: what share of a query's softmax over all that it sees is in the
+     * blocks that it visits */
+    double sum_recall, min_recall; /* of rows: n_rows of them */
+    uint64_t n_rows;
     char first[160]; /* the first mismatch in words */
 };
 

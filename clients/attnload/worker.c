@@ -128,8 +128,11 @@ struct attn_step work_step(struct work *x, struct attn_item *items, bool is_atte
                               .timeout_us = timeout_us(x->w),
                               .in_place = &x->in_place,
                               .indices = x->indices,
-                              .n_indices = top_k};
+                              .n_indices = top_k,
+                              .choose_blocks = is_attended ? x->w->load->o->choose_blocks : 0};
 }
+
+#define BLOCK_TOKENS 16 /* what pools have unless they say otherwise */
 
 uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos)
 {
@@ -137,6 +140,8 @@ uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos)
     const uint64_t row = p->kv_lora_rank > 0 ? p->head_dim : 2ull * p->head_dim;
     uint64_t n = preset_visible(p, layer, pos);
     n = o->top_k > 0 && o->top_k < n ? o->top_k : n;
+    if (o->choose_blocks > 0 && (o->choose_blocks - 1) * BLOCK_TOKENS < pos)
+        n = (o->choose_blocks - 1) * BLOCK_TOKENS + pos % BLOCK_TOKENS + 1;
     return row * n * p->num_kv_heads * attn_dtype_bytes(o->kv_dtype);
 }
 

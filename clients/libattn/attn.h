@@ -632,7 +632,13 @@ struct attn_step {
      * with parents; dilated layers and lanes refuse it (ATTN_ENOTSUP). */
     const int32_t *indices;
     uint32_t index_tokens; /* 0: 1 */
-    uint32_t reserved;
+    /* Blocks that each query visits for each kv head, which attnd chooses: the newest that it sees,
+     * its sequence's first, and of the others those whose keys could have the largest product
+     * with a q of the kv head, by the largest and the smallest value that its keys have in each
+     * dimension. With as many as a query sees, or more, it visits all, with the same bytes. 0: all.
+     * Of steps that attend, without parents and indices; layers with windows, branches or ALiBi,
+     * lanes, split pools and GPUs refuse it (ATTN_ENOTSUP). */
+    uint32_t choose_blocks;
 };
 
 /* How a step ended. With 0 < n_failed < n_items the step partly failed: out and lse are written,

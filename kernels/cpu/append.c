@@ -152,8 +152,12 @@ void cpu_append(struct backend *b, const struct backend_batch *batch)
     const struct backend_pool_config *c = &batch->pool->config;
     uint64_t n_tokens = 0;
     for (uint32_t i = 0; i < batch->n_items; i++)
-        if (batch->items[i].flags & BACKEND_APPEND)
+        if (batch->items[i].flags & BACKEND_APPEND) {
             n_tokens += batch->items[i].n_tokens;
+            cpu_extremes_forget_item(batch->pool, &batch->items[i]);
+        }
+    for (uint32_t i = 0; i < batch->n_copies; i++)
+        cpu_extremes_forget(batch->pool, batch->copies[i].dst);
     if (batch->n_copies > 0)
         run(b, do_copies, &job, batch->n_copies * batch->pool->geometry.layout.block_bytes);
     if (n_tokens > 0)

@@ -108,16 +108,18 @@ static uint32_t rows_at_once(uint32_t group)
 }
 
 /* Rows of each kv head that the item is cut into, one cut after another: all of them, or, where
- * each query has a list, those of a query. */
-static uint32_t rows_of_part(const struct attend_geometry *g, const struct backend_item *item)
+ * each query has a list or chooses, those of a query. */
+static uint32_t rows_of_part(const struct backend_pool *p, const struct backend_item *item)
 {
-    return item->lists.starts != NULL ? g->group : item->n_tokens * g->group;
+    const bool is_one = item->lists.starts != NULL || cpu_chosen_blocks(p, item) > 0;
+    return is_one ? p->geometry.group : item->n_tokens * p->geometry.group;
 }
 
 /* Segments of one kv head. */
-static uint64_t segments_of(const struct attend_geometry *g, const struct backend_item *item)
+static uint64_t segments_of(const struct backend_pool *p, const struct backend_item *item)
 {
-    const uint64_t n = rows_of_part(g, item), step = rows_at_once(g->group);
+    const struct attend_geometry *g = &p->geometry;
+    const uint64_t n = rows_of_part(p, item), step = rows_at_once(g->group);
     return (n + step - 1) / step * ((uint64_t)item->n_tokens * g->group / n);
 }
 
@@ -144,7 +146,7 @@ static uint32_t heads_of_items(const struct backend *b, const struct backend_bat
     uint64_t tiles = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *item = &batch->items[i];
-        uint64_t rows = rows_of_part(g, item);
+        uint64_t rows = rows_of_part(batch->pool, item);
         if ((item->flags & BACKEND_ATTEND) == 0)
             continue;
         longest = rows > longest ? (uint32_t)(rows < MAX_ROWS ? rows : MAX_ROWS) : longest;
@@ -190,6 +192,20 @@ static uint32_t tiles_of(const struct attend_rows *r)
     return n;
 }
 
+/* Bytes of K and V that the item's queries visit. */
+static uint64_t bytes_visited(const struct backend_pool *p, const struct backend_item *item)
+{
+    const struct backend_pool_config *c = &p->config;
+    uint64_t n_keys = 0;
+    if (item->lists.starts != NULL)
+        return layer_bytes_listed(c, backend_listed(&item->lists, item->n_tokens));
+    if (cpu_chosen_blocks(p, item) == 0)
+        return layer_bytes_seen(&p->layers[item->layer], c, item->pos, item->n_tokens);
+    for (uint32_t t = 0; t < item->n_tokens; t++)
+        n_keys += cpu_chosen_keys(p, item, t);
+    return layer_bytes_listed(c, n_keys);
+}
+
 /* Fills segments and segment_tiles, which have room. */
 static uint32_t make_segments(struct backend *b, struct backend_batch *batch, uint32_t n_heads,
                               uint32_t *out_max_rows)
@@ -203,12 +219,11 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
         if ((item->flags & BACKEND_ATTEND) == 0)
             continue;
         const struct attn_layer_spec *spec = &p->layers[item->layer];
-        batch->kv_bytes +=
-            item->lists.starts != NULL
-                ? layer_bytes_listed(&p->config, backend_listed(&item->lists, item->n_tokens))
-                : layer_bytes_seen(spec, &p->config, item->pos, item->n_tokens);
+        batch->kv_bytes += bytes_visited(p, item);
         uint32_t n_rows = item->n_tokens * g->group, heads = p->config.num_kv_heads;
-        uint32_t n_together = spec->n_branches > 0 ? 1 : n_heads, part = rows_of_part(g, item);
+        const bool is_choosing = cpu_chosen_blocks(p, item) > 0;
+        uint32_t n_together = spec->n_branches > 0 || is_choosing ? 1 : n_heads;
+        const uint32_t part = rows_of_part(p, item);
         const struct backend_lists *l = &item->lists;
         const uint32_t n_shared = cpu_shared_keys(b, g, i);
         const uint32_t group = n_shared > 0 ? b->shared.prefixes.group_of[i] : PREFIX_NONE;
@@ -230,6 +245,10 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
                 if (l->starts != NULL) {
                     s->rows.list = l->tokens + l->starts[token];
                     s->rows.n_listed = l->starts[token + 1] - l->starts[token];
+                }
+                if (is_choosing) {
+                    s->rows.blocks = cpu_chosen_list(b, p, item, i, token, h);
+                    s->rows.n_listed = cpu_chosen_keys(p, item, token);
                 }
                 s->group = group;
                 s->first_query = group != PREFIX_NONE ? b->shared.query_of[i] : 0;
@@ -380,10 +399,12 @@ attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct back
     b->shared.prefixes.n_groups = 0;
     for (uint32_t i = 0; i < batch->n_items; i++)
         if (batch->items[i].flags & BACKEND_ATTEND)
-            n_wanted += segments_of(&p->geometry, &batch->items[i]) * p->config.num_kv_heads;
+            n_wanted += segments_of(p, &batch->items[i]) * p->config.num_kv_heads;
     if (n_wanted == 0)
         return ATTN_OK;
     attn_status st = reserve_segments(b, n_wanted);
+    if (st == ATTN_OK)
+        st = cpu_choose(b, isa, batch);
     if (st != ATTN_OK)
         return st;
 

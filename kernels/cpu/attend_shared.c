@@ -32,7 +32,8 @@ static uint32_t blocks_of(const struct backend_pool *p, const struct backend_ite
 {
     const struct attn_layer_spec *spec = &p->layers[item->layer];
     if ((item->flags & BACKEND_ATTEND) == 0 || spec->window_tokens > 0 || spec->n_branches > 0 ||
-        item->lists.starts != NULL || item->n_tokens > queries_at_once / 2)
+        item->lists.starts != NULL || cpu_chosen_blocks(p, item) > 0 ||
+        item->n_tokens > queries_at_once / 2)
         return 0;
     return item->pos >> p->geometry.block_shift;
 }

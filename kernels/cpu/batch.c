@@ -58,10 +58,11 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
         if (st != ATTN_OK)
             return st;
         n_tokens += batch->items[i].n_tokens;
-        n_listed += backend_listed(&batch->items[i].lists, batch->items[i].n_tokens);
+        n_listed += backend_item_listed(c, &batch->items[i]);
     }
     if (n_listed > BACKEND_MAX_LISTED) {
-        cpu_fail(b, "lists of %" PRIu64 " tokens, the limit is %u", n_listed, BACKEND_MAX_LISTED);
+        cpu_fail(b, "lists of %" PRIu64 " tokens or blocks, the limit is %u", n_listed,
+                 BACKEND_MAX_LISTED);
         return ATTN_EINVAL;
     }
     if (batch->n_items > b->config.max_batch_items || n_tokens > b->config.max_batch_tokens) {

@@ -46,6 +46,7 @@ static void cpu_close(struct backend *b)
     plan_fini(&b->plan);
     free(b->segments);
     cpu_shared_fini(&b->shared);
+    cpu_choice_fini(&b->choice);
     free(b->segment_tiles);
     free(b->slots);
     free(b->evict);
@@ -135,8 +136,10 @@ static attn_status cpu_block_write(struct backend_pool *p, uint32_t block, const
 {
     uint64_t bytes = p->geometry.layout.block_bytes;
     attn_status st = check_block(p, block);
-    if (st == ATTN_OK)
-        memcpy(p->base + block * bytes, from, bytes);
+    if (st != ATTN_OK)
+        return st;
+    cpu_extremes_forget(p, block);
+    memcpy(p->base + block * bytes, from, bytes);
     return st;
 }
 
@@ -183,6 +186,8 @@ static attn_status cpu_tokens_copy(struct backend_pool *p, const struct backend_
         }
     }
     for (uint32_t i = 0; i < n; i++)
+        cpu_extremes_forget(p, list[i].to_block);
+    for (uint32_t i = 0; i < n; i++)
         for (uint32_t layer = 0; layer < p->config.num_layers; layer++)
             copy_token(p, p->base + list[i].to_block * l->block_bytes + layer * l->layer_bytes,
                        p->base + list[i].from_block * l->block_bytes + layer * l->layer_bytes,
@@ -226,6 +231,9 @@ static attn_status cpu_moves_submit(struct backend *b, struct backend_moves *m)
                  x->pool->config.n_blocks, x->n_bytes);
         return ATTN_EINVAL;
     }
+    for (uint32_t i = 0; i < m->n; i++)
+        if (m->list[i].is_in)
+            cpu_extremes_forget(m->list[i].pool, m->list[i].block);
     attn_status st = b->moves == NULL ? moves_open(&device, 1, &b->moves) : ATTN_OK;
     if (st == ATTN_OK)
         st = moves_submit(b->moves, m);

@@ -30,7 +30,7 @@
 #define CPU_MAX_TAKERS 8
 #define CPU_FEATURES                                                                               \
     (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES | \
-     BACKEND_HAS_TREES | BACKEND_HAS_LISTS)
+     BACKEND_HAS_TREES | BACKEND_HAS_LISTS | BACKEND_HAS_CHOICE)
 
 /* Memory that is made ready for a pool by a thread of its own: its pages taken, what was in them
  * zeroed. */
@@ -100,6 +100,19 @@ struct shared {
     size_t results_capacity;
 };
 
+struct block_layer {
+    uint32_t block, layer;
+};
+
+/* What a batch's choosing items visit. */
+struct choice {
+    size_t *first; /* [n_items] where an item's lists begin in blocks; SIZE_MAX: it visits all */
+    uint32_t *blocks; /* of an item [token][kv_head] lists of cpu_chosen_blocks, or shorter */
+    struct block_layer *missing; /* blocks of which nothing is kept yet */
+    float *bounds; /* of each thread */
+    uint32_t first_capacity, blocks_capacity, missing_capacity, bounds_capacity;
+};
+
 struct backend {
     struct backend_config config;
     struct cpu_memory memory;
@@ -116,6 +129,7 @@ struct backend {
     uint32_t *segment_tiles;
     uint32_t segments_capacity, tiles_capacity;
     struct shared shared;
+    struct choice choice;
     float *slots; /* partials of split segments */
     size_t slots_capacity;
     uint8_t *evict; /* bench/cpu_bench.c: what is read to empty the caches */
@@ -132,6 +146,10 @@ struct backend_pool {
     uint8_t *base;
     struct attn_layer_spec *layers; /* config.layers, with the arrays they point to */
     float *layer_arrays;
+    /* choose.c; NULL before any of its items chose */
+    uint8_t *has_extremes; /* [n_blocks][num_layers] */
+    uint8_t *extremes; /* [n_blocks][num_layers][num_kv_heads] maxima and minima of keys */
+    struct kv_range extremes_range;
 };
 
 /* batch.c: slots of the table. */
@@ -159,6 +177,25 @@ void cpu_append(struct backend *b, const struct backend_batch *batch);
  * are cut into, 0: as many as keep the threads busy. ATTN_ENOMEM: error is set. */
 attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct backend_batch *batch,
                        uint32_t n_shards);
+
+/* choose.c: chooses for the batch's items. ATTN_ENOMEM: error is set. */
+attn_status cpu_choose(struct backend *b, const struct cpu_isa *isa,
+                       const struct backend_batch *batch);
+void cpu_choice_fini(struct choice *c);
+/* The most blocks that a query of the item visits; 0: all. */
+uint32_t cpu_chosen_blocks(const struct backend_pool *p, const struct backend_item *item);
+/* Keys of the blocks that the query visits for a kv head. */
+uint32_t cpu_chosen_keys(const struct backend_pool *p, const struct backend_item *item,
+                         uint32_t token);
+/* Those blocks, ascending; of the i-th item of the batch, which chooses. */
+const uint32_t *cpu_chosen_list(const struct backend *b, const struct backend_pool *p,
+                                const struct backend_item *item, uint32_t i, uint32_t token,
+                                uint32_t kv_head);
+/* The block's bytes change, or those that the item appends to. */
+void cpu_extremes_forget(struct backend_pool *p, uint32_t block);
+void cpu_extremes_forget_item(struct backend_pool *p, const struct backend_item *item);
+/* Gives back what they take of the KV memory; a choice takes it again. */
+void cpu_extremes_free(struct backend_pool *p);
 
 /* attend_shared.c: finds what the batch's items have in common where computing that once for all
  * pays. ATTN_ENOMEM. */

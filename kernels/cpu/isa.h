@@ -35,6 +35,12 @@ struct attend_geometry {
     attn_dtype q_dtype, kv_dtype;
 };
 
+/* Holds every value that a key can have. */
+static inline attn_dtype cpu_extremes_dtype(const struct attend_geometry *g)
+{
+    return g->layout.is_quantised ? ATTN_F32 : g->kv_dtype;
+}
+
 /* One query of several items' that share keys. */
 struct shared_query {
     const struct backend_item *item;
@@ -58,6 +64,9 @@ struct attend_rows {
     /* [n_listed] of items with lists, whose segments are of one query each: its list, in whose
      * order keys are counted. NULL: keys are the sequence's tokens */
     const uint32_t *list;
+    /* Of choosing items, whose segments are of one query and kv head each: the blocks that it
+     * visits, which ascend, of n_listed keys, which are counted in their order. Else NULL */
+    const uint32_t *blocks;
     uint32_t n_listed;
     const struct shared_query *queries; /* NULL: rows of one item; else row0 is 0 */
     uint32_t n_shared;
@@ -75,7 +84,7 @@ static inline struct visible rows_visible(const struct attend_rows *r, struct br
 {
     uint32_t pos = r->item->pos, first = r->row0 / r->g->group;
     uint32_t last = (r->row0 + r->n_rows - 1) / r->g->group;
-    if (r->list != NULL)
+    if (r->list != NULL || r->blocks != NULL)
         return (struct visible){.end = r->n_listed};
     if (r->queries != NULL)
         return (struct visible){.end = r->n_shared};
@@ -126,6 +135,14 @@ struct cpu_isa {
                    struct attend_scratch *scratch, const struct attend_partial *out);
     /* divides, applies the sink logits, writes the item's out and lse; not of rows with queries */
     void (*finish)(const struct attend_rows *r, const struct attend_partial *p);
+    /* of a block's keys of one kv head each dimension's largest value, then its smallest: two rows
+     * of dk elements of cpu_extremes_dtype. NaNs are left out */
+    void (*extremes)(const struct attend_geometry *g, const uint8_t *k, const float *scales,
+                     uint8_t *out);
+    /* out[i], for blocks 1 to end - 1 of the rows' item, the highest bound that a row of the rows
+     * has for q.k; extremes are those of block b at extremes + b * block_bytes */
+    void (*bounds)(const struct attend_rows *r, const uint8_t *extremes, size_t block_bytes,
+                   uint32_t end, float *out);
     /* reads bytes (a multiple of 64) and returns something made of all of them */
     uint64_t (*read)(const void *p, size_t bytes);
 };

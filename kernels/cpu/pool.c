@@ -41,6 +41,17 @@ static bool copy_layers(struct backend_pool *p, const struct backend_pool_config
     return true;
 }
 
+/* What can be made again leaves its room to pools. false: there is none. */
+static bool extremes_make_way(struct backend *b)
+{
+    bool had_any = false;
+    for (struct backend_pool *p = b->pools; p != NULL; p = p->next) {
+        had_any |= p->extremes != NULL;
+        cpu_extremes_free(p);
+    }
+    return had_any;
+}
+
 /* The pool's part of the memory, its pages taken. What another pool left there is zeroed, but where
  * the place is named: that is the pool's own. */
 static attn_status take_range(struct backend_pool *p)
@@ -51,6 +62,8 @@ static attn_status take_range(struct backend_pool *p)
     p->range =
         (struct kv_range){.offset = place - (place != 0), .bytes = cpu_pool_bytes(b, &p->config)};
     if (!kv_range_take(&m->ranges, m->bytes, place != 0, &p->range, &largest)) {
+        if (extremes_make_way(b))
+            return take_range(p);
         cpu_fail(b,
                  "the pool's %" PRIu32 " blocks take %" PRIu64 " bytes, %" PRIu64
                  " are free in one piece",
@@ -79,6 +92,7 @@ bool cpu_pool_memory_ready(struct backend *b, struct backend_pool *p,
 
 uint32_t cpu_pool_room(const struct backend_pool *p)
 {
+    extremes_make_way(p->b);
     uint64_t n = kv_range_room(&p->range, p->b->memory.bytes) / p->geometry.layout.block_bytes;
     return n < INT32_MAX ? (uint32_t)n : INT32_MAX;
 }
@@ -95,6 +109,7 @@ attn_status cpu_pool_resize(struct backend_pool *p, uint32_t n_blocks, uint32_t 
         return ATTN_ENOMEM;
     }
     cpu_compute_all(p->b);
+    cpu_extremes_free(p);
     if (bytes > had) {
         attn_status st = cpu_memory_give(&p->b->memory, p->range.offset + had, bytes - had,
                                          p->b->error, sizeof p->b->error);
@@ -122,6 +137,7 @@ void cpu_pool_close(struct backend_pool *p)
 {
     struct backend_pool **at = &p->b->pools;
     cpu_compute_all(p->b);
+    cpu_extremes_free(p);
     kv_range_give(&p->b->memory.ranges, &p->range);
     while (*at != NULL && *at != p)
         at = &(*at)->next;

@@ -64,6 +64,15 @@ INLINE bool is_hidden(const struct step *step, uint32_t key, uint32_t n)
     return step->hidden <= key && key + n <= step->shown;
 }
 
+/* The token of a key; of the tokens behind it in its block the keys follow it. */
+INLINE uint32_t token_of(const struct tile_state *t, uint32_t key)
+{
+    const struct attend_geometry *g = t->g;
+    if (t->r->blocks == NULL)
+        return key;
+    return (t->r->blocks[key >> g->block_shift] << g->block_shift) | (key & (g->block_tokens - 1));
+}
+
 INLINE struct piece piece_of(const struct tile_state *t, uint32_t kv_head, uint32_t token)
 {
     const struct attend_geometry *g = t->g;
@@ -322,7 +331,8 @@ static uint32_t node_columns(uint64_t seen, uint32_t pos, uint32_t key)
 
 static struct columns columns_of(const struct tile_state *t, const struct step *step, uint32_t row)
 {
-    if (t->r->list != NULL || t->r->queries != NULL) /* all of the list, whole tiles */
+    /* all of the list, all of the blocks, whole tiles */
+    if (t->r->list != NULL || t->r->blocks != NULL || t->r->queries != NULL)
         return (struct columns){.to = {0, step->n_keys}};
     const struct backend_item *item = t->r->item;
     const struct attn_layer_spec *spec = t->r->spec;
@@ -544,7 +554,7 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
 
     const struct step *far_step = &steps[STEPS_TO_PAGE];
     for (uint32_t i = 0; i * size < far_step->n_keys && is_in_place(t, far_step); i++) {
-        struct piece far = piece_of(t, far_step->kv_head, far_step->key + i * size);
+        struct piece far = piece_of(t, far_step->kv_head, token_of(t, far_step->key + i * size));
         prefetch(far.k);
         prefetch(far.v);
     }
@@ -554,9 +564,9 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
         if (is_gathered)
             pieces[i] = gather(t, &steps[0]);
         else if (!is_hidden(&steps[0], key + i * size, size))
-            pieces[i] = piece_of(t, t->kv_head, key + i * size);
+            pieces[i] = piece_of(t, t->kv_head, token_of(t, key + i * size));
         if (i * size < steps[1].n_keys && !is_gathered && is_in_place(t, &steps[1]))
-            ahead = piece_of(t, steps[1].kv_head, steps[1].key + i * size);
+            ahead = piece_of(t, steps[1].kv_head, token_of(t, steps[1].key + i * size));
         k_ahead[i] = ahead.k;
         v_ahead[i] = t->g->layout.v_offset == 0 ? NULL : ahead.v; /* comes with K */
         if ((dtype == ATTN_INT8 || dtype == ATTN_FP8_E4M3) && !is_gathered && pieces[i].k) {
@@ -671,7 +681,8 @@ static void attend(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles
     bool is_paired = false;
 #if HAS_BF16_DOT
     /* by the item alone, as its bytes are; where there is more than one, by what pays */
-    const uint32_t n_like = r->queries != NULL ? r->n_rows : r->item->n_tokens * g->group;
+    const uint32_t n_like =
+        r->queries != NULL || r->blocks != NULL ? r->n_rows : r->item->n_tokens * g->group;
     is_paired = g->kv_dtype == ATTN_BF16 && n_like >= PAIRS_MIN_ROWS;
     if (is_paired)
         head_q = (r->n_rows + ROWS_OF_PAIRS - 1) / ROWS_OF_PAIRS * ROWS_OF_PAIRS * (g->dk / 2);
@@ -753,10 +764,163 @@ static void finish(const struct attend_rows *r, const struct attend_partial *p)
     }
 }
 
+/* n elements of a dimension's vector of a block's keys; *max and *min lie behind one another. */
+INLINE void extremes_vec(attn_dtype dtype, const struct attend_geometry *g, const uint8_t *k,
+                         const float *scales, int n, vf *max, vf *min)
+{
+    const size_t k_row = g->dk * dtype_bytes(dtype);
+    *max = vf_set(-INFINITY);
+    *min = vf_set(INFINITY);
+    for (uint32_t j = 0; j < g->block_tokens; j++) {
+        vf x = vf_load_as(dtype, k + j * k_row, n);
+        if (scales != NULL)
+            x *= scales[j] * vec_code_unit(dtype);
+        *max = vf_max(x, *max);
+        *min = vf_select(x < *min, x, *min);
+    }
+}
+
+INLINE void extremes_as(attn_dtype dtype, attn_dtype to, const struct attend_geometry *g,
+                        const uint8_t *k, const float *scales, uint8_t *out)
+{
+    const size_t bytes = dtype_bytes(to);
+    for (uint32_t d = 0; d < g->dk; d += VEC) {
+        const int n = g->dk - d < VEC ? VEC_TAIL : VEC;
+        vf max, min;
+        extremes_vec(dtype, g, k + d * dtype_bytes(dtype), scales, n, &max, &min);
+        vf_store_as(to, out + d * bytes, max, n);
+        vf_store_as(to, out + (g->dk + d) * bytes, min, n);
+    }
+}
+
+static void extremes(const struct attend_geometry *g, const uint8_t *k, const float *scales,
+                     uint8_t *out)
+{
+    switch (g->kv_dtype) {
+    case ATTN_F32:
+        extremes_as(ATTN_F32, ATTN_F32, g, k, NULL, out);
+        break;
+    case ATTN_F16:
+        extremes_as(ATTN_F16, ATTN_F16, g, k, NULL, out);
+        break;
+    case ATTN_BF16:
+        extremes_as(ATTN_BF16, ATTN_BF16, g, k, NULL, out);
+        break;
+    case ATTN_FP8_E4M3:
+        extremes_as(ATTN_FP8_E4M3, ATTN_F32, g, k, scales, out);
+        break;
+    default:
+        extremes_as(ATTN_INT8, ATTN_F32, g, k, scales, out);
+    }
+}
+
+/* What a q takes of the maxima, and what of the minima. */
+struct halves {
+    _Alignas(64) float above[ROWS_AT_ONCE][MAX_K_DIM], below[ROWS_AT_ONCE][MAX_K_DIM];
+};
+
+INLINE void load_halves(const struct attend_rows *r, uint32_t row, uint32_t n, struct halves *to)
+{
+    const struct attend_geometry *g = r->g;
+    const size_t bytes = dtype_bytes(g->q_dtype), token = r->row0 / g->group;
+    const size_t head = token * g->num_q_heads + (size_t)r->kv_head * g->group + row;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint8_t *q = (const uint8_t *)r->item->q + (head + i) * g->dk * bytes;
+        for (uint32_t d = 0; d < g->dk; d += VEC) {
+            const int lanes = g->dk - d < VEC ? VEC_TAIL : VEC;
+            const vf x = g->q_dtype == ATTN_F32   ? vf_load_as(ATTN_F32, q + d * 4, lanes)
+                         : g->q_dtype == ATTN_F16 ? vf_load_as(ATTN_F16, q + d * 2, lanes)
+                                                  : vf_load_as(ATTN_BF16, q + d * 2, lanes);
+            vf_store(to->above[i] + d, vf_select(x > 0, x, vf_set(0)));
+            vf_store(to->below[i] + d, vf_select(x > 0, vf_set(0), x));
+        }
+    }
+}
+
+/* The highest bound of n_rows rows for one block. */
+INLINE float bound_of(attn_dtype dtype, int n_rows, const struct halves *q, const uint8_t *extremes,
+                      uint32_t dk)
+{
+    const size_t bytes = dtype_bytes(dtype);
+    vf sums[ROWS_AT_ONCE] = {0};
+    uint32_t d = 0;
+    for (; d + VEC <= dk; d += VEC) {
+        const vf max = vf_load_as(dtype, extremes + d * bytes, VEC);
+        const vf min = vf_load_as(dtype, extremes + (dk + d) * bytes, VEC);
+        for (int i = 0; i < n_rows; i++)
+            sums[i] += vf_load(q->above[i] + d) * max + vf_load(q->below[i] + d) * min;
+    }
+#if VEC == 16
+    if (d < dk) {
+        const vf max = vf_load_as(dtype, extremes + d * bytes, 8);
+        const vf min = vf_load_as(dtype, extremes + (dk + d) * bytes, 8);
+        for (int i = 0; i < n_rows; i++)
+            sums[i] += vf_load(q->above[i] + d) * max + vf_load(q->below[i] + d) * min;
+    }
+#endif
+    float best = -INFINITY;
+    for (int i = 0; i < n_rows; i++) {
+        const float x = vf_hsum(sums[i]);
+        best = x <= best ? best : x == x ? x : INFINITY; /* what is not a number may be anything */
+    }
+    return best;
+}
+
+#define BLOCKS_AHEAD 4
+
+INLINE void bounds_as(attn_dtype dtype, int n_rows, const struct attend_rows *r, bool is_first,
+                      const struct halves *q, const uint8_t *extremes, size_t block_bytes,
+                      uint32_t end, float *out)
+{
+    const uint32_t dk = r->g->dk;
+    const size_t bytes = 2 * dk * dtype_bytes(dtype);
+    for (uint32_t i = 1; i < end; i++) {
+        const uint32_t next = i + BLOCKS_AHEAD < end ? i + BLOCKS_AHEAD : i;
+        for (size_t at = 0; at < bytes; at += 64)
+            prefetch(extremes + r->item->block_table[next] * block_bytes + at);
+        const float x =
+            bound_of(dtype, n_rows, q, extremes + r->item->block_table[i] * block_bytes, dk);
+        out[i] = is_first || x > out[i] ? x : out[i];
+    }
+}
+
+static void bounds(const struct attend_rows *r, const uint8_t *extremes, size_t block_bytes,
+                   uint32_t end, float *out)
+{
+    const attn_dtype dtype = cpu_extremes_dtype(r->g);
+    struct halves q;
+    for (uint32_t row = 0; row < r->n_rows; row += ROWS_AT_ONCE) {
+        const uint32_t left = r->n_rows - row, n = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
+        load_halves(r, row, n, &q);
+#define BOUNDS(d, n) bounds_as(d, n, r, row == 0, &q, extremes, block_bytes, end, out)
+#define BOUNDS_OF(n)                                                                               \
+    (dtype == ATTN_F32   ? BOUNDS(ATTN_F32, n)                                                     \
+     : dtype == ATTN_F16 ? BOUNDS(ATTN_F16, n)                                                     \
+                         : BOUNDS(ATTN_BF16, n))
+        switch (n) {
+        case 1:
+            BOUNDS_OF(1);
+            break;
+        case 2:
+            BOUNDS_OF(2);
+            break;
+        case 3:
+            BOUNDS_OF(3);
+            break;
+        default:
+            BOUNDS_OF(4);
+        }
+#undef BOUNDS_OF
+#undef BOUNDS
+    }
+}
+
 const struct cpu_isa ISA_SYMBOL = {
     .name = ISA_NAME,
     .has_pairs = HAS_BF16_DOT,
     .attend = attend,
     .finish = finish,
+    .extremes = extremes,
+    .bounds = bounds,
     .read = vec_read,
 };

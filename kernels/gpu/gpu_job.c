@@ -111,6 +111,10 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
         if (st != ATTN_OK)
             return st;
         tokens += batch->items[i].n_tokens;
+        if (batch->items[i].n_chosen > 0)
+            return gpu_fail(b, ATTN_ENOTSUP,
+                            "item %u: n_chosen is %u, this backend chooses nothing", i,
+                            batch->items[i].n_chosen);
         listed += backend_listed(&batch->items[i].lists, batch->items[i].n_tokens);
     }
     if (listed > BACKEND_MAX_LISTED)

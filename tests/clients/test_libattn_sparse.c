@@ -37,6 +37,8 @@ static int stop(void **state)
     return 0;
 }
 
+static uint32_t choose_blocks; /* of the steps that follow */
+
 /* What a step of one sequence visits. */
 struct visits {
     const int32_t *indices; /* NULL: all */
@@ -56,6 +58,7 @@ static attn_status put(attn_pool *p, const struct attn_seq *seq, uint32_t pos, u
                           .v = is_append ? v + (size_t)pos * KV_ROW : NULL,
                           .out = out,
                           .lse = lse,
+                          .choose_blocks = choose_blocks,
                           .timeout_us = LONG_US};
     if (x != NULL) {
         s.indices = x->indices;
@@ -264,6 +267,65 @@ static void what_a_query_cannot_visit_is_refused_by_name(void **state)
     seq_window = seq_sinks = 0;
 }
 
+/* Keys of one block point where q does, the others away from it. */
+static void steps_choose_blocks(void **state)
+{
+    (void)state;
+    enum { QUERIES = 30, KEY_BLOCK = 5 };
+    static float out[QUERIES * ROW], all[QUERIES * ROW], one[ROW], few[ROW];
+    static float was_k[BLOCK * KV_ROW];
+    attn_pool *p = pool_of(client, ATTN_F32, "chosen", 0.2f, N_BLOCKS);
+    struct attn_seq seq = cached(p, CACHED);
+    ok(put(p, &seq, CACHED, QUERIES, true, NULL, all, NULL));
+    for (uint32_t i = 0; i < 2; i++) {
+        choose_blocks = i == 0 ? 15 : UINT32_MAX;
+        ok(put(p, &seq, CACHED, QUERIES, false, NULL, out, NULL));
+        assert_memory_equal(out, all, sizeof out);
+    }
+    choose_blocks = 0;
+
+    float *at = k + (size_t)KEY_BLOCK * BLOCK * KV_ROW;
+    memcpy(was_k, at, sizeof was_k);
+    for (uint32_t i = 0; i < BLOCK * KV_ROW; i++) {
+        const uint32_t h = i % KV_ROW / DIM * (Q_HEADS / KV_HEADS);
+        at[i] = 3 * q[(size_t)CACHED * ROW + h * DIM + i % DIM];
+    }
+    struct attn_seq other = cached(p, CACHED);
+    int32_t indices[] = {0, KEY_BLOCK, CACHED / BLOCK};
+    for (choose_blocks = 3; choose_blocks > 1; choose_blocks--) {
+        const uint32_t n = choose_blocks;
+        ok(put(p, &other, CACHED, 1, n == 3, NULL, one, NULL));
+        choose_blocks = 0;
+        indices[1] = n == 3 ? KEY_BLOCK : -1;
+        ok(put(p, &other, CACHED, 1, false, &(struct visits){indices, 3, BLOCK}, few, NULL));
+        assert_near(one, few, ROW);
+        choose_blocks = n;
+    }
+    choose_blocks = 0;
+    memcpy(at, was_k, sizeof was_k);
+    attn_pool_close(p);
+}
+
+static void where_blocks_cannot_be_chosen_it_is_refused_by_name(void **state)
+{
+    (void)state;
+    static const char why[] = "choose_blocks is 3: such a step has q, no parents and no indices";
+    float out[ROW];
+    const int32_t index = 0;
+    seq_window = 20;
+    attn_pool *p = pool_of(client, ATTN_F32, "no choice", 0.2f, N_BLOCKS);
+    struct attn_seq seq = cached(p, 50);
+    choose_blocks = 3;
+    REFUSED(put(p, &seq, 50, 1, true, NULL, out, NULL), ATTN_ENOTSUP,
+            "step.choose_blocks: layer 0 has a window (window_tokens)");
+    REFUSED(put(p, &seq, 50, 1, true, &(struct visits){&index, 1, 1}, out, NULL), ATTN_EINVAL, why);
+    REFUSED(put(p, &seq, 50, 1, true, NULL, NULL, NULL), ATTN_EINVAL, why);
+    choose_blocks = 0;
+    ok(put(p, &seq, 50, 1, true, NULL, out, NULL)); /* nothing was appended */
+    attn_pool_close(p);
+    seq_window = 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -271,6 +333,8 @@ int main(void)
         cmocka_unit_test(all_tokens_by_positions_or_blocks_are_what_dense_steps_see),
         cmocka_unit_test(large_steps_are_cut),
         cmocka_unit_test(what_a_query_cannot_visit_is_refused_by_name),
+        cmocka_unit_test(steps_choose_blocks),
+        cmocka_unit_test(where_blocks_cannot_be_chosen_it_is_refused_by_name),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -341,7 +341,8 @@ static struct backend_item *make_items(struct check *c, const struct check_item 
                                         .out = it->out,
                                         .lse = it->lse,
                                         .nodes = nodes,
-                                        .lists = it->lists};
+                                        .lists = it->lists,
+                                        .n_chosen = it->n_chosen};
     }
     return list;
 }

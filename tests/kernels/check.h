@@ -30,6 +30,7 @@ struct check_item {
     bool wants_lse;
     const int32_t *parents; /* [n_tokens] of a tree; NULL: none */
     struct backend_lists lists; /* the caller's, until the next run */
+    uint32_t n_chosen; /* check_outputs does not know it */
     void *q, *k, *v, *out; /* filled by check_submit */
     float *lse;
 };

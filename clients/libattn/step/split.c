@@ -170,6 +170,7 @@ static struct attn_step next_piece(struct split *s)
     if (all->parents != NULL)
         p.parents = all->parents + s->row;
     p.is_full = all->is_full;
+    p.choose_blocks = all->choose_blocks;
     if (all->indices != NULL) {
         p.indices = all->indices + (size_t)s->row * all->n_indices;
         p.n_indices = all->n_indices;

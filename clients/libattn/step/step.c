@@ -33,7 +33,8 @@ static uint32_t step_flags(const struct attn_step *s)
     bool has_lse = p != NULL ? p->has_lse : s->lse != NULL;
     return (is_append ? WIRE_STEP_APPEND : 0) | (is_attend ? WIRE_STEP_ATTEND : 0) |
            (has_lse ? WIRE_STEP_LSE : 0) | (s->parents != NULL ? WIRE_STEP_TREE : 0) |
-           (s->is_full ? WIRE_STEP_FULL : 0) | (s->indices != NULL ? WIRE_STEP_SPARSE : 0);
+           (s->is_full ? WIRE_STEP_FULL : 0) | (s->indices != NULL ? WIRE_STEP_SPARSE : 0) |
+           (s->choose_blocks > 0 ? WIRE_STEP_CHOOSE : 0);
 }
 
 /* The caller's arrays are f32, the pool's tensors bf16. */
@@ -52,6 +53,7 @@ static void set_scalars(Attnd__Step *h, const struct attn_pool *p, const struct 
     h->parent = (int32_t *)(uintptr_t)s->parents; /* packing only reads it */
     h->n_indices = s->n_indices;
     h->index_tokens = s->index_tokens;
+    h->choose_blocks = s->choose_blocks;
 }
 
 /* Points h's arrays into memory, of 20 bytes an item. */
@@ -223,15 +225,20 @@ bool step_sees_all(const struct attn_pool_spec *spec, uint32_t layer)
     return spec->layers[spec->n_layers == 1 ? 0 : layer].is_full != 0;
 }
 
-/* Indices that a query has, or tokens that they name, whichever are more. */
-static uint64_t step_listed(const struct attn_step *s)
+/* Indices that a query has, or tokens that they name, whichever are more; or blocks that it
+ * chooses. */
+static uint64_t step_listed(const struct attn_pool *p, const struct attn_step *s)
 {
     uint64_t end = 0, unit = s->index_tokens > 0 ? s->index_tokens : 1;
-    if (s->indices == NULL)
+    if (s->indices == NULL && s->choose_blocks == 0)
         return 0;
     for (uint32_t i = 0; i < s->n_items; i++)
         if ((uint64_t)s->items[i].pos + s->items[i].n_tokens > end)
             end = (uint64_t)s->items[i].pos + s->items[i].n_tokens;
+    if (s->choose_blocks > 0)
+        return s->choose_blocks < end / (p->spec.block_tokens > 0 ? p->spec.block_tokens : 16) + 1
+                   ? (uint64_t)s->choose_blocks * p->spec.num_kv_heads
+                   : 0;
     const uint64_t n = s->n_indices * unit < end ? s->n_indices * unit : end;
     return n > s->n_indices ? n : s->n_indices;
 }
@@ -248,7 +255,7 @@ static attn_status step_cut(const struct attn_pool *p, const struct attn_step *s
     z->max_tokens = UINT32_MAX;
     z->is_whole = (step_flags(s) & WIRE_STEP_ATTEND) != 0 && step_sees_all(&p->spec, s->layer);
     z->is_whole |= s->parents != NULL || s->is_full;
-    const uint64_t listed = step_listed(s);
+    const uint64_t listed = step_listed(p, s);
     if (l->n_tokens <= info->max_step_tokens && head + l->request_bytes <= most &&
         reply_head + l->reply_bytes <= most && l->n_tokens * listed <= WIRE_MAX_INDICES)
         return ATTN_OK;
@@ -336,6 +343,11 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
     if (s->n_indices > WIRE_MAX_INDICES)
         return error_set(ATTN_EINVAL, "n_indices is %u, a query has %u at most", s->n_indices,
                          WIRE_MAX_INDICES);
+    if ((flags & WIRE_STEP_CHOOSE) &&
+        (!(flags & WIRE_STEP_ATTEND) || (flags & (WIRE_STEP_TREE | WIRE_STEP_SPARSE))))
+        return error_set(ATTN_EINVAL,
+                         "choose_blocks is %u: such a step has q, no parents and no indices",
+                         s->choose_blocks);
     if (!(flags & WIRE_STEP_ATTEND) && flags != WIRE_STEP_APPEND)
         return error_set(ATTN_EINVAL, "%s without q", flags != 0 ? "lse" : "no k and v");
 

@@ -91,6 +91,55 @@ def test_all_of_them_is_dense(client, kind):
         np.testing.assert_allclose(out, dense, atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", GEOMETRIES)
+def test_chosen_blocks_are_those_of_the_highest_bounds(client, kind):
+    s = spec("chosen", kind, 16)
+    pool = client.create_pool(s)
+    seq, (q, k, v), all_k, all_v = filled(pool, s)
+    items = [(seq, CACHED, NEW)]
+    dense = pool.step(0, items, q, k, v).out
+    np.testing.assert_array_equal(pool.step(0, items, q, choose_blocks=10).out, dense)
+    r = pool.step(0, items, q, choose_blocks=4, lse=True)
+    group = s.num_q_heads // s.num_kv_heads
+    for t in range(NEW):
+        newest = (CACHED + t) // 16
+        full = all_k[16 : newest * 16].reshape(newest - 1, 16, s.num_kv_heads, -1)
+        most, least = full.max(1), full.min(1)
+        for h in range(s.num_kv_heads):
+            rows = slice(h * group, (h + 1) * group)
+            x = q[t, rows, None]
+            bounds = np.maximum(x * most[:, h], x * least[:, h]).sum(-1).max(0)
+            blocks = {0, newest, *(1 + np.argsort(bounds)[-2:])}
+            indices = np.array([[b * 16 + j for b in sorted(blocks) for j in range(16)]], np.int32)
+            indices[indices > CACHED + t] = -1
+            named = pool.step(
+                0, [(seq, CACHED + t, 1)], q[t : t + 1], indices=indices, lse=True
+            )
+            np.testing.assert_allclose(r.out[t, rows], named.out[0, rows], atol=2e-5)
+            np.testing.assert_allclose(r.lse[t, rows], named.lse[0, rows], atol=2e-5)
+    with pytest.raises(ValueError, match="choose_blocks is -1"):
+        pool.step(0, items, q, choose_blocks=-1)
+    with pytest.raises(attnd.InvalidArgumentError, match="no parents and no indices"):
+        pool.step(0, items, q, choose_blocks=2, indices=np.zeros((NEW, 1), np.int32))
+
+
+def test_chosen_blocks_over_asyncio(daemon):
+    async def run() -> None:
+        s = spec("later", "gqa", 16)
+        q, k, v, _ = tensors(s, 100, 3)
+        async with await attnd.aio.connect(daemon.url) as client:
+            pool = await client.create_pool(s)
+            seq = await pool.open()
+            dense = await pool.step(0, [(seq, 0, 100)], q, k, v)
+            last = [(seq, 99, 1)]
+            some = await pool.step(0, last, q[99:], choose_blocks=3)
+            every = await pool.step(0, last, q[99:], choose_blocks=7)
+            np.testing.assert_allclose(every.out[0], dense.out[99], atol=2e-5)
+            assert np.abs(some.out - every.out).max() > 1e-3
+
+    asyncio.run(run())
+
+
 def test_indices_that_do_not_fit_are_refused_by_name(client):
     s = spec("refused", "gqa", 16)
     pool = client.create_pool(s)

@@ -13,7 +13,7 @@ struct batch {
     struct backend_patch *patches; /* [patches_capacity + patches_margin] */
     struct backend_copy *copies; /* [copies_capacity] */
     uint32_t n_items, n_tokens, n_tasks;
-    uint32_t n_listed; /* tokens of its items' lists, at most */
+    uint32_t n_listed; /* tokens of its items' lists, and blocks that they choose, at most */
     uint64_t n_visible; /* cached tokens that its items attend to */
     uint64_t submitted_ns;
     uint64_t charged_ns; /* to its tenant; an estimate until the batch is back */

@@ -82,7 +82,8 @@ struct task {
     struct wire_step_layout layout;
     struct item_list ready_items;
     uint32_t n_ready, n_ready_tokens;
-    uint32_t n_listed; /* tokens of all lists */
+    uint32_t n_listed; /* tokens of all lists, or blocks that may be chosen */
+    uint32_t n_chosen; /* blocks that each query visits; 0: it chooses none */
     enum task_place place;
     TAILQ_ENTRY(task) fresh; /* fresh to heap_child: engine/core/ready.c */
     struct task *heap_prev, *heap_next, *heap_child;

@@ -77,6 +77,9 @@ static uint32_t visible_tokens(const struct pool *p, const struct item *it)
     uint32_t heads = p->config.num_kv_heads;
     if (it->lists.starts != NULL)
         return backend_listed(&it->lists, it->n_tokens) / it->n_tokens;
+    const uint32_t end = it->pos + it->n_tokens, n = it->task->n_chosen;
+    if (n > 0 && n < end / p->config.block_tokens)
+        return n * p->config.block_tokens;
     return (uint32_t)(layer_keys_seen(l, &p->config, it->pos + it->n_tokens - 1, 1) / heads);
 }
 
@@ -178,6 +181,7 @@ static struct backend_item device_item(struct engine *e, const struct item *it)
         .block_table = info.block_table,
         .nodes = it->nodes,
         .lists = it->lists,
+        .n_chosen = t->n_chosen,
     };
     if (t->flags & WIRE_STEP_APPEND) {
         d.flags |= BACKEND_APPEND;

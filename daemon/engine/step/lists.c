@@ -184,3 +184,44 @@ attn_status lists_make(const struct engine *e, struct task *t, char *why, size_t
     t->n_listed = (uint32_t)l.n;
     return st;
 }
+
+attn_status choice_check(const Attnd__Step *s, const struct pool *p, char *why, size_t why_bytes)
+{
+    const struct attn_layer_spec *l = &p->config.layers[s->layer];
+    const char *has = l->window_tokens > 0      ? "a window (window_tokens)"
+                      : l->alibi_slopes != NULL ? "ALiBi (alibi_slopes)"
+                      : l->n_branches > 0       ? "branches (branch_rates)"
+                                                : NULL;
+    if (has != NULL)
+        snprintf(why, why_bytes, "step.choose_blocks: layer %" PRIu32 " has %s", s->layer, has);
+    else if (!p->has_choice)
+        snprintf(why, why_bytes,
+                 "step.choose_blocks: pool %s can't have steps that choose: its backend has none",
+                 p->spec.wire->name);
+    else
+        return ATTN_OK;
+    return ATTN_ENOTSUP;
+}
+
+attn_status choice_make(const struct engine *e, struct task *t, char *why, size_t why_bytes)
+{
+    const struct backend_pool_config *c = &t->pool->config;
+    const uint32_t n = t->req->wire.header->step->choose_blocks;
+    uint64_t n_listed = 0;
+    for (uint32_t i = 0; i < t->n_items; i++) {
+        const struct item *it = &t->items[i];
+        const uint64_t end = (uint64_t)it->pos + it->n_tokens;
+        const uint64_t n_blocks = (end + c->block_tokens - 1) / c->block_tokens;
+        if (n < n_blocks && end <= e->env.cfg->max_seq_tokens)
+            n_listed += (uint64_t)n * it->n_tokens * c->num_kv_heads;
+    }
+    t->n_chosen = n;
+    t->n_listed = (uint32_t)n_listed;
+    if (n_listed <= WIRE_MAX_INDICES)
+        return ATTN_OK;
+    snprintf(why, why_bytes,
+             "step.choose_blocks is %" PRIu32 ", times %" PRIu32 " kv heads and %" PRIu64
+             " tokens: a step has at most %u",
+             n, c->num_kv_heads, t->layout.n_tokens, WIRE_MAX_INDICES);
+    return ATTN_EINVAL;
+}

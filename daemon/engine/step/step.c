@@ -283,6 +283,8 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
         st = check_full(s, p, why, why_bytes);
     if (st == ATTN_OK && (s->flags & WIRE_STEP_SPARSE))
         st = lists_check(s, p, out->n_tokens, why, why_bytes);
+    if (st == ATTN_OK && (s->flags & WIRE_STEP_CHOOSE))
+        st = choice_check(s, p, why, why_bytes);
     if (st != ATTN_OK || req->bell != NULL) /* its plan was checked against the lane's regions */
         return st;
     if (req->wire.payload_bytes != out->request_bytes) {
@@ -489,6 +491,8 @@ attn_status step_run(struct engine *e, struct request *req, uint32_t session, st
     st = step_items(e, t, a->why, sizeof a->why);
     if (st == ATTN_OK && (t->flags & WIRE_STEP_SPARSE))
         st = lists_make(e, t, a->why, sizeof a->why);
+    if (st == ATTN_OK && (t->flags & WIRE_STEP_CHOOSE))
+        st = choice_make(e, t, a->why, sizeof a->why);
     if (st != ATTN_OK)
         return st;
     if (is_after_last_token(e, t))

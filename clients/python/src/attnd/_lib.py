@@ -232,7 +232,7 @@ class Step(Structure):
         ("n_indices", c_uint32),
         ("indices", c_void_p),
         ("index_tokens", c_uint32),
-        ("reserved", c_uint32),
+        ("choose_blocks", c_uint32),
     ]
 
 

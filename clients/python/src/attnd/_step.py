@@ -90,6 +90,7 @@ class Prepared:
         is_full: bool = False,
         indices: Any = None,
         index_tokens: int = 1,
+        choose_blocks: int = 0,
     ):
         if not isinstance(items, Items):
             items = Items(items)
@@ -124,6 +125,7 @@ class Prepared:
         if out is not None:
             c.out = point(out, "out", dtype, (n, q_heads, dim_v), True)
         c.is_full = is_full
+        c.choose_blocks = whole("choose_blocks", choose_blocks)
         if indices is not None:
             shape = tuple(getattr(indices, "shape", ()))
             if len(shape) != 2 or shape[1] == 0:

@@ -322,6 +322,7 @@ class Pool(_Closing):
         is_full: bool = False,
         indices: Any = None,
         index_tokens: int = 1,
+        choose_blocks: int = 0,
         timeout: float | None = None,
     ) -> Result:
         """As attnd.Pool.step(). Cancelling the wait leaves the arrays borrowed until the step ends."""
@@ -341,6 +342,7 @@ class Pool(_Closing):
             is_full,
             indices,
             index_tokens,
+            choose_blocks,
         )
         loop = asyncio.get_running_loop()
         if loop is not self.client._loop:

@@ -430,6 +430,7 @@ class Pool(Closing, NotPicklable):
         is_full: bool = False,
         indices: Any = None,
         index_tokens: int = 1,
+        choose_blocks: int = 0,
         timeout: float | None = None,
     ) -> Result:
         """One layer's new tokens of some sequences: appends k and v, then q attends over the cache.
@@ -454,6 +455,12 @@ class Pool(Closing, NotPicklable):
                      named twice counts once. With index_tokens, index i names the tokens from
                      i * index_tokens on, as many. One that names nothing that the query sees is
                      refused. Not with parents; dilated layers refuse it
+                choose_blocks  each query visits, for each kv head, this many blocks, which attnd
+                     chooses: its newest, the sequence's first, and of the others those whose keys
+                     could have the largest product with q, by the largest and the smallest value
+                     that they have in each dimension. 0: all. As many as it sees, or more: all,
+                     with the same bytes. Not with parents and indices, nor with windows, ALiBi or
+                     branches; split pools and GPUs refuse it
         Dtype   create_pool()'s array_dtype, else the pool's q_dtype; bf16 as torch.bfloat16,
                 ml_dtypes.bfloat16 or uint16
         Arrays  numpy or any DLPack tensor, in host memory, contiguous; read and written in place
@@ -466,7 +473,20 @@ class Pool(Closing, NotPicklable):
         outputs of the others.
         """
         p = Prepared(
-            self, layer, items, q, k, v, out, lse, timeout, parents, is_full, indices, index_tokens
+            self,
+            layer,
+            items,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            timeout,
+            parents,
+            is_full,
+            indices,
+            index_tokens,
+            choose_blocks,
         )
         r = new_result()
         with self._inside():
@@ -512,6 +532,7 @@ class Pool(Closing, NotPicklable):
         is_full: bool = False,
         indices: Any = None,
         index_tokens: int = 1,
+        choose_blocks: int = 0,
         timeout: float | None = None,
     ) -> Step:
         """Sends a step as step() does and returns at once; several may be in flight.
@@ -520,7 +541,20 @@ class Pool(Closing, NotPicklable):
         """
         return self._start(
             Prepared(
-                self, layer, items, q, k, v, out, lse, timeout, parents, is_full, indices, index_tokens
+                self,
+                layer,
+                items,
+                q,
+                k,
+                v,
+                out,
+                lse,
+                timeout,
+                parents,
+                is_full,
+                indices,
+                index_tokens,
+                choose_blocks,
             )
         )
 

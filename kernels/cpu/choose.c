@@ -1,0 +1,334 @@
+/* choose.c: which blocks the queries of choosing items visit (backend_item.n_chosen).
+ *
+ * What is kept of a block's keys, for each layer and kv head, is their maximum and their minimum in
+ * each dimension: whatever q is, no key of the block has a larger product with it than the sum of
+ * q[d] * max[d] where q[d] is positive, and of q[d] * min[d] where it is negative. It is made from
+ * the cached keys when a query first has the choice of the block, and forgotten when anything of
+ * the block is written, so it need not be copied, moved, exported or recovered: the keys say it
+ * all.
+ *
+ * Each query chooses for each kv head: its newest block, the sequence's first, and of the others
+ * those whose bound is highest, for whichever of the kv head's q heads that is.
+ */
+#include "kernels/cpu/cpu.h"
+#include "kernels/grow.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One past the last token that the item's query sees. */
+static uint32_t end_of(const struct backend_pool *p, const struct backend_item *item,
+                       uint32_t token)
+{
+    const bool is_full = layer_is_full(&p->layers[item->layer], item->flags);
+    return item->pos + (is_full ? item->n_tokens : token + 1);
+}
+
+static uint32_t blocks_below(const struct attend_geometry *g, uint32_t end)
+{
+    return ((end - 1) >> g->block_shift) + 1;
+}
+
+uint32_t cpu_chosen_blocks(const struct backend_pool *p, const struct backend_item *item)
+{
+    const uint32_t n_blocks = blocks_below(&p->geometry, item->pos + item->n_tokens);
+    return item->n_chosen < n_blocks ? item->n_chosen : 0;
+}
+
+static uint32_t chosen_by(const struct backend_pool *p, const struct backend_item *item,
+                          uint32_t token)
+{
+    const uint32_t n_blocks = blocks_below(&p->geometry, end_of(p, item, token));
+    return item->n_chosen < n_blocks ? item->n_chosen : n_blocks;
+}
+
+uint32_t cpu_chosen_keys(const struct backend_pool *p, const struct backend_item *item,
+                         uint32_t token)
+{
+    const struct attend_geometry *g = &p->geometry;
+    const uint32_t end = end_of(p, item, token);
+    const uint32_t newest = (end - 1) & (g->block_tokens - 1);
+    return ((chosen_by(p, item, token) - 1) << g->block_shift) + newest + 1;
+}
+
+const uint32_t *cpu_chosen_list(const struct backend *b, const struct backend_pool *p,
+                                const struct backend_item *item, uint32_t i, uint32_t token,
+                                uint32_t kv_head)
+{
+    return b->choice.blocks + b->choice.first[i] +
+           ((size_t)token * p->config.num_kv_heads + kv_head) * cpu_chosen_blocks(p, item);
+}
+
+/* --- what is kept of blocks ------------------------------------------------------------------- */
+
+static size_t extremes_bytes(const struct backend_pool *p)
+{
+    const struct attend_geometry *g = &p->geometry;
+    return 2 * (size_t)g->dk * attn_dtype_bytes(cpu_extremes_dtype(g));
+}
+
+static uint8_t *extremes_of(const struct backend_pool *p, uint32_t block, uint32_t layer,
+                            uint32_t kv_head)
+{
+    const struct backend_pool_config *c = &p->config;
+    const size_t row = ((size_t)block * c->num_layers + layer) * c->num_kv_heads + kv_head;
+    return p->extremes + row * extremes_bytes(p);
+}
+
+void cpu_extremes_forget(struct backend_pool *p, uint32_t block)
+{
+    if (p->has_extremes != NULL)
+        memset(p->has_extremes + (size_t)block * p->config.num_layers, 0, p->config.num_layers);
+}
+
+void cpu_extremes_forget_item(struct backend_pool *p, const struct backend_item *item)
+{
+    const uint32_t shift = p->geometry.block_shift, last = item->pos + item->n_tokens - 1;
+    for (uint32_t i = item->pos >> shift; p->has_extremes != NULL && i <= last >> shift; i++)
+        p->has_extremes[(size_t)item->block_table[i] * p->config.num_layers + item->layer] = 0;
+}
+
+void cpu_extremes_free(struct backend_pool *p)
+{
+    if (p->extremes != NULL)
+        kv_range_give(&p->b->memory.ranges, &p->extremes_range);
+    p->has_extremes = p->extremes = NULL;
+}
+
+/* Takes their part of the KV memory: its end, which leaves pools room to grow, or a gap. */
+static attn_status extremes_open(struct backend_pool *p)
+{
+    const struct backend_pool_config *c = &p->config;
+    struct cpu_memory *m = &p->b->memory;
+    const size_t n = (size_t)c->n_blocks * c->num_layers;
+    struct kv_range *r = &p->extremes_range;
+    uint64_t largest;
+    if (p->extremes != NULL)
+        return ATTN_OK;
+    r->bytes = (n * (c->num_kv_heads * extremes_bytes(p) + 1) + 4095) & ~(uint64_t)4095;
+    r->offset = r->bytes <= m->bytes ? (m->bytes - r->bytes) & ~(uint64_t)4095 : 0;
+    if (!kv_range_take(&m->ranges, m->bytes, true, r, &largest) &&
+        !kv_range_take(&m->ranges, m->bytes, false, r, &largest)) {
+        cpu_fail(p->b,
+                 "choosing blocks takes %" PRIu64 " bytes of KV memory for the pool's %" PRIu32
+                 " blocks, %" PRIu64 " are free in one piece",
+                 r->bytes, c->n_blocks, largest);
+        return ATTN_ENOMEM;
+    }
+    attn_status st = cpu_memory_give(m, r->offset, r->bytes, p->b->error, sizeof p->b->error);
+    if (st != ATTN_OK) {
+        kv_range_give(&m->ranges, r);
+        return st;
+    }
+    p->extremes = m->base + r->offset;
+    p->has_extremes = p->extremes + n * c->num_kv_heads * extremes_bytes(p);
+    memset(p->has_extremes, 0, n);
+    return ATTN_OK;
+}
+
+/* --- a batch's choices ------------------------------------------------------------------------ */
+
+struct choose_job {
+    struct backend *b;
+    const struct cpu_isa *isa;
+    const struct backend_batch *batch;
+    uint32_t n_missing; /* in choice.missing */
+    uint32_t longest; /* blocks that a query sees, of the longest item */
+    _Atomic uint32_t next;
+};
+
+/* Lists the blocks that items have the choice of and of which nothing is kept. */
+static attn_status find_missing(struct choose_job *job)
+{
+    struct choice *c = &job->b->choice;
+    const struct backend_pool *p = job->batch->pool;
+    for (uint32_t i = 0; i < job->batch->n_items; i++) {
+        const struct backend_item *item = &job->batch->items[i];
+        const uint32_t n_blocks = blocks_below(&p->geometry, item->pos + item->n_tokens);
+        if (c->first[i] == SIZE_MAX)
+            continue;
+        attn_status st = array_reserve(&c->missing, &c->missing_capacity,
+                                       (uint64_t)job->n_missing + n_blocks, sizeof *c->missing);
+        if (st != ATTN_OK)
+            return st;
+        for (uint32_t j = 1; item->n_chosen > 2 && j + 1 < n_blocks; j++) {
+            uint8_t *has =
+                &p->has_extremes[(size_t)item->block_table[j] * p->config.num_layers + item->layer];
+            if (*has)
+                continue;
+            *has = 1;
+            c->missing[job->n_missing++] = (struct block_layer){item->block_table[j], item->layer};
+        }
+    }
+    return ATTN_OK;
+}
+
+static void make_extremes(void *arg, uint32_t thread)
+{
+    (void)thread;
+    struct choose_job *job = arg;
+    const struct backend_pool *p = job->batch->pool;
+    const struct attend_geometry *g = &p->geometry;
+    const struct kv_layout *l = &g->layout;
+    uint32_t i;
+    while ((i = atomic_fetch_add(&job->next, 1)) < job->n_missing) {
+        const struct block_layer at = job->b->choice.missing[i];
+        const uint8_t *k = p->base + at.block * l->block_bytes + at.layer * l->layer_bytes;
+        for (uint32_t h = 0; h < p->config.num_kv_heads; h++) {
+            const float *scales = NULL;
+            if (l->is_quantised)
+                scales = (const float *)(const void *)(k + l->k_scales) + h * g->block_tokens;
+            job->isa->extremes(g, k + h * l->k_head_bytes, scales,
+                               extremes_of(p, at.block, at.layer, h));
+        }
+    }
+}
+
+/* Does a go in front of b? Of blocks with the same bound the newer one. */
+static bool is_better(const float *bounds, uint32_t a, uint32_t b)
+{
+    return bounds[a] > bounds[b] || (bounds[a] == bounds[b] && a > b);
+}
+
+/* heap[0] is the worst of n; moves what is at `at` down to its place. */
+static void sift(const float *bounds, uint32_t *heap, uint32_t n, uint32_t at)
+{
+    for (uint32_t child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && is_better(bounds, heap[child], heap[child + 1]))
+            child++;
+        if (is_better(bounds, heap[child], heap[at]))
+            return;
+        const uint32_t x = heap[at];
+        heap[at] = heap[child];
+        heap[child] = x;
+    }
+}
+
+/* The n best of blocks [1, end), n < end - 1, in *list, ascending. */
+static void take_best(const float *bounds, uint32_t end, uint32_t n, uint32_t *list)
+{
+    uint32_t n_taken = 0;
+    if (n == 0)
+        return;
+    for (uint32_t i = 0; i < n; i++)
+        list[i] = i + 1;
+    for (uint32_t i = n / 2; i-- > 0;)
+        sift(bounds, list, n, i);
+    for (uint32_t i = n + 1; i < end; i++)
+        if (is_better(bounds, i, list[0])) {
+            list[0] = i;
+            sift(bounds, list, n, 0);
+        }
+    const uint32_t worst = list[0];
+    for (uint32_t i = 1; i < end; i++)
+        if (i == worst || is_better(bounds, i, worst))
+            list[n_taken++] = i;
+}
+
+static void choose(const struct choose_job *job, const struct backend_item *item, uint32_t token,
+                   uint32_t kv_head, uint32_t *list, float *bounds)
+{
+    const struct backend_pool *p = job->batch->pool;
+    const struct attend_geometry *g = &p->geometry;
+    const uint32_t n_blocks = blocks_below(g, end_of(p, item, token));
+    const uint32_t n = chosen_by(p, item, token);
+    list[n - 1] = n_blocks - 1;
+    if (n == n_blocks)
+        for (uint32_t i = 0; i < n; i++)
+            list[i] = i;
+    if (n == n_blocks || n == 1)
+        return;
+    list[0] = 0;
+    if (n == 2)
+        return;
+    const struct attend_rows rows = {
+        .g = g, .item = item, .kv_head = kv_head, .row0 = token * g->group, .n_rows = g->group};
+    job->isa->bounds(&rows, extremes_of(p, 0, item->layer, kv_head),
+                     extremes_bytes(p) * p->config.num_layers * p->config.num_kv_heads,
+                     n_blocks - 1, bounds);
+    take_best(bounds, n_blocks - 1, n - 2, list + 1);
+}
+
+/* Every thread walks all items and takes the parts, of a query and a kv head, whose number it
+ * draws. */
+static void make_choices(void *arg, uint32_t thread)
+{
+    struct choose_job *job = arg;
+    struct choice *c = &job->b->choice;
+    const uint32_t heads = job->batch->pool->config.num_kv_heads;
+    float *bounds = c->bounds + (size_t)thread * job->longest;
+    uint32_t mine = atomic_fetch_add(&job->next, 1), part = 0;
+    for (uint32_t i = 0; i < job->batch->n_items; i++) {
+        const struct backend_item *item = &job->batch->items[i];
+        if (c->first[i] == SIZE_MAX)
+            continue;
+        const uint32_t most = cpu_chosen_blocks(job->batch->pool, item);
+        const uint32_t n = item->n_tokens * heads;
+        for (; mine < part + n; mine = atomic_fetch_add(&job->next, 1)) {
+            const uint32_t at = mine - part;
+            choose(job, item, at / heads, at % heads, c->blocks + c->first[i] + (size_t)at * most,
+                   bounds);
+        }
+        part += n;
+    }
+}
+
+/* Where items' lists are in choice.blocks; returns how long they are together. */
+static size_t place_lists(struct choose_job *job)
+{
+    struct choice *c = &job->b->choice;
+    const struct backend_pool *p = job->batch->pool;
+    size_t n = 0;
+    for (uint32_t i = 0; i < job->batch->n_items; i++) {
+        const struct backend_item *item = &job->batch->items[i];
+        const uint32_t most = cpu_chosen_blocks(p, item);
+        c->first[i] = SIZE_MAX;
+        if (!(item->flags & BACKEND_ATTEND) || most == 0)
+            continue;
+        c->first[i] = n;
+        n += (size_t)item->n_tokens * p->config.num_kv_heads * most;
+        const uint32_t n_blocks = blocks_below(&p->geometry, item->pos + item->n_tokens);
+        job->longest = n_blocks > job->longest ? n_blocks : job->longest;
+    }
+    return n;
+}
+
+attn_status cpu_choose(struct backend *b, const struct cpu_isa *isa,
+                       const struct backend_batch *batch)
+{
+    struct choice *c = &b->choice;
+    struct choose_job job = {.b = b, .isa = isa, .batch = batch};
+    attn_status st = array_reserve(&c->first, &c->first_capacity, batch->n_items, sizeof *c->first);
+    const size_t n = st == ATTN_OK ? place_lists(&job) : 0;
+    if (st == ATTN_OK && n == 0)
+        return ATTN_OK;
+    const uint64_t n_bounds = (uint64_t)cpu_threads_count(b->threads) * job.longest;
+    if (st == ATTN_OK)
+        st = array_reserve(&c->blocks, &c->blocks_capacity, n, sizeof *c->blocks);
+    if (st == ATTN_OK)
+        st = array_reserve(&c->bounds, &c->bounds_capacity, n_bounds, sizeof *c->bounds);
+    if (st != ATTN_OK) {
+        cpu_fail(b, "no memory for choices of %zu blocks", n);
+        return st;
+    }
+    st = extremes_open(batch->pool);
+    if (st == ATTN_OK)
+        st = find_missing(&job);
+    if (job.n_missing > 0)
+        cpu_threads_run(b->threads, make_extremes, &job);
+    atomic_store(&job.next, 0);
+    if (st == ATTN_OK)
+        cpu_threads_run(b->threads, make_choices, &job);
+    return st;
+}
+
+void cpu_choice_fini(struct choice *c)
+{
+    free(c->first);
+    free(c->blocks);
+    free(c->missing);
+    free(c->bounds);
+}

@@ -1,0 +1,422 @@
+/* test_choose.c: queries that choose blocks, on any backend against a float64 reference that makes
+ * the same choice from float64 extremes.
+ *
+ *     test_choose [NAME [EVERY [OFFSET [TESTS]]]]
+ *
+ * NAME is cpu, cuda or hip (default cpu); the product of geometries, dtypes, options and shapes is
+ * walked in steps of EVERY (default 41). Queries of which two blocks' bounds are too close to say
+ * which is taken are left out: few, which is asserted. Exit code 77: the backend cannot be opened
+ * here, or does not choose.
+ */
+#include "kernels/reference.h"
+#include "tests/kernels/cases.h"
+#include "tests/kernels/check.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+#define TOO_CLOSE 1e-3 /* what f32 sums may be off, and more */
+
+#ifdef __SANITIZE_ADDRESS__
+static uint32_t every = 173, offset; /* the values are those of the other build */
+#else
+static uint32_t every = 41, offset;
+#endif
+static struct check check;
+static uint64_t n_queries, n_left_out;
+
+static const struct case_shape shapes[] = {
+    {"decode at edges", {{129, 1}, {1, 1}, {128, 1}, {255, 1}, {256, 1}, {127, 1}, {63, 1}}},
+    {"ragged", {{330, 1}, {1, 4}, {140, 33}, {0, 17}, {299, 2}}},
+    {"prompt chunk", {{133, 70}, {0, 129}}},
+    {"one over many keys", {{900, 1}}},
+    {"few over many keys", {{700, 3}, {500, 2}}},
+};
+
+static const struct case_options options[] = {
+    {.name = "plain"},
+    {.name = "soft cap", .soft_cap = 5},
+    {.name = "sink logits", .has_sink_logits = true},
+    {.name = "full", .is_full = true},
+    {.name = "batch invariant", .is_batch_invariant = true},
+};
+
+static attn_status begin(const struct case_geometry *g, struct case_dtype d,
+                         const struct case_options *o)
+{
+    struct backend_pool_config config = case_config(g, d, o);
+    struct attn_layer_spec spec = case_spec(g, o);
+    return check_run_begin(&check, &config, &spec, o->has_sink_logits, false, CASE_MAX_ITEMS);
+}
+
+/* --- the reference ---------------------------------------------------------------------------- */
+
+/* One query and kv head at work; q and k are [group][dk] and [n_kv][dk] of them. */
+struct query {
+    const struct check_item *it;
+    uint32_t token, kv_head, end; /* end: one past the last token that it sees */
+    float *q, *k, *v;
+};
+
+static double bound_of(const struct query *x, uint32_t block)
+{
+    const struct backend_pool_config *g = &check.config;
+    double best = -INFINITY;
+    for (uint32_t r = 0; r < g->num_q_heads / g->num_kv_heads; r++) {
+        double sum = 0;
+        for (uint32_t d = 0; d < g->head_dim_k; d++) {
+            double max = -INFINITY, min = INFINITY, q = (double)x->q[r * g->head_dim_k + d];
+            for (uint32_t j = block * g->block_tokens; j < (block + 1) * g->block_tokens; j++) {
+                max = fmax(max, (double)x->k[j * g->head_dim_k + d]);
+                min = fmin(min, (double)x->k[j * g->head_dim_k + d]);
+            }
+            sum += q > 0 ? q * max : q * min;
+        }
+        best = fmax(best, sum);
+    }
+    return best;
+}
+
+/* Puts the tokens that it visits into list; returns their number, or 0: too close to say. */
+static uint32_t visited_by(const struct query *x, uint32_t *list)
+{
+    const uint32_t per_block = check.config.block_tokens, n_blocks = (x->end - 1) / per_block + 1;
+    bool is_taken[CHECK_MAX_TOKENS] = {false};
+    double bounds[CHECK_MAX_TOKENS];
+    uint32_t n = 0;
+    is_taken[n_blocks - 1] = true;
+    is_taken[0] |= x->it->n_chosen > 1;
+    for (uint32_t i = 1; i + 1 < n_blocks && x->it->n_chosen < n_blocks; i++)
+        bounds[i] = bound_of(x, i);
+    double last = INFINITY;
+    for (uint32_t taken = 2; taken < x->it->n_chosen && n_blocks > 2; taken++) {
+        uint32_t best = 0;
+        for (uint32_t i = 1; i + 1 < n_blocks; i++)
+            if (!is_taken[i] && x->it->n_chosen >= n_blocks)
+                best = i;
+            else if (!is_taken[i] && (best == 0 || bounds[i] > bounds[best]))
+                best = i;
+        if (best == 0)
+            break;
+        is_taken[best] = true;
+        last = x->it->n_chosen < n_blocks ? bounds[best] : INFINITY;
+    }
+    for (uint32_t i = 1; i + 1 < n_blocks && isfinite(last); i++)
+        if (!is_taken[i] && last - bounds[i] < TOO_CLOSE)
+            return 0;
+    for (uint32_t i = 0; i < n_blocks; i++)
+        for (uint32_t j = i * per_block; is_taken[i] && j < (i + 1) * per_block && j < x->end; j++)
+            list[n++] = j;
+    return n;
+}
+
+static bool is_close(double got, double want, double atol, double rtol)
+{
+    return got == want || fabs(got - want) <= atol + rtol * fabs(want);
+}
+
+static bool check_query(struct query *x)
+{
+    const struct backend_pool_config *g = &check.config;
+    const struct check_seq *s = &check.seqs[x->it->seq];
+    const uint32_t group = g->num_q_heads / g->num_kv_heads, dk = g->head_dim_k, dv = g->head_dim_v;
+    struct attn_layer_spec spec = check.specs[s->layer];
+    uint32_t list[CHECK_MAX_TOKENS];
+    const size_t head = (size_t)x->token * g->num_q_heads + (size_t)x->kv_head * group;
+    for (size_t i = 0; i < (size_t)group * dk; i++)
+        x->q[i] = (float)reference_get(g->q_dtype, x->it->q, head * dk + i);
+    const uint32_t starts[] = {0, visited_by(x, list)};
+    n_queries++;
+    if (starts[1] == 0) {
+        n_left_out++;
+        return true;
+    }
+    if (spec.sink_logits != NULL)
+        spec.sink_logits += x->kv_head * group;
+    const struct reference_seen seen = {.starts = starts, .tokens = list};
+    double want[1024 * 8], lse[1024];
+    double *out = group * dv <= 1024 * 8 ? want : malloc(group * dv * sizeof *out);
+    assert_int_equal(reference_attend_seen(&spec, group, 1, dk, dv, ATTN_F32, x->q, 1, x->end - 1,
+                                           x->k, x->v, x->end, &seen, out, lse),
+                     ATTN_OK);
+    const struct reference_bound bound = reference_bound_of(g->q_dtype, g->q_dtype);
+    bool ok = true;
+    for (size_t i = 0; ok && i < (size_t)group * dv; i++) {
+        const double got = reference_get(g->q_dtype, x->it->out, head * dv + i);
+        ok = is_close(got, out[i], bound.atol, bound.rtol);
+        if (!ok)
+            fprintf(stderr,
+                    "out[token %" PRIu32 "][kv head %" PRIu32 "][%zu] of sequence %" PRIu32
+                    " at %" PRIu32 ", %" PRIu32 " blocks, is %.9g, reference %.9g (seed %" PRIu64
+                    ")\n",
+                    x->token, x->kv_head, i, x->it->seq, x->it->pos, x->it->n_chosen, got, out[i],
+                    check.seed);
+    }
+    for (uint32_t i = 0; ok && x->it->lse != NULL && i < group; i++)
+        ok = is_close((double)x->it->lse[head + i], lse[i], bound.lse_atol, bound.lse_rtol);
+    if (out != want)
+        free(out);
+    return ok;
+}
+
+static bool check_chosen(const struct check_item *it)
+{
+    const struct backend_pool_config *g = &check.config;
+    const struct check_seq *s = &check.seqs[it->seq];
+    const uint32_t end = it->pos + it->n_tokens, dk = g->head_dim_k, dv = g->head_dim_v;
+    struct query x = {.it = it};
+    bool ok = true;
+    x.q = malloc((size_t)g->num_q_heads * dk * sizeof *x.q);
+    x.k = malloc((size_t)end * dk * sizeof *x.k);
+    x.v = malloc((size_t)end * dv * sizeof *x.v);
+    for (x.kv_head = 0; x.kv_head < g->num_kv_heads && ok; x.kv_head++) {
+        for (size_t j = 0; j < end; j++) {
+            const size_t row = j * g->num_kv_heads + x.kv_head;
+            memcpy(x.k + j * dk, s->k + row * dk, dk * sizeof *x.k);
+            memcpy(x.v + j * dv, s->v + row * dv, dv * sizeof *x.v);
+        }
+        for (x.token = 0; x.token < it->n_tokens && ok; x.token++) {
+            x.end = check.specs[s->layer].is_full ? end : it->pos + x.token + 1;
+            if (it->n_tokens < 16 || check_random(&check, 8) == 0) /* of long items some */
+                ok = check_query(&x);
+        }
+    }
+    free(x.q);
+    free(x.k);
+    free(x.v);
+    return ok;
+}
+
+/* --- the product ------------------------------------------------------------------------------ */
+
+static bool submit(struct check_item *step, uint32_t n)
+{
+    if (!check_submit(&check, step, n))
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        if (!check_chosen(&step[i]))
+            return false;
+    return true;
+}
+
+static uint32_t any_number(void)
+{
+    static const uint32_t few[] = {1, 2, 3, 4, 5, 8, 13, 1000};
+    return few[check_random(&check, CASE_COUNT(few))];
+}
+
+/* Chooses; once more over blocks that were copied; from other keys in the same blocks. */
+static bool run_case(const struct case_shape *shape, const struct case_options *o)
+{
+    struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
+    uint32_t n_history, n = check_shape(shape, history, &n_history, step);
+    if (n_history > 0 && !check_submit(&check, history, n_history))
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        step[i].n_chosen = any_number();
+    if (!submit(step, n) || !check_again(&check, step, n))
+        return false;
+    if (o->is_batch_invariant && !check_alone(&check, step, n))
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        step[i].flags = BACKEND_ATTEND;
+        step[i].wants_lse = true;
+        step[i].n_chosen = any_number();
+        check_move_block(&check, i, check_random(&check, check.seqs[i].n_blocks));
+    }
+    if (!submit(step, n))
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t end = step[i].pos + step[i].n_tokens;
+        step[i].flags = BACKEND_APPEND | BACKEND_ATTEND;
+        step[i].pos = end / 2;
+        step[i].n_tokens = end - end / 2 < 60 ? end - end / 2 : 60;
+        step[i].n_chosen = any_number();
+    }
+    if (!submit(step, n))
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        step[i].flags = BACKEND_ATTEND;
+        step[i].pos = check.seqs[i].len - 1;
+        step[i].n_tokens = 1;
+    }
+    return submit(step, n);
+}
+
+static void every_option_agrees_with_the_reference(void **state)
+{
+    (void)state;
+    const uint32_t n_g = CASE_N_PRODUCT, n_d = CASE_COUNT(case_dtypes);
+    const uint32_t n_o = CASE_COUNT(options), n_s = CASE_COUNT(shapes);
+    const uint32_t n_most = getenv("ATTND_TEST_FAIL_FAST") ? 1 : 10;
+    uint32_t n_run = 0, n_failed = 0;
+    for (uint32_t i = offset; i < n_g * n_d * n_o * n_s; i += every) {
+        const struct case_geometry *g = &case_geometries[i % n_g];
+        struct case_dtype d = case_dtypes[i / n_g % n_d];
+        const struct case_options *o = &options[i / n_g / n_d % n_o];
+        const struct case_shape *s = &shapes[i / n_g / n_d / n_o];
+        attn_status st = begin(g, d, o);
+        if (st == ATTN_ENOTSUP)
+            continue;
+        n_run++;
+        if (st == ATTN_OK && run_case(s, o))
+            continue;
+        fprintf(stderr,
+                "case %" PRIu32 ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: failed: %s\n", i,
+                g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v, g->block_tokens,
+                attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
+                check.b ? check.ops->last_error(check.b) : "closed");
+        assert_non_null(check.b);
+        if (++n_failed == n_most)
+            break;
+    }
+    printf("%" PRIu32 " cases run, %" PRIu64 " queries, %" PRIu64 " left out\n", n_run, n_queries,
+           n_left_out);
+    assert_true(n_run > 0);
+    assert_int_equal(n_failed, 0);
+    assert_true(n_left_out < n_queries / 20);
+}
+
+/* --- what else is so -------------------------------------------------------------------------- */
+
+static void a_choice_of_all_blocks_has_the_bytes_of_none(void **state)
+{
+    (void)state;
+    for (uint32_t d = 0; d < CASE_COUNT(case_dtypes); d++) {
+        struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
+        if (begin(&case_geometries[CASE_GROUPED], case_dtypes[d], &options[0]) != ATTN_OK)
+            continue;
+        uint32_t n_history, n = check_shape(&shapes[4], history, &n_history, step);
+        assert_true(check_submit(&check, history, n_history));
+        assert_true(check_submit(&check, step, n));
+        assert_true(check_outputs(&check, step, n));
+        for (uint32_t i = 0; i < n; i++)
+            step[i].n_chosen = check.seqs[i].n_blocks;
+        const uint64_t kv_bytes = check.kv_bytes;
+        assert_true(check_again(&check, step, n));
+        assert_int_equal(check.kv_bytes, kv_bytes);
+    }
+}
+
+/* Blocks are written in every way that there is; each time the choice is that of the new keys. */
+static void a_choice_is_of_the_keys_that_are_there(void **state)
+{
+    (void)state;
+    for (uint32_t d = 0; d < CASE_COUNT(case_dtypes); d++) {
+        struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
+        if (begin(&case_geometries[CASE_GROUPED], case_dtypes[d], &options[0]) != ATTN_OK)
+            continue;
+        uint32_t n_history, n = check_shape(&shapes[3], history, &n_history, step);
+        const struct kv_layout l = kv_layout_of(&check.config);
+        const uint32_t heads = check.config.num_kv_heads, per_block = check.config.block_tokens;
+        const uint32_t dk = check.config.head_dim_k, dv = check.config.head_dim_v;
+        struct check_seq *s = &check.seqs[0];
+        uint8_t *a = malloc(l.block_bytes), *b = malloc(l.block_bytes);
+        assert_true(check_submit(&check, history, n_history));
+        step[0].n_chosen = 6;
+        assert_true(submit(step, n));
+        step[0].flags = BACKEND_ATTEND;
+        /* two blocks change places by block_write */
+        assert_int_equal(check.ops->block_read(check.pool, s->own[3], a), ATTN_OK);
+        assert_int_equal(check.ops->block_read(check.pool, s->own[7], b), ATTN_OK);
+        assert_int_equal(check.ops->block_write(check.pool, s->own[3], b), ATTN_OK);
+        assert_int_equal(check.ops->block_write(check.pool, s->own[7], a), ATTN_OK);
+        for (size_t i = 0; i < (size_t)per_block * heads * dk; i++) {
+            float *x = s->k + 3 * (size_t)per_block * heads * dk + i;
+            float *y = s->k + 7 * (size_t)per_block * heads * dk + i, z = *x;
+            *x = *y;
+            *y = z;
+        }
+        for (size_t i = 0; i < (size_t)per_block * heads * dv; i++) {
+            float *x = s->v + 3 * (size_t)per_block * heads * dv + i;
+            float *y = s->v + 7 * (size_t)per_block * heads * dv + i, z = *x;
+            *x = *y;
+            *y = z;
+        }
+        for (uint32_t round = 0; round < 4; round++)
+            assert_true(submit(step, n));
+        /* tokens of one block are those of another */
+        for (uint32_t i = 0; i < per_block; i++) {
+            const struct backend_token_copy c = {s->own[9], i, s->own[4], per_block - 1 - i};
+            const size_t from = 9 * (size_t)per_block + i, to = 5 * (size_t)per_block - 1 - i;
+            assert_int_equal(check.ops->tokens_copy(check.pool, &c, 1), ATTN_OK);
+            memcpy(s->k + to * heads * dk, s->k + from * heads * dk, heads * dk * sizeof *s->k);
+            memcpy(s->v + to * heads * dv, s->v + from * heads * dv, heads * dv * sizeof *s->v);
+        }
+        for (uint32_t round = 0; round < 4; round++)
+            assert_true(submit(step, n));
+        assert_int_equal(
+            check.ops->pool_resize(check.pool, check.config.n_blocks, check.config.max_row_blocks),
+            ATTN_OK);
+        assert_true(submit(step, n));
+        free(a);
+        free(b);
+    }
+}
+
+static void choices_that_cannot_be_start_nothing(void **state)
+{
+    (void)state;
+    static const struct tree_node nodes[2];
+    static const uint32_t starts[] = {0, 1, 2}, tokens[] = {0, 0};
+    uint32_t table[64] = {0};
+    assert_int_equal(begin(&case_geometries[CASE_GROUPED], case_dtypes[CASE_BF16], &options[0]),
+                     ATTN_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        struct backend_item item = {.flags = i == 2 ? BACKEND_APPEND : BACKEND_ATTEND,
+                                    .pos = 8,
+                                    .n_tokens = 2,
+                                    .block_table = table,
+                                    .q = check.arena,
+                                    .k = check.arena,
+                                    .v = check.arena,
+                                    .out = check.arena + (1 << 20),
+                                    .nodes = i == 0 ? nodes : NULL,
+                                    .n_chosen = 2};
+        if (i == 1)
+            item.lists = (struct backend_lists){starts, tokens};
+        struct backend_batch batch = {.pool = check.pool, .items = &item, .n_items = 1};
+        assert_int_equal(check.ops->submit(check.b, &batch), ATTN_EINVAL);
+        assert_non_null(strstr(check.ops->last_error(check.b), "item 0: n_chosen"));
+    }
+    const struct case_options window = {.name = "window", .window_tokens = 20};
+    assert_int_equal(begin(&case_geometries[CASE_GROUPED], case_dtypes[CASE_BF16], &window),
+                     ATTN_OK);
+    struct backend_item item = {.flags = BACKEND_ATTEND,
+                                .n_tokens = 1,
+                                .block_table = table,
+                                .q = check.arena,
+                                .out = check.arena + (1 << 20),
+                                .n_chosen = 2};
+    struct backend_batch batch = {.pool = check.pool, .items = &item, .n_items = 1};
+    assert_int_equal(check.ops->submit(check.b, &batch), ATTN_EINVAL);
+    assert_non_null(strstr(check.ops->last_error(check.b), "item 0: n_chosen, with a window"));
+}
+
+int main(int argc, char **argv)
+{
+    struct backend_info info;
+    int rc = check_start(&check, argc, argv, 913, &every, &offset);
+    if (rc != 0)
+        return rc;
+    check.ops->info(check.b, &info);
+    if (!(info.features & BACKEND_HAS_CHOICE)) {
+        check_close(NULL);
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_option_agrees_with_the_reference),
+        cmocka_unit_test(a_choice_of_all_blocks_has_the_bytes_of_none),
+        cmocka_unit_test(a_choice_is_of_the_keys_that_are_there),
+        cmocka_unit_test(choices_that_cannot_be_start_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, check_close);
+}
