@@ -59,7 +59,8 @@ static void cache_open(uint32_t n_blocks, uint32_t block_tokens, uint32_t row, u
                           .max_block_tokens = block_tokens,
                           .max_layers = 1,
                           .max_owners = 1,
-                          .block_layout = 1};
+                          .block_layout = 1,
+                          .events_kept = 1 << 16};
     struct kv_pool_spec s = {
         .name = "bench", .n_layers = 1, .block_tokens = block_tokens, .n_blocks = n_blocks};
     char why[256];
