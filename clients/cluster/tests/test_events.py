@@ -216,20 +216,21 @@ def test_targets_are_read_and_wrong_ones_named():
 
 
 class Rig:
-    def __init__(self, tmp_path, **start):
+    def __init__(self, tmp_path, pool="p", ip=None, **start):
         (tmp_path / "members.json").write_text('{"members": []}')
-        self.host = Host(tmp_path, "a", f"file://{tmp_path}/members.json", ttl=5)
+        self.host = Host(tmp_path, "a", f"file://{tmp_path}/members.json", ttl=5, ip=ip)
+        self.pool_name = pool
         base = f"/tmp/{tmp_path.name[:8]}{os.getpid()}"
         self.paths = [f"{base}.pub", f"{base}.rep"]
         self.pub, self.replay = (f"ipc://{p}" for p in self.paths)
         self.host.start_daemon(*start.pop("settings", ()), **start)
         self.start_agent()
-        self.client = attnd.connect(self.host.url)
+        self.client = attnd.connect(self.host.url, token_file=self.host.key_file)
         self.pool = self.client.create_pool(SPEC)
         self.subscribers = []
 
     def start_agent(self):
-        self.host.start_agent("--events", f"p={self.pub},{self.replay},{TOPIC}")
+        self.host.start_agent("--events", f"{self.pool_name}={self.pub},{self.replay},{TOPIC}")
         self.host.await_agent()
 
     def subscribe(self):
@@ -407,6 +408,15 @@ def test_blocks_of_all_cards_are_known_and_a_prompt_that_two_have_once(rig):
                 break
     assert cards == {0, 1} and len({c for c, _ in found}) == 2
     assert 24 < len(s.index) <= len(found)
+
+
+def test_a_tenants_pool_is_named_with_it(rig):
+    r = rig(pool="t/p", ip="127.0.0.1")
+    s, prompts = r.subscribe(), prompts_of(6, 4)
+    for tokens, adapter in prompts:
+        r.compute(tokens, adapter)
+    r.await_agreement(s, prompts)
+    assert s.index
 
 
 def test_vllms_own_classes_read_it(rig):

@@ -216,7 +216,7 @@ class Events:
             publisher.send([cleared()])
             if publisher.replay is not None:
                 poller.register(publisher.replay, zmq.POLLIN)
-        next_look = 0.0
+        next_look, said = 0.0, ""
         while not self._ends.is_set():
             asked = dict(poller.poll(max(0.0, next_look - time.monotonic()) * 1000))
             try:
@@ -226,8 +226,11 @@ class Events:
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + self._every
                     self._look()
+                    said = ""
             except attnd.AttndError as e:
-                log.debug("events: %s", e)
+                if str(e) != said:
+                    log.warning("events: %s", e)
+                said = str(e)
             except Exception:
                 log.exception("events")
 
