@@ -170,6 +170,24 @@ static void a_block_that_a_smaller_pool_moves_stays_known(void **state)
     kv_close(kv);
 }
 
+static void what_a_recovery_drops_is_known_to_be_gone(void **state)
+{
+    (void)state;
+    struct kv *kv = test_kv_open(&config, -1);
+    kv_pool_id pool = test_pool(kv, "p", 1, 4, 12), other = test_pool(kv, "q", 1, 4, 12);
+    compute(kv, pool, 1, 10);
+    compute(kv, other, 1, 10);
+    struct reader r = {0};
+    uint32_t n_dropped;
+    reader_catch_up(&r, kv);
+    assert_int_equal(r.n, 4);
+    assert_status(kv, ATTN_OK, kv_pools_drop(kv, other, &n_dropped)); /* says nothing of blocks */
+    reader_catch_up(&r, kv);
+    assert_string_equal(reader_difference(&r, kv), "");
+    assert_true(r.n == 2 && r.n_snapshots == 2);
+    kv_close(kv);
+}
+
 static void without_a_ring_every_reader_takes_snapshots(void **state)
 {
     (void)state;
@@ -191,6 +209,7 @@ int main(void)
         cmocka_unit_test(a_reader_of_more_than_is_kept_is_told_and_takes_a_snapshot),
         cmocka_unit_test(numbers_never_restart),
         cmocka_unit_test(a_block_that_a_smaller_pool_moves_stays_known),
+        cmocka_unit_test(what_a_recovery_drops_is_known_to_be_gone),
         cmocka_unit_test(without_a_ring_every_reader_takes_snapshots),
     };
     return cmocka_run_group_tests_name("kv_events", tests, NULL, NULL);
