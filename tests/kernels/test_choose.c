@@ -353,6 +353,16 @@ static void a_choice_is_of_the_keys_that_are_there(void **state)
         }
         for (uint32_t round = 0; round < 4; round++)
             assert_true(submit(step, n));
+        /* a block is a batch's copy of another */
+        const size_t k_block = (size_t)per_block * heads * dk, v_block = k_block / dk * dv;
+        const struct backend_copy copy = {s->own[2], s->own[8]};
+        struct backend_batch batch = {.pool = check.pool, .copies = &copy, .n_copies = 1};
+        assert_int_equal(check.ops->submit(check.b, &batch), ATTN_OK);
+        assert_ptr_equal(check.ops->poll(check.b, 10000000000), &batch);
+        memcpy(s->k + 8 * k_block, s->k + 2 * k_block, k_block * sizeof *s->k);
+        memcpy(s->v + 8 * v_block, s->v + 2 * v_block, v_block * sizeof *s->v);
+        for (uint32_t round = 0; round < 4; round++)
+            assert_true(submit(step, n));
         assert_int_equal(
             check.ops->pool_resize(check.pool, check.config.n_blocks, check.config.max_row_blocks),
             ATTN_OK);

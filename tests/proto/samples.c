@@ -240,6 +240,13 @@ FILL(sparse)
             .seq = step_seq, .n_epoch = 1, .epoch = step_epoch, .n_pos = 1, .pos = step_pos,
             .n_n_tokens = 1, .n_tokens = tree_n_tokens, .n_indices = 5, .index_tokens = 16);
 }
+FILL(choose)
+{
+    REQUEST(step, STEP, Attnd__Step, attnd__step__init, .pool = 1, .layer = 1,
+            .flags = WIRE_STEP_ATTEND | WIRE_STEP_CHOOSE, .dtype = ATTND__DTYPE__BF16, .n_seq = 1,
+            .seq = step_seq, .n_epoch = 1, .epoch = step_epoch, .n_pos = 1, .pos = step_pos,
+            .n_n_tokens = 1, .n_tokens = tree_n_tokens, .choose_blocks = 64);
+}
 static uint32_t plan_layers[] = {0, 1};
 FILL(plan)
 {
@@ -462,6 +469,8 @@ const struct sample samples[] = {
     {"request_step_tree", "the same tensors of one item, which is a tree", false, 2688, fill_tree},
     {"request_step_sparse", "three queries that visit 5 blocks of 16 tokens each, named at 1536",
      false, 1596, fill_sparse},
+    {"request_step_choose", "three queries that visit 64 blocks each, which attnd chooses", false,
+     1536, fill_choose},
     {"request_plan", "the same items in both layers, whose bells will be 4294967295 and 0", false,
      0, fill_plan},
     {"request_export", "one block, and 16 ids", false, 0, fill_export},

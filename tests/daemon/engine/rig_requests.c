@@ -227,6 +227,7 @@ uint64_t rig_send_step(struct rig *r, const struct rig_step *s)
         b.n_parent += s->n_tokens[i];
     b.n_indices = s->n_indices;
     b.index_tokens = s->index_tokens;
+    b.choose_blocks = s->choose_blocks;
     h.session = r->session;
     h.timeout_us = s->timeout_us;
     h.body_case = ATTND__REQUEST__BODY_STEP;

@@ -493,6 +493,52 @@ static void a_backend_without_lists_refuses_sparse_steps_by_name(void **state)
     rig_close(&r);
 }
 
+static void a_step_that_chooses_is_charged_what_it_visits(void **state)
+{
+    (void)state;
+    const uint64_t seq = 1;
+    uint32_t pos = 100, n = 2;
+    rig_open(&r, NULL);
+    assert_int_equal(rig_open_seq(&r, 1), ATTN_OK);
+    assert_int_equal(rig_item(&r, 1, 0, 0, 100), ATTN_OK);
+    struct rig_step s = {.flags = BOTH | WIRE_STEP_CHOOSE,
+                         .n_items = 1,
+                         .seq = &seq,
+                         .pos = &pos,
+                         .n_tokens = &n,
+                         .choose_blocks = 3};
+    expect_sparse(&s, ATTN_OK, NULL);
+    assert_int_equal(r.backend.items[r.backend.n_items - 1].n_chosen, 3);
+    assert_int_equal(r.engine->batches[0].n_visible, 3 * RIG_BLOCK_TOKENS);
+    pos = 102;
+    s.choose_blocks = 1000; /* all */
+    expect_sparse(&s, ATTN_OK, NULL);
+    assert_int_equal(r.engine->batches[0].n_visible, 104);
+    rig_close(&r);
+}
+
+static void lack_choice(struct rig *x)
+{
+    x->backend.lacks_choice = true;
+}
+
+static void a_backend_without_choice_refuses_steps_that_choose_by_name(void **state)
+{
+    (void)state;
+    const uint64_t seq = 1;
+    const uint32_t pos = 0, n = 1;
+    rig_open(&r, lack_choice);
+    assert_int_equal(rig_open_seq(&r, 1), ATTN_OK);
+    const struct rig_step s = {.flags = BOTH | WIRE_STEP_CHOOSE,
+                               .n_items = 1,
+                               .seq = &seq,
+                               .pos = &pos,
+                               .n_tokens = &n,
+                               .choose_blocks = 1};
+    expect_sparse(&s, ATTN_ENOTSUP, "can't have steps that choose: its backend has none");
+    rig_close(&r);
+}
+
 static void too_many_items_are_refused(void **state)
 {
     (void)state;
@@ -568,6 +614,8 @@ int main(void)
         cmocka_unit_test(a_wrong_step_is_refused_and_changes_nothing),
         cmocka_unit_test(a_sparse_step_visits_and_is_charged_what_it_names),
         cmocka_unit_test(a_backend_without_lists_refuses_sparse_steps_by_name),
+        cmocka_unit_test(a_step_that_chooses_is_charged_what_it_visits),
+        cmocka_unit_test(a_backend_without_choice_refuses_steps_that_choose_by_name),
         cmocka_unit_test(a_step_where_v_is_in_k_has_q_and_k_alone),
         cmocka_unit_test(too_many_items_are_refused),
         cmocka_unit_test(attending_what_is_not_there_fails),
