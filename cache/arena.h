@@ -13,6 +13,7 @@
 #include <assert.h>
 
 #include "cache/kv_append.h"
+#include "cache/kv_move.h"
 #include "cache/kv_owner.h"
 #include "cache/kv_pool.h"
 #include "cache/kv_seq.h"
@@ -47,6 +48,7 @@
     X(RESERVED, uint64_t, (uint64_t)c->max_owners * c->max_pools)                                  \
     X(LAST_SET, uint64_t[KV_N_SETTINGS], (uint64_t)c->max_owners * c->max_pools)                   \
     X(EPOCHS, struct kv_epochs, 1)                                                                 \
+    X(MOVED, struct kv_moved_rec, KV_MAX_MOVED)                                                    \
     X(JOURNAL, struct kv_journal_rec, kv_journal_capacity(c))                                      \
     X(EARLY_BATCHES, struct kv_early_slot, KV_EARLY_SLOTS)                                         \
     X(EARLY, struct kv_early_rec, KV_EARLY_SLOTS *kv_early_capacity(c))                            \
@@ -222,6 +224,20 @@ struct kv_epochs {
     uint64_t events; /* the number of the latest event (kv_tier.h) */
 };
 
+/* Where a sequence went. The entry with serial n is number n % KV_MAX_MOVED. */
+struct kv_moved_rec {
+    uint32_t state;
+    uint32_t tenant; /* sealed, as are all others */
+    uint64_t name;
+    uint32_t at_epoch; /* it was closed here at */
+    uint32_t epoch; /* there */
+    uint64_t id; /* there */
+    uint64_t serial; /* from 1 on */
+    uint32_t until_s;
+    char url[KV_URL_BYTES];
+    uint64_t seal;
+};
+
 /* While an entry is live, table[seq][index] goes back to old_block at recovery or cancel. */
 struct kv_journal_rec {
     uint32_t state;
@@ -274,6 +290,7 @@ struct kv_index_slot {
 struct kv_heads {
     uint32_t seq_free, seq_n_fresh; /* as in kv_pool_rec */
     uint32_t journal_free, journal_n_fresh, journal_n_free;
+    uint64_t moved; /* serial of the latest entry of MOVED; 0: none */
     struct kv_stats stats;
 };
 

@@ -369,6 +369,23 @@ static attn_status check_pool(struct kv *kv, uint32_t pool, struct scratch *x)
     return kv_reservations_check(kv, pool);
 }
 
+static attn_status check_moved(struct kv *kv)
+{
+    uint64_t last = 0;
+    for (uint32_t i = 0; i < KV_MAX_MOVED; i++) {
+        if (kv->moved[i].state == 0)
+            continue;
+        if (kv_moved_is_damaged(kv, i))
+            return DIFFER("entry %u of moved sequences is damaged", i);
+        if (kv->moved[i].serial > last)
+            last = kv->moved[i].serial;
+    }
+    if (last != kv->heads->moved)
+        return DIFFER("moved sequences: the latest is %llu, counted %llu", (unsigned long long)last,
+                      (unsigned long long)kv->heads->moved);
+    return ATTN_OK;
+}
+
 static attn_status check_pools(struct kv *kv, struct scratch *x)
 {
     const struct kv_stats *s = &kv->heads->stats;
@@ -406,7 +423,8 @@ static attn_status check_pools(struct kv *kv, struct scratch *x)
     if (!kv_idle_count_pages(kv, &x->pages))
         return DIFFER("idle memory: %u pages are taken, others or %u have owners", kv->pages.n_used,
                       x->pages.n_used);
-    return check_prefixes(kv, x);
+    attn_status st = check_moved(kv);
+    return st == ATTN_OK ? check_prefixes(kv, x) : st;
 }
 
 attn_status kv_check(struct kv *kv)

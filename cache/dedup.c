@@ -169,3 +169,76 @@ bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64
     return s != NULL && request != KV_NO_REQUEST && kv_owner_of(s) == owner &&
            s->made == kv_epoch_of(s) && s->request == request;
 }
+
+/* --- where sequences went --- */
+
+static uint64_t seal_of(const struct kv *kv, const struct kv_moved_rec *r)
+{
+    uint64_t url = siphash(kv->key, r->url, sizeof r->url);
+    uint64_t words[] = {
+        r->serial,  r->tenant, r->name, r->id, (uint64_t)r->at_epoch << 32 | r->epoch,
+        r->until_s, url};
+    return siphash(kv->key, words, sizeof words);
+}
+
+static struct kv_moved_rec *rec_of(const struct kv *kv, uint64_t serial)
+{
+    return &kv->moved[serial % KV_MAX_MOVED];
+}
+
+void kv_moved_note(struct kv *kv, uint32_t tenant, uint64_t name, uint32_t epoch,
+                   const struct kv_moved *to, uint32_t life_s)
+{
+    uint64_t serial = kv->heads->moved + 1;
+    struct kv_moved_rec *r = rec_of(kv, serial);
+    kv_publish32(&r->state, 0);
+    r->serial = serial;
+    r->tenant = tenant;
+    r->name = name;
+    r->id = to->id;
+    r->at_epoch = epoch;
+    r->epoch = to->epoch;
+    r->until_s = kv->now_s + life_s;
+    memset(r->url, 0, sizeof r->url);
+    memcpy(r->url, to->url, strnlen(to->url, KV_URL_BYTES - 1));
+    r->seal = seal_of(kv, r);
+    kv_publish32(&r->state, KV_LIVE);
+    kv->heads->moved = serial;
+}
+
+bool kv_moved_find(const struct kv *kv, uint32_t tenant, uint64_t name, uint32_t epoch,
+                   struct kv_moved *out)
+{
+    uint64_t last = kv->heads->moved, n = last < KV_MAX_MOVED ? last : KV_MAX_MOVED;
+    for (uint64_t i = 0; i < n; i++) {
+        const struct kv_moved_rec *r = rec_of(kv, last - i);
+        if (r->state != KV_LIVE || r->name != name || r->tenant != tenant)
+            continue;
+        if (epoch > r->at_epoch || kv->now_s >= r->until_s)
+            return false;
+        *out = (struct kv_moved){.id = r->id, .epoch = r->epoch, .url = r->url};
+        return true;
+    }
+    return false;
+}
+
+bool kv_moved_is_damaged(const struct kv *kv, uint32_t i)
+{
+    const struct kv_moved_rec *r = &kv->moved[i];
+    return r->state != KV_LIVE || r->serial % KV_MAX_MOVED != i || r->serial == 0 ||
+           r->url[KV_URL_BYTES - 1] != '\0' || r->seal != seal_of(kv, r);
+}
+
+void kv_moved_recover(struct kv *kv)
+{
+    kv->heads->moved = 0;
+    for (uint32_t i = 0; i < KV_MAX_MOVED; i++) {
+        struct kv_moved_rec *r = &kv->moved[i];
+        if (r->state == 0)
+            continue;
+        if (kv_moved_is_damaged(kv, i))
+            kv_publish32(&r->state, 0);
+        else if (r->serial > kv->heads->moved)
+            kv->heads->moved = r->serial;
+    }
+}

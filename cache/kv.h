@@ -4,7 +4,7 @@
  *   kv_pool.h   pools: create, resize, drop       kv_owner.h  sessions and repeated requests
  *   kv_seq.h    sequences: open, fork, truncate   kv_tier.h   evicted blocks, kept elsewhere
  *   kv_append.h appends, trees, early commits, windows   kv_move.h   sequences from and to other
- *   caches
+ *   caches, and where they went
  *   kv_idle.h   idle sequences in host memory     tier_store.h a store for kv_tier.h
  *
  * The cache knows block ids, lengths and names. It knows no device, no bytes of K or V, no socket
@@ -12,7 +12,8 @@
  * pointers, so that a successor process can map it and an inspector can read it.
  *
  * Truth     owners, their reservations, pool records, sequence records, block tables and their
- *           holes, per-layer lengths, token ids, published blocks, the copy journal, early commits.
+ *           holes, per-layer lengths, token ids, published blocks, the copy journal, early commits,
+ *           where sequences went.
  * Derived   reference counts, what owners are charged for, free lists, the order of eviction, the
  *           indexes of names and of published blocks, owners' lists. kv_recover rebuilds them,
  *           kv_check proves them equal.

@@ -65,6 +65,7 @@ struct kv {
     struct kv_owner_rec *owners; /* [max_owners] */
     struct kv_seen_rec *seen; /* [max_owners] */
     struct kv_epochs *epochs;
+    struct kv_moved_rec *moved; /* [KV_MAX_MOVED] */
     struct kv_journal_rec *journal;
     struct kv_early_slot *early_slots; /* [KV_EARLY_SLOTS] */
     struct kv_early_rec *early; /* [KV_EARLY_SLOTS][kv_early_max] */
@@ -254,6 +255,10 @@ uint32_t *kv_charged_to(const struct kv *kv, uint32_t owner, const struct kv_poo
 uint32_t kv_n_held(const struct kv_pool_rec *p); /* references that no table entry has */
 uint64_t kv_owes(const struct kv_pool_rec *p);
 uint32_t kv_unowed(const struct kv_pool_rec *p); /* blocks that it does not owe */
+
+/* dedup.c: where sequences went */
+void kv_moved_recover(struct kv *kv);
+bool kv_moved_is_damaged(const struct kv *kv, uint32_t i);
 
 /* reserve.c. kv_reservations_end: the owner's end. kv_reservations_recover: also counts all charges
  * anew. */

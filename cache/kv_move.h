@@ -74,4 +74,28 @@ attn_status kv_seq_free_to(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_
 attn_status kv_copy_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                             uint32_t n_tokens, struct kv_effects *fx);
 
+/* --- where sequences went ----------------------------------------------------------------------
+ *
+ * A table of the KV_MAX_MOVED latest that were moved to another daemon, which is truth: a new entry
+ * takes the place of the oldest. */
+
+#define KV_MAX_MOVED 1024
+#define KV_URL_BYTES 128 /* with its final zero */
+
+struct kv_moved {
+    uint64_t id; /* that it has there */
+    uint32_t epoch; /* that it had there at first */
+    const char *url; /* of the daemon, not interpreted, shorter than KV_URL_BYTES */
+};
+
+/* Notes, for life_s seconds by kv_set_time, where a sequence went that is about to be closed at
+ * this epoch. It holds for handles of that epoch and those before, not for sequences that are
+ * opened under the name later. */
+void kv_moved_note(struct kv *kv, uint32_t tenant, uint64_t name, uint32_t epoch,
+                   const struct kv_moved *to, uint32_t life_s);
+/* Where the sequence of a handle went; epoch 0: whichever had the name last. url is in the arena,
+ * valid until the next kv_moved_note. false: not known. Looks at every entry. */
+bool kv_moved_find(const struct kv *kv, uint32_t tenant, uint64_t name, uint32_t epoch,
+                   struct kv_moved *out);
+
 #endif

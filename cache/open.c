@@ -199,6 +199,7 @@ static void bind_sections(struct kv *kv)
     kv->owners = (void *)(kv->base + offset[KV_OWNERS]);
     kv->seen = (void *)(kv->base + offset[KV_SEEN]);
     kv->epochs = (void *)(kv->base + offset[KV_EPOCHS]);
+    kv->moved = (void *)(kv->base + offset[KV_MOVED]);
     kv->journal = (void *)(kv->base + offset[KV_JOURNAL]);
     kv->early_slots = (void *)(kv->base + offset[KV_EARLY_BATCHES]);
     kv->early = (void *)(kv->base + offset[KV_EARLY]);

@@ -348,6 +348,7 @@ attn_status kv_recover(struct kv *kv, uint32_t *out_dropped)
     recover_free_lists(kv);
     kv_room_recover(kv);
     kv_reservations_recover(kv);
+    kv_moved_recover(kv);
     kv_events_begin(kv);
     kv_count(&kv->heads->stats.damaged, n_dropped);
     *out_dropped = n_dropped;

@@ -36,7 +36,8 @@ extern "C" {
     X(ATTN_ETIMEDOUT, -16, "timed out waiting for the daemon", true)                               \
     X(ATTN_ECONN, -17, "connection lost or refused", true)                                         \
     X(ATTN_EIO, -18, "a file could not be read or written", false)                                 \
-    X(ATTN_EFENCED, -19, "fenced", true)
+    X(ATTN_EFENCED, -19, "fenced", true)                                                           \
+    X(ATTN_EMOVED, -20, "moved to another daemon", false)
 
 typedef enum attn_status {
 #define X(name, value, message, is_retryable) name = value,

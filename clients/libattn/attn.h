@@ -426,12 +426,25 @@ ATTN_API attn_status attn_seq_truncate(attn_pool *p, struct attn_seq *seq, uint3
  *          changed */
 ATTN_API attn_status attn_seq_commit(attn_pool *p, struct attn_seq *seq, const uint32_t *nodes,
                                      uint32_t n, uint64_t timeout_us);
-/* Closes and frees the sequence. ATTN_OK also when its session is gone. */
+/* Closes and frees the sequence. ATTN_OK also when its session is gone. ATTN_EMOVED: it is another
+ * daemon's now, and goes on there. */
 ATTN_API attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, uint64_t timeout_us);
 /* Takes over a sequence, of any session of the same tenant, under a new epoch. out_layer_len
  * [num_layers] gets its committed tokens per layer, may be NULL. ATTN_ENOTFOUND. */
 ATTN_API attn_status attn_seq_adopt(attn_pool *p, uint64_t id, uint64_t timeout_us,
                                     struct attn_seq *out_seq, uint32_t *out_layer_len);
+
+/* Where a sequence is. */
+struct attn_place {
+    char url[128]; /* of its daemon, as the one who moved it connected to that; "": it is here */
+    uint64_t id; /* there */
+    uint32_t epoch; /* there: of an open sequence now, else at the end of the move */
+};
+/* Says where a sequence is, or where it went from here: after ATTN_EMOVED. epoch: of the handle; 0:
+ * whichever had the id last. Connect to a url only if you know it: a session of the tenant has said
+ * it. ATTN_ENOTFOUND: it is not known. */
+ATTN_API attn_status attn_seq_locate(attn_client *c, uint64_t id, uint32_t epoch,
+                                     uint64_t timeout_us, struct attn_place *out);
 
 /* What an open with some tokens would find at this moment, and how much room its pool has. */
 struct attn_probe {

@@ -9,6 +9,7 @@
 
 #include "daemon/engine/core/answer.h"
 #include "daemon/engine/core/inbox.h"
+#include "daemon/engine/core/moved.h"
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/session_run.h"
@@ -55,6 +56,7 @@ static const struct kind kinds[] = {
     [ATTND__REQUEST__BODY_IMPORT] = {.run = control_import, .has_line = true},
     [ATTND__REQUEST__BODY_CALLS] = {.run = calls_run},
     [ATTND__REQUEST__BODY_PROBE] = {.run = probe_run},
+    [ATTND__REQUEST__BODY_LOCATE] = {.run = locate_run},
     [ATTND__REQUEST__BODY_INSPECT] = {.run = inspect_run, .is_operators = true},
     [ATTND__REQUEST__BODY_CONFIGURE] = {.run = configure_run, .is_operators = true},
     [ATTND__REQUEST__BODY_RELOAD] = {.run = reload_run, .is_operators = true},

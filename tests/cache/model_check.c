@@ -155,6 +155,9 @@ static attn_status carry_out(struct kv *kv, const struct op *op, struct kv_effec
     case OP_TRUNCATE:
         return kv_seq_truncate(kv, id, op->n, op->request, &epoch);
     case OP_CLOSE:
+        if (op->request % 2 == 0) /* it is said to have moved */
+            kv_moved_note(kv, op->slot / M_NAMES, op->slot % M_NAMES, op->slot + 1,
+                          &(struct kv_moved){.id = op->slot, .epoch = 1, .url = "tcp://b:1"}, 60);
         kv_seq_close(kv, id);
         return ATTN_OK;
     case OP_ADOPT:

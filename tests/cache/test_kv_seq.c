@@ -263,6 +263,61 @@ static void a_closed_sequence_answers_nothing(void **state)
     assert_false(kv_append_copies(f->kv, (kv_seq_id){1000}, 0, 1));
 }
 
+static void assert_moved(struct kv *kv, uint64_t name, uint32_t epoch, uint64_t id)
+{
+    struct kv_moved at;
+    assert_true(kv_moved_find(kv, TENANT, name, epoch, &at));
+    assert_int_equal(at.id, id);
+    assert_int_equal(at.epoch, 5);
+    assert_string_equal(at.url, "tcp://b:1");
+}
+
+static void where_a_sequence_went_is_known_by_its_handles_for_a_while(void **state)
+{
+    struct fixture *f = *state;
+    const struct kv_moved to = {.id = 1000, .epoch = 5, .url = "tcp://b:1"};
+    struct kv_moved at;
+    kv_set_time(f->kv, 100);
+    assert_false(kv_moved_find(f->kv, TENANT, NAME, 0, &at));
+    kv_moved_note(f->kv, TENANT, NAME, 3, &to, 10);
+    assert_moved(f->kv, NAME, 3, 1000);
+    assert_moved(f->kv, NAME, 1, 1000);
+    assert_moved(f->kv, NAME, 0, 1000);
+    assert_false(kv_moved_find(f->kv, TENANT, NAME, 4, &at)); /* of a later sequence */
+    assert_false(kv_moved_find(f->kv, TENANT + 1, NAME, 3, &at));
+    assert_false(kv_moved_find(f->kv, TENANT, NAME + 1, 3, &at));
+    kv_set_time(f->kv, 109);
+    assert_moved(f->kv, NAME, 3, 1000);
+    kv_set_time(f->kv, 110);
+    assert_false(kv_moved_find(f->kv, TENANT, NAME, 3, &at));
+}
+
+static void of_moved_sequences_the_latest_are_known_in_a_successor_too(void **state)
+{
+    struct fixture *f = *state;
+    struct kv_moved at;
+    uint32_t n_dropped;
+    for (uint32_t i = 0; i < KV_MAX_MOVED + 3; i++) {
+        const struct kv_moved to = {.id = i, .epoch = 5, .url = "tcp://b:1"};
+        kv_moved_note(f->kv, TENANT, 2000 + i, 3, &to, 10);
+        if (i % 100 == 0)
+            test_check(f->kv);
+    }
+    for (int round = 0; round < 2; round++) {
+        for (uint32_t i = 0; i < 3; i++)
+            assert_false(kv_moved_find(f->kv, TENANT, 2000 + i, 3, &at));
+        for (uint32_t i = 3; i < KV_MAX_MOVED + 3; i++)
+            assert_moved(f->kv, 2000 + i, 3, i);
+        assert_int_equal(kv_recover(f->kv, &n_dropped), ATTN_OK);
+        assert_int_equal(n_dropped, 0);
+    }
+    /* what is damaged is not told, and the others are */
+    f->kv->moved[7].url[3] ^= 1;
+    assert_int_equal(kv_recover(f->kv, &n_dropped), ATTN_OK);
+    assert_false(kv_moved_find(f->kv, TENANT, 2000 + 6, 3, &at));
+    assert_moved(f->kv, 2000 + 7, 3, 7);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -278,6 +333,8 @@ int main(void)
         T(opening_needs_a_pool_an_owner_and_a_free_record),
         T(adoption_raises_the_epoch_and_moves_the_owner),
         T(a_closed_sequence_answers_nothing),
+        T(where_a_sequence_went_is_known_by_its_handles_for_a_while),
+        T(of_moved_sequences_the_latest_are_known_in_a_successor_too),
     };
     return cmocka_run_group_tests_name("kv_seq", tests, NULL, NULL);
 }

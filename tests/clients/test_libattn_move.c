@@ -86,7 +86,7 @@ static void decode(struct worker *w, uint32_t layer, uint32_t pos)
         attn_status st = step(p, &seq, layer, pos, 1, true, w->out[pos - PROMPT][layer]);
         if (st == ATTN_OK)
             return;
-        if (st != ATTN_ESTALE && st != ATTN_ENOTFOUND)
+        if (st != ATTN_ESTALE && st != ATTN_EMOVED)
             fail_msg("token %u of layer %u: %s", pos, layer, attn_last_error()->message);
         w->n_stops++;
         pthread_mutex_lock(&w->lock);
@@ -149,7 +149,7 @@ static void a_sequence_decodes_while_it_moves(void **state)
         assert_true(moved.n_tokens >= before);
         assert_int_equal(moved.n_blocks, (moved.n_tokens + BLOCK - 1) / BLOCK);
         assert_true(moved.n_blocks_stopped < moved.n_blocks);
-        assert_gone(w.pools[w.at], 7);
+        assert_int_equal(attn_seq_adopt(w.pools[w.at], 7, LONG_US, &seq, NULL), ATTN_EMOVED);
         pthread_mutex_lock(&w.lock);
         w.at = to;
         w.seq = seq;
@@ -180,6 +180,42 @@ static void a_sequence_decodes_while_it_moves(void **state)
     free(w.out);
 }
 
+/* Every request on the old handle says so, and locate where. */
+static void assert_moved(attn_client *a, attn_pool *p, const struct attn_seq *old, const char *url,
+                         const struct attn_seq *now)
+{
+    struct attn_seq seq = *old;
+    struct attn_place at = {.id = 99};
+    struct attn_seq_call call = {
+        .struct_size = sizeof call, .kind = ATTN_CALL_TRUNCATE, .seq = *old, .len = 1};
+    const struct attn_retention r = {0};
+    uint32_t id = 7;
+    assert_int_equal(step(p, &seq, 0, 600, 1, true, NULL), ATTN_EMOVED);
+    assert_non_null(strstr(attn_last_error()->message, url));
+    assert_int_equal(attn_seq_truncate(p, &seq, 1, LONG_US), ATTN_EMOVED);
+    assert_int_equal(attn_seq_tokens(p, &seq, 0, &id, 1, LONG_US), ATTN_EMOVED);
+    assert_int_equal(attn_seq_retain(p, &seq, &r, 1, LONG_US), ATTN_EMOVED);
+    assert_int_equal(attn_seq_fork(p, &seq, 12, 1, LONG_US, &seq, NULL), ATTN_EMOVED);
+    assert_int_equal(attn_seq_close(p, &seq, LONG_US), ATTN_EMOVED);
+    assert_int_equal(attn_seq_adopt(p, old->id, LONG_US, &seq, NULL), ATTN_EMOVED);
+    assert_false(attn_status_is_retryable(ATTN_EMOVED));
+    ok(attn_seq_calls(p, &call, 1, LONG_US, NULL));
+    assert_int_equal(call.error.status, ATTN_EMOVED);
+    ok(attn_seq_locate(a, old->id, old->epoch, LONG_US, &at));
+    assert_string_equal(at.url, url);
+    assert_int_equal(at.id, now->id);
+    assert_int_equal(at.epoch, now->epoch);
+    /* opened anew here it is another one */
+    ok(attn_seq_open(p, old->id, LONG_US, &seq));
+    ok(attn_seq_locate(a, old->id, 0, LONG_US, &at));
+    assert_string_equal(at.url, "");
+    assert_int_equal(at.epoch, seq.epoch);
+    ok(attn_seq_close(p, &seq, LONG_US));
+    assert_int_equal(attn_seq_truncate(p, &seq, 1, LONG_US), ATTN_ENOTFOUND);
+    assert_int_equal(attn_seq_locate(a, 4321, 0, LONG_US, &at), ATTN_ENOTFOUND);
+    assert_int_equal(attn_seq_locate(a, 4321, 0, LONG_US, NULL), ATTN_EINVAL);
+}
+
 /* Without appends: all but the block that is not full goes before the stop. */
 static void a_quiet_sequence_stops_for_its_last_block(void **state)
 {
@@ -194,7 +230,7 @@ static void a_quiet_sequence_stops_for_its_last_block(void **state)
     ok(attn_seq_move(a, 7, q, LONG_US, &got, &moved));
     assert_int_equal(moved.n_blocks, 38);
     assert_int_equal(moved.n_blocks_stopped, 1);
-    assert_int_equal(step(p, &seq, 0, 600, 1, true, NULL), ATTN_ENOTFOUND);
+    assert_moved(a, p, &seq, b->url, &got);
     assert_same(p, &twin, q, &got, lens);
     for (uint32_t i = 0; i < known.n; i++)
         ids[i] = i * 7 + 1;
@@ -342,8 +378,8 @@ static void a_lost_request_leaves_one_sequence(void **state)
             attn_status old = step(p, &seq, 0, 200 - LAST, LAST, false, (float[OUT]){0});
             if (st == ATTN_OK) {
                 n_left += moved.is_left;
-                assert_true(old == ATTN_ESTALE || old == ATTN_ENOTFOUND);
-                assert_int_equal(old == ATTN_ENOTFOUND, !moved.is_left || is_answer_lost);
+                assert_true(old == ATTN_ESTALE || old == ATTN_EMOVED);
+                assert_int_equal(old == ATTN_EMOVED, !moved.is_left || is_answer_lost);
             } else {
                 n_failed++;
                 assert_int_equal(st, ATTN_ECONN);
@@ -546,7 +582,7 @@ static void *speculate(void *arg)
             s->n += n_good;
         s->n_drafts++;
     }
-    assert_true(st == ATTN_ESTALE || st == ATTN_ENOTFOUND);
+    assert_true(st == ATTN_ESTALE || st == ATTN_EMOVED);
     return NULL;
 }
 

@@ -289,7 +289,7 @@ static void a_sequence_moves_while_its_windows_release(void **state)
         await_tokens(&w, PROMPT + 10 + (uint32_t)round * 7);
         ok(attn_seq_move(mover, 7, q, LONG_US, &got, &moved));
         pthread_join(thread, NULL);
-        assert_true(w.end == ATTN_ESTALE || w.end == ATTN_ENOTFOUND);
+        assert_true(w.end == ATTN_ESTALE || w.end == ATTN_EMOVED);
         assert_in_range(moved.n_blocks, 3, 6); /* its window's, and the sinks' */
         assert_int_equal(moved.bytes % moved.n_blocks, 0);
         await_free(b, q, n_before - moved.n_blocks);
@@ -333,7 +333,7 @@ static void a_sequence_is_exported_while_its_windows_release(void **state)
         }
         ok(attn_seq_adopt(p, 7, LONG_US, &mine, NULL));
         pthread_join(thread, NULL);
-        assert_true(w.end == ATTN_ESTALE || w.end == ATTN_ENOTFOUND);
+        assert_true(w.end == ATTN_ESTALE || w.end == ATTN_EMOVED);
         ok(attn_seq_close(p, &mine, LONG_US));
         attn_pool_close(p);
         attn_pool_close(q);

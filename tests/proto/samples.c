@@ -183,6 +183,18 @@ FILL(close)
 {
     REQUEST(close, CLOSE, Attnd__Close, attnd__close__init, .seq = SEQ_B, .epoch = 1);
 }
+FILL(close_moved)
+{
+    static Attnd__Moved to;
+    attnd__moved__init(&to);
+    to =
+        (Attnd__Moved){.base = to.base, .url = "tls+tcp://10.0.0.2:9470", .seq = SEQ_B, .epoch = 5};
+    REQUEST(close, CLOSE, Attnd__Close, attnd__close__init, .seq = SEQ_B, .epoch = 7, .moved = &to);
+}
+FILL(locate)
+{
+    REQUEST(locate, LOCATE, Attnd__Locate, attnd__locate__init, .seq = SEQ_B, .epoch = 7);
+}
 static uint32_t probe_ids[] = {128000, 9906, 1917};
 FILL(probe)
 {
@@ -385,6 +397,11 @@ FILL(probe_reply)
     REPLY(probe, PROBE, Attnd__ProbeReply, attnd__probe_reply__init, .cached_tokens = 4096,
           .tier_tokens = 512, .n_blocks = 1000, .n_free_blocks = 300, .n_reserved_blocks = 200);
 }
+FILL(moved_reply)
+{
+    REPLY(moved, MOVED, Attnd__Moved, attnd__moved__init, .url = "tls+tcp://10.0.0.2:9470",
+          .seq = SEQ_B, .epoch = 5);
+}
 FILL(calls_reply)
 {
     static Attnd__SeqReply made;
@@ -460,6 +477,8 @@ const struct sample samples[] = {
     {"request_truncate", "back to 33 tokens", false, 0, fill_truncate},
     {"request_commit", "of a tree's nodes, 0, 2 and 3 stay", false, 0, fill_commit},
     {"request_close", "a sequence is given up", false, 0, fill_close},
+    {"request_close_moved", "a sequence goes on at another daemon", false, 0, fill_close_moved},
+    {"request_locate", "where it went", false, 0, fill_locate},
     {"request_adopt", "a sequence of another session is taken over", false, 0, fill_adopt},
     {"request_probe", "what is cached of three tokens", false, 0, fill_probe},
     {"request_calls", "a sequence is opened, another one closed", false, 0, fill_calls},
@@ -495,6 +514,7 @@ const struct sample samples[] = {
     {"reply_pool", "to pool_create and pool_describe", true, 0, fill_pool_reply},
     {"reply_seq", "to adopt and fork: with the lengths", true, 0, fill_seq_reply},
     {"reply_probe", "4096 tokens at once, 512 more from a tier", true, 0, fill_probe_reply},
+    {"reply_moved", "to locate: where the sequence went", true, 0, fill_moved_reply},
     {"reply_calls", "the first call made a sequence, the second found none", true, 0,
      fill_calls_reply},
     /* out [3][4][32] bf16 768, lse [3][4] f32 48 */

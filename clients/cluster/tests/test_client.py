@@ -122,6 +122,19 @@ def test_the_methods_of_a_plain_client(cluster):
         assert t.seq.move(other).where == other
         t.decode(2)
         t.verify()
+        # moved by somebody else: its old daemon says where, and no other is asked
+        old = t.seq._inner
+        with attnd.connect(cluster.hosts[other].url) as x, attnd.connect(
+            cluster.hosts["a" if other == "b" else "b"].url
+        ) as y:
+            x.move(t.seq.id, y.create_pool(SPEC))
+            with pytest.raises(attnd.MovedError):
+                old.truncate(1)
+            at = x.locate(old.id, old.epoch)
+            assert (at.url, at.id) == (y.url, old.id) and t.seq._moved_to() == y.url
+            t.decode(2)
+            assert t.seq.where != other
+            t.verify()
         with pytest.raises(attnd.UnsupportedError):
             client.open_lane()
         with pytest.raises(attnd.InvalidArgumentError):

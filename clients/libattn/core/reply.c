@@ -37,8 +37,9 @@ static bool wait_for_successor_locked(struct client_request *r)
 /* A close that was sent twice and then found nothing was carried out the first time. */
 static bool is_closed_already(const struct client_request *r)
 {
-    return r->result.status == ATTN_ENOTFOUND && r->header != NULL && r->result.n_sends > 1 &&
-           r->header->body_case == ATTND__REQUEST__BODY_CLOSE;
+    attn_status st = r->result.status;
+    return (st == ATTN_ENOTFOUND || st == ATTN_EMOVED) && r->header != NULL &&
+           r->result.n_sends > 1 && r->header->body_case == ATTND__REQUEST__BODY_CLOSE;
 }
 
 /* Sets the result of a pinned request from its reply. */

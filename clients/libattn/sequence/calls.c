@@ -152,7 +152,8 @@ static void call_take(const struct message *m, struct attn_seq_call *c, const At
 {
     attn_status st = (attn_status)b->status;
     c->error = (struct attn_error){.status = st, .retry_after_us = b->retry_after_us};
-    bool is_closed = c->kind == ATTN_CALL_CLOSE && st == ATTN_ENOTFOUND && was_sent_again;
+    bool is_closed =
+        c->kind == ATTN_CALL_CLOSE && was_sent_again && (st == ATTN_ENOTFOUND || st == ATTN_EMOVED);
     if (is_closed) {
         c->error.status = ATTN_OK;
         return;

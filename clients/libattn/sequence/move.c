@@ -299,6 +299,12 @@ static attn_status source_close(struct move *m)
 {
     Attnd__Request req = ATTND__REQUEST__INIT;
     Attnd__Close close = ATTND__CLOSE__INIT;
+    Attnd__Moved moved = ATTND__MOVED__INIT;
+    moved.url = m->to->client->url;
+    moved.seq = m->seq.id;
+    moved.epoch = m->seq.epoch;
+    if (strlen(moved.url) < sizeof((struct attn_place){0}).url)
+        close.moved = &moved; /* else its users are told that it is not there */
     close.seq = m->look.id;
     close.epoch = m->look.epoch;
     req.body_case = ATTND__REQUEST__BODY_CLOSE;
@@ -340,8 +346,43 @@ static attn_status move_run(struct move *m)
         target_forget(m);
         return st;
     }
-    m->moved.is_left = st != ATTN_OK && st != ATTN_ENOTFOUND;
+    m->moved.is_left = st != ATTN_OK && st != ATTN_ENOTFOUND && st != ATTN_EMOVED;
     return ATTN_OK;
+}
+
+static attn_status take_place(struct client_request *r, const struct wire_reply *reply)
+{
+    struct attn_place *out = r->take_arg;
+    if (reply->header->body_case != ATTND__REPLY__BODY_MOVED ||
+        strlen(reply->header->moved->url) >= sizeof out->url) {
+        snprintf(r->result.message, sizeof r->result.message,
+                 "malformed reply: no place, or a url of "
+                 "128 bytes and more");
+        return ATTN_EPROTO;
+    }
+    const Attnd__Moved *at = reply->header->moved;
+    *out = (struct attn_place){.id = at->seq, .epoch = at->epoch};
+    snprintf(out->url, sizeof out->url, "%s", at->url);
+    return ATTN_OK;
+}
+
+attn_status attn_seq_locate(attn_client *c, uint64_t id, uint32_t epoch, uint64_t timeout_us,
+                            struct attn_place *out)
+{
+    attn_status st = out == NULL ? error_set(ATTN_EINVAL, "out is NULL") : client_check(c);
+    if (st != ATTN_OK)
+        return st;
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Locate locate = ATTND__LOCATE__INIT;
+    struct attn_place taken;
+    locate.seq = id;
+    locate.epoch = epoch;
+    req.body_case = ATTND__REQUEST__BODY_LOCATE;
+    req.locate = &locate;
+    st = client_call(c, &req, timeout_us, take_place, &taken);
+    if (st == ATTN_OK)
+        *out = taken;
+    return st;
 }
 
 attn_status attn_seq_pool(attn_client *c, uint64_t id, uint64_t timeout_us, char out_name[64])

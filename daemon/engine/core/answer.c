@@ -86,6 +86,13 @@ Attnd__ProbeReply *answer_probe(struct answer *a)
     return a->header.probe = &a->body.probe;
 }
 
+Attnd__Moved *answer_moved(struct answer *a)
+{
+    attnd__moved__init(&a->body.moved);
+    a->header.body_case = ATTND__REPLY__BODY_MOVED;
+    return a->header.moved = &a->body.moved;
+}
+
 void answer_text(struct answer *a)
 {
     attnd__stats_reply__init(&a->body.stats);

@@ -19,6 +19,7 @@ struct answer {
         Attnd__StatsReply stats;
         Attnd__ExportReply export;
         Attnd__ProbeReply probe;
+        Attnd__Moved moved;
     } body;
     char *text; /* what body.stats points to; from malloc, freed by engine_end; NULL: none */
     bool is_built; /* req->reply is complete already: header is not used */
@@ -34,6 +35,7 @@ Attnd__PoolReply *answer_pool(struct answer *a);
 Attnd__SeqReply *answer_seq(struct answer *a);
 Attnd__ExportReply *answer_export(struct answer *a);
 Attnd__ProbeReply *answer_probe(struct answer *a);
+Attnd__Moved *answer_moved(struct answer *a);
 void answer_text(struct answer *a); /* the body is a->text */
 /* Sets the reason for a refusal; returns st, which is not ATTN_OK. */
 attn_status answer_no(struct answer *a, attn_status st, const char *format, ...)

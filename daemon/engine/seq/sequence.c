@@ -14,6 +14,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
 #include "daemon/engine/core/effects.h"
+#include "daemon/engine/core/moved.h"
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/published.h"
@@ -341,6 +342,19 @@ static attn_status run_close(struct engine *e, kv_seq_id seq)
     return ATTN_OK;
 }
 
+/* A close, which may say that it ends a move. */
+static attn_status run_close_as_owner(struct engine *e, struct request *req, uint32_t session,
+                                      kv_seq_id seq, struct answer *a)
+{
+    const Attnd__Close *c = req->wire.header->close;
+    attn_status st = c->moved == NULL ? ATTN_OK : moved_check(c->moved, a);
+    if (st != ATTN_OK)
+        return st;
+    if (c->moved != NULL)
+        moved_note(e, tenant_id(session_tenant(e, session)), c);
+    return run_close(e, seq);
+}
+
 static attn_status run_adopt(struct engine *e, struct request *req, uint32_t session, kv_seq_id seq,
                              struct answer *a)
 {
@@ -415,7 +429,7 @@ static attn_status run_as_owner(struct engine *e, struct request *req, uint32_t 
     case ATTND__REQUEST__BODY_IMPORT:
         return import_begin(e, req, seq, begun, a);
     default:
-        return run_close(e, seq);
+        return run_close_as_owner(e, req, session, seq, a);
     }
 }
 
@@ -426,7 +440,8 @@ static attn_status run_late_fork(struct engine *e, struct request *req, uint32_t
     const Attnd__Fork *f = req->wire.header->fork;
     kv_seq_id seq;
     if (kv_seq_find(e->env.kv, tenant_of_request(e, req, session), f->new_seq, &seq) != ATTN_OK)
-        return answer_no(a, ATTN_ENOTFOUND, "sequence %" PRIu64 " is not open", f->seq);
+        return moved_or_gone(e, tenant_of_request(e, req, session), f->seq, f->epoch, a->why,
+                             sizeof a->why);
     if (!kv_seq_is_repeat(e->env.kv, seq, session, req->wire.request_id))
         return answer_no(a, ATTN_EEXIST, "sequence %" PRIu64 " is open", f->new_seq);
     reply_seq(e, seq, true, a);
@@ -451,7 +466,8 @@ static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t se
     if (!is_here && h->body_case == ATTND__REQUEST__BODY_FORK)
         return run_late_fork(e, req, session, a);
     if (!is_here)
-        return answer_no(a, ATTN_ENOTFOUND, "sequence %" PRIu64 " is not open", name);
+        return moved_or_gone(e, tenant_of_request(e, req, session), name, epoch, a->why,
+                             sizeof a->why);
     switch (h->body_case) {
     case ATTND__REQUEST__BODY_KILL:
         return run_close(e, seq);

@@ -10,6 +10,7 @@
 
 #include "daemon/base/stats.h"
 #include "daemon/engine/core/answer.h"
+#include "daemon/engine/core/moved.h"
 #include "daemon/engine/core/pace.h"
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
@@ -121,8 +122,11 @@ static void item_is_unknown(struct engine *e, struct item *it)
     const Attnd__Step *s = it->task->req->wire.header->step;
     size_t i = (size_t)(it - it->task->items);
     uint32_t tenant = tenant_id(session_tenant(e, it->task->session));
+    char why[WHY_BYTES];
     if (peers_know(e, (struct seq_name){tenant, s->seq[i]}))
         item_fail(it, ATTN_ESTALE, "epoch is %" PRIu32 ", the sequence is at another", s->epoch[i]);
+    else if (moved_or_gone(e, tenant, s->seq[i], s->epoch[i], why, sizeof why) == ATTN_EMOVED)
+        item_fail(it, ATTN_EMOVED, "%s", why);
     else
         item_fail(it, ATTN_ENOTFOUND, "no such sequence");
 }

@@ -38,7 +38,11 @@ _ELSEWHERE = (
     attnd.OutOfMemoryError,
     attnd.OutOfBlocksError,
 )
-_FOUND_AGAIN = (attnd.NotFoundError.status, attnd.StaleEpochError.status)
+_FOUND_AGAIN = (
+    attnd.NotFoundError.status,
+    attnd.MovedError.status,
+    attnd.StaleEpochError.status,
+)
 
 
 class _Part(NamedTuple):

@@ -89,8 +89,6 @@ class ClusterSequence(Closing, NotPicklable):
                 raise attnd.SequenceGoneError(f"sequence {self.id} is closed")
             if is_stale and not self._host.is_gone and self._await_move():
                 return
-            # Here is the place to follow an answer `moved` with url, id and epoch. Daemons have
-            # none, so the others are asked.
             if not self._host.is_gone or self._member().state == LEAVING:
                 if self._find():
                     return
@@ -129,15 +127,32 @@ class ClusterSequence(Closing, NotPicklable):
         """Of its host, as it was last."""
         return self.pool.client.members.known(self._host.name) or self._host.member
 
+    def _moved_to(self) -> str:
+        """The url of where it went, if its daemon says so; else "". Only members are followed."""
+        if self._host.is_gone:
+            return ""
+        host, inner = self._host, self._inner
+        try:
+            at: attnd.Place = host.call(lambda: host.client().locate(inner.id, inner.epoch))
+        except attnd.AttndError as e:
+            log.debug("sequence %d: %s does not say where it went: %s", self.id, host.name, e)
+            return ""
+        return at.url
+
     def _find(self) -> bool:
-        """Adopts it wherever it is, with all that was acknowledged: where its daemon's latest moves
-        went, where its id says that it began, then all others."""
+        """Adopts it wherever it is, with all that was acknowledged: where its daemon says that it
+        went, where that one's latest moves went, where its id says that it began, then all others."""
         client, old = self.pool.client, self._host
         members = client.members.all()
         late = list(reversed(self._member().moved_to))
+        url = self._moved_to()
         names = sorted(
             (n for n in members if n != old.name or old.is_gone),
-            key=lambda n: (late.index(n) if n in late else len(late), home_of(n) != self.id >> 48),
+            key=lambda n: (
+                members[n].url != url,
+                late.index(n) if n in late else len(late),
+                home_of(n) != self.id >> 48,
+            ),
         )
         for name in names:
             host = client.host(members[name])

@@ -15,7 +15,7 @@ needed to import this.
 
 from ._lib import LibraryNotFound
 from ._calls import Calls, Probe
-from .client import Client, ClientCounters, ClientInfo, connect, default_url
+from .client import Client, ClientCounters, ClientInfo, Place, connect, default_url
 from .daemon import Daemon
 from .errors import (
     AlreadyExistsError,
@@ -28,6 +28,7 @@ from .errors import (
     FileError,
     InternalError,
     InvalidArgumentError,
+    MovedError,
     NotFoundError,
     OutOfBlocksError,
     OutOfMemoryError,
@@ -69,11 +70,13 @@ __all__ = [
     "Lane",
     "LayerSpec",
     "LibraryNotFound",
+    "MovedError",
     "NotFoundError",
     "OutOfBlocksError",
     "OutOfMemoryError",
     "OverQuotaError",
     "OverloadedError",
+    "Place",
     "Pool",
     "PoolGoneError",
     "PoolSpec",

@@ -149,6 +149,10 @@ class Probe(Structure):
     ]
 
 
+class Place(Structure):
+    _fields_ = [("url", c_char * 128), ("id", c_uint64), ("epoch", c_uint32)]
+
+
 class SeqCall(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -391,6 +395,7 @@ _FUNCTIONS = {
         [c_void_p, c_char_p, c_uint64, c_uint64, POINTER(Seq), POINTER(c_uint32)],
     ),
     "attn_seq_file_info": (c_int, [c_char_p, POINTER(SeqFile)]),
+    "attn_seq_locate": (c_int, [c_void_p, c_uint64, c_uint32, c_uint64, POINTER(Place)]),
     "attn_seq_move": (
         c_int,
         [c_void_p, c_uint64, c_void_p, c_uint64, POINTER(Seq), POINTER(Moved)],

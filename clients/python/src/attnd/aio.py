@@ -135,6 +135,7 @@ class Client(_Closing):
     retire = _awaited(_sync.Client.retire, _itself)
     inspect = _awaited(_sync.Client.inspect, _itself)
     kill_sequence = _awaited(_sync.Client.kill_sequence, _itself)
+    locate = _awaited(_sync.Client.locate, _itself)
     move = _awaited(_sync.Client.move, _itself)
     reload = _awaited(_sync.Client.reload, _itself)
 

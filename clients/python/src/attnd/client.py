@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from . import _lib
 from ._handle import (
+    U32_MAX,
     U64_MAX,
     Closing,
     Guard,
@@ -45,6 +46,19 @@ class ClientInfo(NamedTuple):
     server_version: str
     backend: str
     boot_id: int
+
+
+class Place(NamedTuple):
+    """Where a sequence is.
+
+    url    of its daemon, as the one who moved it connected to that; "": it is here
+    id     there
+    epoch  there: of a sequence here now, else at the end of the move
+    """
+
+    url: str
+    id: int
+    epoch: int
 
 
 class ClientCounters(NamedTuple):
@@ -395,6 +409,19 @@ class Client(Closing, NotPicklable):
             return Sequence(to, new)
 
         return interruptible(move, guard=self._guard)
+
+    def locate(self, seq_id: int, epoch: int = 0, *, timeout: float | None = None) -> Place:
+        """Where a sequence is, or where it went from here, which is known for a lease's time; epoch:
+        of the handle that is asked for, 0: whichever had the id last. Raises NotFoundError."""
+        seq_id, us = whole("seq_id", seq_id, U64_MAX), timeout_us(timeout)
+        epoch = whole("epoch", epoch, U32_MAX)
+
+        def locate() -> Place:
+            p = _lib.Place()
+            check(self._lib.attn_seq_locate(self._handle, seq_id, epoch, us, ctypes.byref(p)))
+            return Place(p.url.decode(), p.id, p.epoch)
+
+        return interruptible(locate, guard=self._guard)
 
     def counters(self) -> ClientCounters:
         """What this client did so far."""

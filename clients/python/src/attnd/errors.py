@@ -74,6 +74,12 @@ class SequenceGoneError(NotFoundError):
     """Nobody has this sequence: open another and feed it again."""
 
 
+class MovedError(SequenceGoneError):
+    """The sequence goes on at another daemon: Client.locate() says where."""
+
+    status = -20
+
+
 class AlreadyExistsError(AttndError):
     """The sequence exists, or the pool's name is taken by another spec."""
 
@@ -172,7 +178,7 @@ class FencedError(AttndError):
     status = -19
 
 
-_CLASSES = {c.status: c for c in AttndError.__subclasses__()}
+_CLASSES = {c.status: c for c in (*AttndError.__subclasses__(), MovedError)}
 _GONE = {1: SessionGoneError, 2: PoolGoneError, 3: SequenceGoneError}  # enum attn_gone
 
 

@@ -123,7 +123,7 @@ class Sequence(Closing, NotPicklable):
         """Takes the sequence to a pool of another daemon, while other threads decode it here.
 
         Full blocks are copied first. Then steps here are refused with StaleEpochError or
-        SequenceGoneError, and the last blocks follow: go on with the sequence that this returns.
+        MovedError, and the last blocks follow: go on with the sequence that this returns.
         If it raises, the sequence is here; unless it is usable, adopt() it. timeout is of each
         request. Raises what export() and import_sequence() do.
         """
