@@ -1,7 +1,7 @@
 /* moved.c: sequences that were moved to another daemon.
  *
- * Requests of names that are not open go to the first device's engine, so the notes are in its
- * cache. Another engine sends it what it closes.
+ * Requests of names that are not open go to the first device's engine, so what another one closes
+ * is noted in its cache, too; in the other one's for requests that are on their way there.
  */
 #include "daemon/engine/core/moved.h"
 
@@ -62,8 +62,9 @@ void moved_note(struct engine *e, uint32_t tenant, const Attnd__Close *close)
                                 .to = {.id = close->moved->seq, .epoch = close->moved->epoch}};
     snprintf(m->url, sizeof m->url, "%s", close->moved->url);
     m->to.url = m->url;
+    note(e, m);
     if (is_primary(e))
-        on_moved(e, &m->message);
+        free(m);
     else
         engine_message_push(peers_at(e, 0), &m->message);
 }
