@@ -165,9 +165,11 @@ static void every_option_of_a_dilated_layer_agrees_with_the_reference(void **sta
         n_run++;
         if (st == ATTN_OK && run_case(s, o->is_batch_invariant))
             continue;
-        fprintf(stderr, "case %" PRIu32 ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: %s;", i,
-                g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v, g->block_tokens,
-                attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
+        fprintf(stderr,
+                "case %" PRIu32 ", at %" PRIu32
+                ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: %s;",
+                i, at, g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v,
+                g->block_tokens, attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
                 check.b ? check.ops->last_error(check.b) : "closed");
         print_branches();
         assert_non_null(check.b);

@@ -129,9 +129,10 @@ static void every_option_agrees_with_the_reference(void **state)
         if (st == ATTN_OK && run_case(s, o->is_batch_invariant))
             continue;
         fprintf(stderr,
-                "case %" PRIu32 ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: failed: %s\n", i,
-                g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v, g->block_tokens,
-                attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
+                "case %" PRIu32 ", at %" PRIu32
+                ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: failed: %s\n",
+                i, at, g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v,
+                g->block_tokens, attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
                 check.b ? check.ops->last_error(check.b) : "closed");
         assert_non_null(check.b);
         if (++n_failed == n_most)
