@@ -499,13 +499,20 @@ static void readers_learn_which_blocks_are_published_and_evicted(void **state)
     rig_close(&r);
 }
 
+static void with_many_blocks(struct rig *rig)
+{
+    rig->backend.kv_bytes = 4 << 20;
+}
+
 static void a_page_of_blocks_fits_an_answer_and_the_next_goes_on(void **state)
 {
     (void)state;
     enum { N = 3 * RIG_BLOCK_TOKENS, N_SEQS = 200 };
     uint32_t n = 0, n_pages = 0;
     uint64_t after = 0, number = 0;
-    open_as_operator();
+    rig_open(&r, with_many_blocks);
+    r.pool = rig_pool(&r, "large", 500);
+    r.principal = (struct principal){.kind = PRINCIPAL_USER, .uid = geteuid()};
     for (uint64_t name = 1; name <= N_SEQS; name++) {
         uint32_t ids[N];
         for (uint32_t i = 0; i < N; i++)
@@ -528,6 +535,7 @@ static void a_page_of_blocks_fits_an_answer_and_the_next_goes_on(void **state)
         n_pages++;
         json_decref(page);
     } while (after != 0);
+    assert_true(n_pages > 1);
     struct kv_stats s;
     kv_stats_read(r.kv, &s);
     assert_int_equal(n, s.blocks_published);
