@@ -19,7 +19,7 @@
 #include "cache/kv_seq.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 14
+#define KV_ARENA_VERSION 15
 #define KV_ARENA_PAGE_BYTES 4096
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
@@ -82,6 +82,8 @@ struct kv_header {
     uint64_t root_secret[2], block_secret[2]; /* for the keys of published blocks, random too */
     uint64_t seal; /* hash of all fields above, under an all-zero key */
 };
+_Static_assert(sizeof(struct kv_config) == 12 * sizeof(uint32_t) + 2 * sizeof(uint64_t),
+               "a field that is not there, padding, would be sealed, too");
 
 struct kv_pool_rec {
     uint32_t state;

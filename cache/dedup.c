@@ -174,7 +174,7 @@ bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64
 
 static uint64_t seal_of(const struct kv *kv, const struct kv_moved_rec *r)
 {
-    uint64_t url = siphash(kv->key, r->url, sizeof r->url);
+    uint64_t url = siphash(kv->key, r->url, strnlen(r->url, sizeof r->url));
     uint64_t words[] = {
         r->serial,  r->tenant, r->name, r->id, (uint64_t)r->at_epoch << 32 | r->epoch,
         r->until_s, url};

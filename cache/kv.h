@@ -56,7 +56,7 @@ struct kv_config {
     uint32_t idle_is_new; /* 1: the memory is new and empty: sequences of an existing arena that
                              have blocks there are dropped */
     /* Events (kv_tier.h). Not compared either: */
-    uint32_t events_kept; /* the latest so many; 0: none */
+    uint64_t events_kept; /* the latest so many; 0: none */
     uint64_t events_from; /* below 2^54: numbers of events are above it; such as a time */
 };
 

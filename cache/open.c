@@ -283,7 +283,8 @@ attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char 
     }
     kv->events = c->events_kept == 0 ? NULL : calloc(c->events_kept, sizeof *kv->events);
     if (kv->events == NULL && c->events_kept > 0) {
-        st = kv_fail(kv, ATTN_ENOMEM, "no memory for %u events", c->events_kept);
+        st = kv_fail(kv, ATTN_ENOMEM, "no memory for %llu events",
+                     (unsigned long long)c->events_kept);
         goto fail;
     }
     if (!kv_pages_init(kv)) {
