@@ -252,18 +252,19 @@ ATTN_API attn_status attn_client_poll(attn_client *c, uint64_t timeout_us,
  * place are copied in the same way. c may be NULL: plain memcpy. */
 ATTN_API void attn_client_copy(const attn_client *c, void *dst, const void *src, size_t bytes);
 
-/* attn_client_pin: page-locks the memory that a shm:// client shares with the daemon, so that a
- * CUDA device copies q, k and v to where fill puts them, and out and lse from where take finds
- * them, at the bus's speed and beside its kernels (cudaMemcpyAsync; both wait for it before they
- * return).
+/* attn_client_pin: page-locks the memory of messages, so that a CUDA device copies q, k and v to
+ * where fill puts them, and out and lse from where take finds them, at the bus's speed and beside
+ * its kernels (cudaMemcpyAsync; both wait for it before they return).
  *
- * Takes a third of a millisecond a MiB (listen.shm_client), now and after each new connection; one
- * that can't be page-locked any more works as before. For all devices, on the calling thread's
- * current one, whose primary context is made if there is none. Ends with the client; calling again
- * does nothing. Any thread.
+ * Over shm:// that is the memory shared with the daemon, now and after each new connection. Over
+ * sockets each message of 256 KiB and more, and each answer, has a buffer that is page-locked when
+ * it is first needed and kept for later ones, 128 MiB in all; what goes beyond that is ordinary
+ * memory. Takes a third of a millisecond a MiB; what can't be page-locked any more works as before.
+ * For all devices, on the calling thread's current one, whose primary context is made if there is
+ * none. Ends with the client; calling again does nothing. Any thread.
  *
- * Errors   ATTN_ENOTSUP another transport; libattn-cuda.so, a driver or a device is missing, or it
- *          refuses */
+ * Errors   ATTN_ENOTSUP libattn-cuda.so, a driver or a device is missing, or it refuses;
+ *          ATTN_ENOMEM */
 ATTN_API attn_status attn_client_pin(attn_client *c);
 
 /* ---- pool ---- */

@@ -200,8 +200,6 @@ attn_status attn_client_pin(attn_client *c)
     attn_status st = client_check(c);
     if (st != ATTN_OK)
         return st;
-    if (c->t->ops->pin == NULL)
-        return error_set(ATTN_ENOTSUP, "url %s: only shm:// shares memory with the daemon", c->url);
     const struct lane_memory_ops *ops = lane_memory_find_cuda(why, sizeof why);
     st = ops != NULL ? c->t->ops->pin(c->t, ops, why, sizeof why) : ATTN_ENOTSUP;
     return st == ATTN_OK ? ATTN_OK : error_set(st, "%s", why);

@@ -515,7 +515,7 @@ static attn_status gpu_pin(void *p, uint64_t bytes, int *device, char *why, size
     cudaThreadExchangeStreamCaptureMode(&mode);
     code = (int)cudaHostRegister(p, bytes, cudaHostRegisterPortable);
     cudaThreadExchangeStreamCaptureMode(&mode);
-    return code ? fail(ATTN_ENOTSUP, "page-locking shared memory", code, why, why_bytes) : ATTN_OK;
+    return code ? fail(ATTN_ENOTSUP, "page-locking memory", code, why, why_bytes) : ATTN_OK;
 }
 
 static void gpu_unpin(void *p)

@@ -168,11 +168,11 @@ static int sp_fd(struct client_transport *t)
 /* ---- life ---- */
 
 /* Nothing but descriptors and memory of our own, and no lock: right in a forked child, too. */
-static void sp_abandon(struct client_transport *t)
+static void free_all(struct sp *sp, bool is_ours)
 {
-    struct sp *sp = (struct sp *)t, *beside = atomic_load(&sp->beside);
+    struct sp *beside = atomic_load(&sp->beside);
     if (beside != NULL)
-        sp_abandon(&beside->base);
+        free_all(beside, is_ours);
     if (sp->socket >= 0)
         close(sp->socket);
     if (sp->epoll_fd >= 0)
@@ -180,13 +180,19 @@ static void sp_abandon(struct client_transport *t)
     if (sp->wake_fd >= 0)
         close(sp->wake_fd);
     secure_close(sp->secure);
-    free(sp->in);
-    free(sp->out);
+    sp_message_free(sp->memory, sp->in);
+    sp_message_free(sp->memory, sp->out);
+    sp_memory_end(&sp->own_memory, is_ours);
     free(sp->url);
     free(sp->ca_file);
     free(sp->cert_file);
     free(sp->cert_key_file);
     free(sp);
+}
+
+static void sp_abandon(struct client_transport *t)
+{
+    free_all((struct sp *)t, false);
 }
 
 /* Says goodbye and ends what others would have to. */
@@ -203,7 +209,7 @@ static void sp_close(struct client_transport *t)
     if (beside != NULL)
         end(beside);
     end(sp);
-    sp_abandon(t);
+    free_all(sp, true);
 }
 
 /* A copy of a file's name; NULL stays NULL. false: no memory. */
@@ -224,6 +230,7 @@ static attn_status sp_open(const char *url, const struct client_credentials *fil
         return st;
     }
     sp->base.ops = &transport_sp_ops;
+    sp->memory = &sp->own_memory;
     sp->socket = sp->epoll_fd = sp->wake_fd = -1;
     static const struct client_credentials none;
     files = files != NULL ? files : &none;
@@ -261,7 +268,7 @@ static attn_status sp_open(const char *url, const struct client_credentials *fil
     *out_t = &sp->base;
     return ATTN_OK;
 fail:
-    sp_abandon(&sp->base);
+    free_all(sp, true);
     return st;
 }
 
@@ -277,6 +284,7 @@ static void begin_beside(struct sp *sp)
         return;
     struct sp *beside = (struct sp *)t;
     beside->is_beside = true;
+    beside->memory = sp->memory;
     atomic_store(&beside->max_message_bytes, atomic_load(&sp->max_message_bytes));
     (void)epoll_ctl(sp->epoll_fd, EPOLL_CTL_ADD, beside->epoll_fd, &ev); /* else ticks go on */
     atomic_store(&sp->beside, beside);
@@ -284,17 +292,16 @@ static void begin_beside(struct sp *sp)
 
 /* ---- the rest ---- */
 
-static void *sp_message_alloc(struct client_transport *t, size_t bytes, size_t reply_bytes)
+static void *sp_alloc(struct client_transport *t, size_t bytes, size_t reply_bytes)
 {
-    (void)t, (void)reply_bytes;
-    struct sp_message *m = sp_message_new(bytes);
+    (void)reply_bytes;
+    struct sp_message *m = sp_message_new(((struct sp *)t)->memory, bytes);
     return m != NULL ? m + 1 : NULL;
 }
 
-static void sp_message_free(struct client_transport *t, void *message)
+static void sp_free(struct client_transport *t, void *message)
 {
-    (void)t;
-    free((struct sp_message *)message - 1);
+    sp_message_free(((struct sp *)t)->memory, (struct sp_message *)message - 1);
 }
 
 static uint64_t sp_generation(struct client_transport *t)
@@ -335,13 +342,19 @@ static void sp_set_max_message(struct client_transport *t, uint64_t bytes)
         atomic_store(&beside->max_message_bytes, bytes);
 }
 
+static attn_status sp_pin(struct client_transport *t, const struct lane_memory_ops *ops, char *why,
+                          size_t why_bytes)
+{
+    return sp_memory_pin(((struct sp *)t)->memory, ops, why, why_bytes);
+}
+
 const struct client_transport_ops transport_sp_ops = {
     .schemes = {"ipc://", "tcp://", "tls+tcp://", NULL},
     .open = sp_open,
     .close = sp_close,
     .abandon = sp_abandon,
-    .message_alloc = sp_message_alloc,
-    .message_free = sp_message_free,
+    .message_alloc = sp_alloc,
+    .message_free = sp_free,
     .send = sp_send,
     .recv = sp_recv,
     .wait = sp_wait,
@@ -353,4 +366,5 @@ const struct client_transport_ops transport_sp_ops = {
     .why_not = sp_why_not,
     .max_message = sp_max_message,
     .set_max_message = sp_set_max_message,
+    .pin = sp_pin,
 };

@@ -63,10 +63,10 @@ void sp_disconnect(struct sp *sp, const char *format, ...)
     sp->socket = -1;
     if (sp->secure != NULL)
         secure_end(sp->secure);
-    free(sp->out);
+    sp_message_free(sp->memory, sp->out);
     sp->out = NULL;
     pthread_mutex_unlock(&sp->lock);
-    free(sp->in);
+    sp_message_free(sp->memory, sp->in);
     sp->in = NULL;
     sp->read_at = sp->read_end = 0;
     sp->state = SP_CLOSED;

@@ -18,11 +18,21 @@
 
 enum sp_state { SP_CLOSED, SP_LOOKING_UP, SP_CONNECTING, SP_SECURING, SP_HANDSHAKE, SP_READY };
 
+/* Where messages lie (sp_memory.c); any thread. */
+struct sp_memory {
+    _Atomic(const struct lane_memory_ops *) pins; /* large ones are page-locked by it; NULL: none */
+    _Atomic(struct sp_message *) spare; /* page-locked, and nobody's */
+    atomic_int device; /* on which, once there is one */
+    atomic_size_t n_pinned; /* bytes, spare or not */
+};
+
 struct sp {
     struct client_transport base;
     struct sp_address address;
     struct secure *secure; /* of a tls+tcp:// url; NULL: no TLS */
     int epoll_fd, wake_fd; /* never change */
+    struct sp_memory *memory; /* own_memory; the second connection has the first's */
+    struct sp_memory own_memory;
     atomic_bool is_ready, is_woken;
     atomic_uint_fast64_t generation, n_failures, max_message_bytes;
 
@@ -61,6 +71,8 @@ struct sp {
 /* A message's memory; the message is behind it. */
 struct sp_message {
     _Alignas(SP_ALIGN) size_t bytes;
+    size_t room; /* page-locked, for so many; 0: not page-locked */
+    struct sp_message *next; /* a spare one's */
 };
 
 /* The connection goes on to be made as far as it can now, or it is time to try again. */
@@ -78,7 +90,13 @@ ssize_t sp_read(struct sp *sp, void *dst, size_t n);
 const char *sp_why_broken(const struct sp *sp);
 
 /* NULL: no memory. */
-struct sp_message *sp_message_new(size_t bytes);
+struct sp_message *sp_message_new(struct sp_memory *sm, size_t bytes);
+void sp_message_free(struct sp_memory *sm, struct sp_message *m); /* m may be NULL */
+/* As the transport's pin. */
+attn_status sp_memory_pin(struct sp_memory *sm, const struct lane_memory_ops *pins, char *why,
+                          size_t why_bytes);
+/* Frees what is spare: all, once no connection has a message. is_ours: not in a forked child. */
+void sp_memory_end(struct sp_memory *sm, bool is_ours);
 /* Reads what has come, of a large message at most about max bytes. true: sp->in is whole. false:
  * not yet (*out_has_more: it stopped at max), or the connection is gone. */
 bool sp_message_read(struct sp *sp, size_t max, bool *out_has_more);

@@ -2,7 +2,6 @@
  * on ipc with a byte before it, then the message.
  */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -10,17 +9,6 @@
 #include "clients/libattn/transport/sp_internal.h"
 
 #define SP_ID_BIT 0x80000000u
-
-struct sp_message *sp_message_new(size_t bytes)
-{
-    if (bytes > SIZE_MAX / 2)
-        return NULL;
-    size_t all = sizeof(struct sp_message) + (bytes + SP_ALIGN - 1) / SP_ALIGN * SP_ALIGN;
-    struct sp_message *m = aligned_alloc(SP_ALIGN, all);
-    if (m != NULL)
-        m->bytes = bytes;
-    return m;
-}
 
 /* Makes sp->in of the head of a message, which is in sp->read from read_at on. */
 static bool take_head(struct sp *sp)
@@ -42,7 +30,7 @@ static bool take_head(struct sp *sp)
             (unsigned long long)bytes, id, (unsigned long long)most);
         return false;
     }
-    sp->in = sp_message_new((size_t)bytes - 4);
+    sp->in = sp_message_new(sp->memory, (size_t)bytes - 4);
     if (sp->in == NULL) {
         sp_disconnect(sp, "no memory for an answer of %llu bytes", (unsigned long long)bytes);
         return false;
@@ -127,7 +115,7 @@ bool sp_message_write_locked(struct sp *sp)
     }
     if (sp->secure != NULL && !secure_flush(sp->secure, sp->socket))
         return false;
-    free(m);
+    sp_message_free(sp->memory, m);
     sp->out = NULL;
     return true;
 }

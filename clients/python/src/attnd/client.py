@@ -290,10 +290,10 @@ class Client(Closing, NotPicklable):
         return pool
 
     def pin_memory(self) -> None:
-        """Page-locks the memory that a shm:// client shares with the daemon, for copies of a GPU.
+        """Page-locks the memory of messages, for copies of a GPU (attn_client_pin).
 
-        Now and after each new connection (attn_client_pin), through the GPU that is current on this
-        thread. Raises UnsupportedError, which says what is missing.
+        Over shm:// what is shared with the daemon, over sockets buffers of large messages; through
+        the GPU that is current on this thread. Raises UnsupportedError, which says what is missing.
         """
         with self._guard:
             check(self._lib.attn_client_pin(self._handle))
