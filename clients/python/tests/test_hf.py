@@ -20,6 +20,7 @@ from hf_models import (  # noqa: E402
 
 import attnd  # noqa: E402
 import attnd.hf  # noqa: E402
+from attnd.hf import _worker  # noqa: E402
 
 
 @pytest.fixture(params=MODELS, ids=lambda f: f.__name__)
@@ -150,26 +151,82 @@ def test_long_prompts_go_in_several_steps(attach):
     assert torch.equal(worker.generate(**inputs, **GREEDY), want)
 
 
-def test_the_way_of_a_gpu_gives_the_same(attach, monkeypatch):
-    """The copies into messages and out of answers; on a machine without a GPU, of host memory."""
-    model = make(gpt_oss)
-    inputs = prompts(model, (20, 9))
-    want = model.generate(**inputs, **GREEDY)
-    worker = attach(model, lane=False)
-    worker.max_tokens = 12
-    if model.device.type == "cpu":
+def as_if_on_a_gpu(worker, monkeypatch):
+    """Copies as from a GPU and to it; on a machine without one, of host memory."""
+    monkeypatch.setattr(worker, "_is_on_gpu", True)
+    worker.layers.is_refused = True
+    if worker.model.device.type == "cpu":
 
         class Stream:
             def synchronize(self):
                 pass
+
+            def record_event(self):
+                return self
 
         empty = torch.empty
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
         monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
         worker._is_pinned = True
         monkeypatch.setattr(worker, "_run_on_host", worker._run_on_device)
+
+
+def test_the_way_of_a_gpu_gives_the_same(attach, monkeypatch):
+    """The copies into messages and out of answers."""
+    model = make(gpt_oss)
+    inputs = prompts(model, (20, 9))
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model, lane=False)
+    worker.max_tokens = 12
+    as_if_on_a_gpu(worker, monkeypatch)
     assert torch.equal(worker.generate(**inputs, **GREEDY), want)
     assert worker.spent.n_steps >= 24 * 4 and worker.spent.copy_ns > 0
+
+
+@pytest.mark.parametrize("is_shared", (False, True), ids=("sockets", "shm"))
+def test_large_passes_of_a_gpu_go_over_sockets_in_halves(attach, monkeypatch, is_shared):
+    model = make(llama)
+    inputs = prompts(model, (20, 9, 1))
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model, lane=False)
+    n_layers = len(worker.seen)
+    as_if_on_a_gpu(worker, monkeypatch)
+    worker._is_shared = is_shared
+    worker.spent = attnd.hf.Spent()
+    monkeypatch.setattr(_worker, "HALVES_BYTES", 3 * worker._token_bytes)
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+    # the prompt and each token; with three rows from the first one on, in two steps each
+    n_passes = want.shape[1] - inputs["input_ids"].shape[1]
+    assert worker.spent.n_steps == n_passes * n_layers * (1 if is_shared else 2)
+    monkeypatch.setattr(_worker, "HALVES_BYTES", 3 * worker._token_bytes + 1)
+    worker.spent = attnd.hf.Spent()
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+    assert worker.spent.n_steps == n_layers * (n_passes if is_shared else n_passes + 1)
+
+
+def test_halves_of_a_gpu_that_fail_leave_nothing_in_flight(attach, monkeypatch):
+    model = make(llama)
+    inputs = prompts(model, (20, 9, 4))
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model, lane=False)
+    as_if_on_a_gpu(worker, monkeypatch)
+    worker._is_shared = False
+    monkeypatch.setattr(_worker, "HALVES_BYTES", 1)
+    step_start, n = worker.pool.step_start, 0
+
+    def failing(layer, items, *tensors, **kwargs):
+        nonlocal n
+        n += 1
+        if n == 7:  # the first half of a layer: it begins behind what is cached
+            items.c[0].pos += 1
+        return step_start(layer, items, *tensors, **kwargs)
+
+    monkeypatch.setattr(worker.pool, "step_start", failing)
+    with pytest.raises(attnd.InvalidArgumentError, match="pos"):
+        worker.generate(**inputs, **GREEDY)
+    assert not worker.pool._steps
+    assert not worker._staging._of_thread.__dict__  # others may not write to its buffers
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
 
 
 @pytest.mark.parametrize("build", (llama, gemma3), ids=lambda f: f.__name__)

@@ -9,7 +9,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, List, Tuple
+from typing import TYPE_CHECKING, Any, List, Tuple
 
 import torch
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 Part = Tuple[Items, List[torch.Tensor], torch.Tensor]  # of a layer: q, k, v (or q and k, or q alone), and the output
 
 DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
-IN_FLIGHT = 2  # steps in place: while the daemon has one, the next is copied
+IN_FLIGHT = 2  # steps: while the daemon has one, the next is copied
+HALVES_BYTES = 256 << 10  # of q, k and v: what is larger goes over sockets in two steps
 _SMALL_BYTES = 1 << 20  # of q, k and v: the host copies them sooner than Python calls back
 
 
@@ -41,29 +42,74 @@ class Staging:
             buffer = buffers[name] = torch.empty(n, dtype=dtype, pin_memory=True)
         return buffer[:n]
 
-    def step(self, pool: Pool, layer: int, part: Part) -> tuple[Result, int]:
-        """One copy to the host, the step, one copy back, on the current stream. The step's result, and
-        the nanoseconds before it, with the wait for the model to have made q, k and v.
+    def steps(
+        self, pool: Pool, layer: int, parts: list[Part]
+    ) -> Iterator[tuple[Result, int]]:
+        """Of each part one copy to the host, the step, one copy back, on the current stream: a part is
+        copied while the one before it is on its way. Yields each step's result, and the nanoseconds
+        before it, with the wait for the model to have made q, k and v.
 
-        The wait before the step also covers the copy back of the step before, which may still read
-        the buffer.
+        The wait before the first step also covers the copies back of the layer before, which may
+        still read the buffers.
         """
-        items, qkv, out = part
+        try:
+            yield from self._steps(pool, layer, parts)
+        except BaseException:
+            self._of_thread.__dict__.clear()  # one that was interrupted may be written yet
+            raise
+
+    def _steps(
+        self, pool: Pool, layer: int, parts: list[Part]
+    ) -> Iterator[tuple[Result, int]]:
         start = time.monotonic_ns()
-        packed = torch.cat([x.reshape(-1) for x in qkv])
-        staged = self._buffer("in", packed.numel(), out.dtype)
-        staged.copy_(packed, non_blocking=True)
-        torch.cuda.current_stream(out.device).synchronize()
-        copy_ns = time.monotonic_ns() - start
-        host = [x.view(y.shape) for x, y in zip(torch.split(staged, [x.numel() for x in qkv]), qkv)]
-        host_out = self._buffer("out", out.numel(), out.dtype).view(out.shape)
-        result = pool.step(layer, items, *host, out=host_out)
-        out.copy_(host_out, non_blocking=True)
-        return result, copy_ns
+        stream = torch.cuda.current_stream(parts[0][2].device)
+        staged: list[tuple[list[torch.Tensor], torch.Tensor, Any]] = []
+        for n, (_, qkv, out) in enumerate(parts):
+            packed = torch.cat([x.reshape(-1) for x in qkv])
+            here = self._buffer(f"in {n}", packed.numel(), out.dtype)
+            here.copy_(packed, non_blocking=True)
+            pieces = torch.split(here, [x.numel() for x in qkv])
+            host = [x.view(y.shape) for x, y in zip(pieces, qkv)]
+            host_out = self._buffer(f"out {n}", out.numel(), out.dtype).view(out.shape)
+            staged.append((host, host_out, stream.record_event()))
+        if len(parts) == 1:
+            [(items, _, out)], [(host, host_out, copied)] = parts, staged
+            copied.synchronize()
+            copy_ns = time.monotonic_ns() - start
+            result = pool.step(layer, items, *host, out=host_out)
+            out.copy_(host_out, non_blocking=True)
+            yield result, copy_ns
+            return
+        begun: collections.deque[tuple[Step, int, Part, torch.Tensor]] = collections.deque()
+        with _to_their_end(begun):
+            for part, (host, host_out, copied) in zip(parts, staged):
+                copied.synchronize()
+                copy_ns = time.monotonic_ns() - start
+                step = pool.step_start(layer, part[0], *host, out=host_out)
+                begun.append((step, copy_ns, part, host_out))
+                start = time.monotonic_ns()
+            while begun:
+                step, copy_ns, (_, _, out), host_out = begun.popleft()
+                result = step.wait()
+                out.copy_(host_out, non_blocking=True)
+                yield result, copy_ns
+
+
+@contextlib.contextmanager
+def _to_their_end(in_flight: Iterable[tuple[Any, ...]]) -> Iterator[None]:
+    """What comes behind a step that failed is waited for; its outputs are nobody's."""
+    try:
+        yield
+    except AttndError:
+        for step, *_ in in_flight:
+            with contextlib.suppress(AttndError):
+                step.wait()
+        raise
 
 
 def is_small(parts: list[Part]) -> bool:
-    return len(parts) == 1 and sum(x.nbytes for x in parts[0][1]) <= _SMALL_BYTES
+    sizes = [sum(x.nbytes for x in qkv) for _, qkv, _ in parts]
+    return len(parts) <= IN_FLIGHT and max(sizes) <= _SMALL_BYTES
 
 
 def _at(address: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
@@ -112,7 +158,7 @@ def run_in_place(pool: Pool, layer: int, parts: Iterable[Part]) -> Iterator[tupl
         result = step.wait()
         return result._replace(total_ns=result.total_ns - copies.copy_ns), copies.copy_ns
 
-    try:
+    with _to_their_end(in_flight):
         for items, qkv, out in parts:
             if len(in_flight) == IN_FLIGHT:
                 yield wait()
@@ -121,8 +167,3 @@ def run_in_place(pool: Pool, layer: int, parts: Iterable[Part]) -> Iterator[tupl
             in_flight.append((pool._start(prepared), copies))
         while in_flight:
             yield wait()
-    except AttndError:
-        for step, _ in in_flight:  # what comes behind a step that failed
-            with contextlib.suppress(AttndError):
-                step.wait()
-        raise

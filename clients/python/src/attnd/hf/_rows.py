@@ -101,9 +101,10 @@ class Plan(Packed):
 def _cut(runs: list[tuple[Row, int, int]], worker: Worker) -> Iterator[Chunk]:
     first = begin = 0
     chunk: list[tuple[Row, int, int]] = []
+    max_tokens = worker.step_tokens(sum(n_tokens for _, _, n_tokens in runs))
     for row, pos, n_tokens in runs:
         while n_tokens > 0:
-            room = worker.max_tokens - (begin - first)
+            room = max_tokens - (begin - first)
             if room == 0 or len(chunk) == worker.max_items:
                 yield Chunk(first, _items(chunk))
                 first, chunk = begin, []

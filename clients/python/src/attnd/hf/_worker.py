@@ -26,7 +26,7 @@ from ..pool import Items, Pool, Result, Sequence
 from ..spec import PoolSpec
 from ._cache import Cache
 from ._calls import NAME, Seen
-from ._copies import IN_FLIGHT, Part, Staging, is_small, run_in_place
+from ._copies import HALVES_BYTES, IN_FLIGHT, Part, Staging, is_small, run_in_place
 from ._graphs import Graphs
 from ._handed import refuse
 from ._lane import Layers
@@ -73,9 +73,9 @@ def _token_bytes(spec: PoolSpec) -> int:
     return element * (spec.num_q_heads * max(spec.head_dim_k, spec.head_dim_v) + kv)
 
 
-def _step_limits(client: Client, pools: list[Pool], n_at_once: int) -> tuple[int, int]:
+def _step_limits(client: Client, token_bytes: int, n_at_once: int) -> tuple[int, int]:
     """Tokens and items of one step, in whichever pool, if there is room for so many steps."""
-    info, token_bytes = client.info, max(_token_bytes(pool.spec) for pool in pools)
+    info = client.info
     room = min(_STEP_BYTES, (info.max_message_bytes - _HEADER_BYTES) // n_at_once)
     return max(1, min(info.max_step_tokens, room // token_bytes)), info.max_step_items
 
@@ -271,8 +271,11 @@ class Worker(Closing, NotPicklable):
         self.first_layer = min(seen)
         self.sharing = sharing  # None: prompts are not shared
         self.pools = pools
-        n_at_once = IN_FLIGHT if any(p.is_cuda for p in model.parameters()) else 1
-        self.max_tokens, self.max_items = _step_limits(client, pools.all, n_at_once)
+        self._is_on_gpu = any(p.is_cuda for p in model.parameters())
+        self._is_shared = client.url.startswith("shm://")
+        self._token_bytes = max(_token_bytes(pool.spec) for pool in pools.all)
+        n_at_once = IN_FLIGHT if self._is_on_gpu else 1
+        self.max_tokens, self.max_items = _step_limits(client, self._token_bytes, n_at_once)
         self.is_closed = False
         self.spent = Spent()
         self._owns_client = owns_client
@@ -439,6 +442,14 @@ class Worker(Closing, NotPicklable):
 
     # ---- steps
 
+    def step_tokens(self, n_tokens: int) -> int:
+        """Tokens of one step, at most, of a pass of n_tokens: from a GPU over sockets half of them, if
+        they are many bytes, so that one half is copied while the other is on its way."""
+        is_halved = self._is_on_gpu and self.layers.is_refused and not self._is_shared
+        if not is_halved or n_tokens * self._token_bytes < HALVES_BYTES:
+            return self.max_tokens
+        return min(self.max_tokens, (n_tokens + 1) // 2)
+
     def is_absorbed(self, layer: int) -> bool:
         """Whether the layer's latents are in the cache, not the heads made of them."""
         seen = self.seen.get(layer)
@@ -497,9 +508,9 @@ class Worker(Closing, NotPicklable):
 
     def _run_on_device(self, pool: Pool, layer: int, parts: list[Part]) -> None:
         if is_small(parts):
-            result, copy_ns = self._staging.step(pool, layer, parts[0])
-            self.spent.add(result)
-            self.spent.copy_ns += copy_ns
+            for result, copy_ns in self._staging.steps(pool, layer, parts):
+                self.spent.add(result)
+                self.spent.copy_ns += copy_ns
             return
         if not self._is_pinned:
             self._is_pinned = True
