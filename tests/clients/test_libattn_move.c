@@ -109,8 +109,9 @@ static void *work(void *arg)
 
 static int start(void **state)
 {
+    static const char *const supervise[] = {"--supervise", NULL};
     (void)state;
-    e2e_start(&seq_daemons[0], NULL);
+    e2e_start(&seq_daemons[0], supervise);
     e2e_start(&seq_daemons[1], NULL);
     return 0;
 }
@@ -241,6 +242,36 @@ static void a_quiet_sequence_stops_for_its_last_block(void **state)
     ok(attn_seq_close(q, &got, LONG_US));
     ok(attn_seq_close(p, &twin, LONG_US));
     free(ids);
+    attn_pool_close(p);
+    attn_pool_close(q);
+    attn_client_close(a);
+    attn_client_close(b);
+}
+
+/* What it was told of moves is in the arena: the process that follows a killed one says it, too, of
+ * the latest of several moves. */
+static void a_successor_says_where_a_sequence_went(void **state)
+{
+    (void)state;
+    attn_client *a = client_of(0, false), *b = client_of(1, false);
+    attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 96), *q = pool_of(b, ATTN_F32, "m", 0.25f, 96);
+    const uint32_t lens[LAYERS] = {600, 600};
+    struct attn_seq first = make_seq(p, 7, 600, 600, 550), twin = make_seq(p, 8, 600, 600, 0), got,
+                    second;
+    struct attn_place at;
+    pid_t pid = e2e_child(&seq_daemons[0]);
+    ok(attn_seq_move(a, 7, q, LONG_US, &got, NULL));
+    ok(attn_seq_move(b, 7, p, LONG_US, &second, NULL));
+    ok(attn_seq_move(a, 7, q, LONG_US, &got, NULL));
+    e2e_kill_child(&seq_daemons[0]);
+    assert_same(p, &twin, q, &got, lens); /* asks the successor */
+    assert_int_not_equal(e2e_child(&seq_daemons[0]), pid);
+    ok(attn_seq_locate(a, 7, first.epoch, LONG_US, &at));
+    assert_string_equal(at.url, b->url);
+    assert_int_equal(at.epoch, got.epoch);
+    assert_moved(a, p, &second, b->url, &got);
+    ok(attn_seq_close(p, &twin, LONG_US));
+    ok(attn_seq_close(q, &got, LONG_US));
     attn_pool_close(p);
     attn_pool_close(q);
     attn_client_close(a);
@@ -677,6 +708,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sequence_decodes_while_it_moves),
         cmocka_unit_test(a_quiet_sequence_stops_for_its_last_block),
+        cmocka_unit_test(a_successor_says_where_a_sequence_went),
         cmocka_unit_test(a_move_that_fails_leaves_the_sequence_where_it_is),
         cmocka_unit_test(what_happens_meanwhile_is_not_lost),
         cmocka_unit_test(a_lost_request_leaves_one_sequence),

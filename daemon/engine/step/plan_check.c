@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "cache/kv_owner.h"
+#include "daemon/engine/core/moved.h"
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
@@ -79,6 +80,8 @@ static attn_status check_item(struct engine *e, const Attnd__Plan *h, uint32_t i
     if (kv_seq_find(e->env.kv, name.tenant, name.name, &id) != ATTN_OK) {
         if (peers_know(e, name))
             return ATTN_OK; /* on another card, which checks it */
+        if (moved_or_gone(e, name.tenant, name.name, s->epoch[i], why, why_bytes) == ATTN_EMOVED)
+            return ATTN_EMOVED;
         snprintf(why, why_bytes, "no such sequence");
         return ATTN_ENOTFOUND;
     }

@@ -575,6 +575,34 @@ static void what_is_wrong_with_a_plan_is_named(void **state)
         assert_int_equal(rig_len(&r, seq, 0), 0);
 }
 
+/* As a step's item: who decodes by a lane learns where its sequence went, too. */
+static void a_plan_of_a_sequence_that_was_moved_is_told_where(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 2, 0);
+    Attnd__Moved moved = ATTND__MOVED__INIT;
+    Attnd__Close close = ATTND__CLOSE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    p.epoch = rig_epoch(&r, 1); /* of both */
+    assert_int_equal(rig_epoch(&r, 2), p.epoch);
+    moved.url = "tcp://there:7471";
+    moved.seq = 200;
+    moved.epoch = 9;
+    close.seq = 2;
+    close.epoch = p.epoch;
+    close.moved = &moved;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_CLOSE;
+    h.close = &close;
+    assert_int_equal(rig_call(&r, &h)->status, ATTN_OK);
+    refused(&p, ATTN_EMOVED,
+            "item 1 (sequence 2): sequence 2 has moved to tcp://there:7471: 200, epoch 9");
+    p.epoch++; /* no handle had it */
+    p.first_seq = 2;
+    refused(&p, ATTN_ENOTFOUND, "item 0 (sequence 2): no such sequence");
+    assert_int_equal(rig_len(&r, 1, 0), 0);
+}
+
 static void a_failed_layer_ends_the_plan(void **state)
 {
     (void)state;
@@ -773,6 +801,7 @@ int main(void)
         T(a_late_copy_of_a_plan_that_was_replaced_changes_nothing),
         T(plans_queue_up),
         T(what_is_wrong_with_a_plan_is_named),
+        T(a_plan_of_a_sequence_that_was_moved_is_told_where),
         T(a_failed_layer_ends_the_plan),
         T(a_bell_is_checked_as_a_step),
         T(a_bell_that_waits_too_long_is_told_so),
