@@ -131,6 +131,16 @@ def test_a_sequence_goes_through_its_life(daemon, own_daemon, tmp_path):
                         assert seq.is_closed and moved.pool is there and moved.id == seq.id
                         r = await there.step(0, [(moved, 31, 1)], q[31:], k[31:], v[31:])
                         np.testing.assert_allclose(r.out, attention(q[31:], k, v, 31)[0], atol=1e-5)
+                        assert await far.locate(seq.id) == attnd.Place("", seq.id, moved.sync.epoch)
+                        at = await client.locate(seq.id, seq.sync.epoch)
+                        assert at == attnd.Place(far.url, seq.id, moved.sync.epoch)
+                        with pytest.raises(attnd.MovedError, match=far.url):
+                            await pool.adopt(seq.id)
+                        with pytest.raises(attnd.SequenceGoneError):
+                            await client.locate(12345)
+                    other = await pool.open()
+                    async with await client.move(other.id, there) as moved:  # without its handle
+                        assert moved.pool is there and moved.id == other.id
                 assert pool.n_free_blocks == free
             with pytest.raises(attnd.InvalidArgumentError, match="is closed"):
                 await pool.open()

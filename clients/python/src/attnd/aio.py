@@ -136,8 +136,11 @@ class Client(_Closing):
     inspect = _awaited(_sync.Client.inspect, _itself)
     kill_sequence = _awaited(_sync.Client.kill_sequence, _itself)
     locate = _awaited(_sync.Client.locate, _itself)
-    move = _awaited(_sync.Client.move, _itself)
     reload = _awaited(_sync.Client.reload, _itself)
+
+    async def move(self, seq_id: int, to: Pool, *, timeout: float | None = None) -> Sequence:
+        """As attnd.Client.move()."""
+        return Sequence(to, await _in_executor(self.sync.move, seq_id, to.sync, timeout=timeout))
 
     @property
     def info(self) -> _sync.ClientInfo:
