@@ -176,6 +176,25 @@ class Worker(threading.Thread):
             raise self.failed
 
 
+def test_a_move_that_its_target_refuses_leaves_the_sequence_as_it_was(cluster, tmp_path, etcd1):
+    cluster.start("a")
+    b = Host(tmp_path, "b", etcd1.url, ttl=30)
+    try:
+        b.start_daemon("--engine.fence", "1s")  # its agent does not renew it: nothing is appended
+        client = cluster.connect()
+        pool = client.create_pool(SPEC)
+        t = Text(pool, prompt(np.random.default_rng(SEED), 10))  # all of it goes at the stop
+        b.start_agent()
+        assert client.members.wait(300, lambda now: "b" in now)
+        with pytest.raises(attnd.FencedError):
+            t.seq.move("b")
+        assert t.seq.where == "a"
+        t.decode(3)
+        t.verify()
+    finally:
+        b.close()
+
+
 def test_an_evacuation_loses_no_token_of_sequences_that_decode_meanwhile(cluster):
     cluster.start("a", "b")
     pool = cluster.connect().create_pool(SPEC)
@@ -336,13 +355,16 @@ def test_in_strict_mode_a_daemon_without_its_registry_appends_nothing_until_it_i
 def test_a_daemon_that_restarts_empty_has_its_sequences_made_anew(cluster):
     cluster.start("a")
     pool = cluster.connect().create_pool(SPEC)
-    t = Text(pool, prompt(np.random.default_rng(SEED), 40))
+    t, other = (Text(pool, prompt(np.random.default_rng(SEED), 40)) for _ in range(2))
     host = cluster.hosts["a"]
     host.signal_daemon(signal.SIGKILL)
     host.start_daemon()
+    other.seq.adopt()  # its first request there
+    assert other.seq.n_rebuilt == 1 and other.seq.layer_len == (40,) * L
     t.decode(3)
     assert t.seq.n_rebuilt == 1
     t.verify()
+    other.verify()
 
 
 def test_a_static_file_serves_without_agents(tmp_path, cluster, etcd1):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("attnd.cluster")
 _MOVE_SECONDS = 5.0  # that a move may take from its adoption of a sequence to its end
+_ATTEMPTS = 4
 _LOST = (attnd.ConnectionLostError, attnd.TimedOutError, attnd.DrainingError)
 
 
@@ -191,7 +192,7 @@ class ClusterSequence(Closing, NotPicklable):
 
     def _do(self, what: Any) -> Any:
         """what(), which asks of self._inner; again where it is found after a move, or made anew."""
-        for _ in range(4):
+        for _ in range(_ATTEMPTS):
             version = self._version
             try:
                 return self._host.call(what)
@@ -203,7 +204,7 @@ class ClusterSequence(Closing, NotPicklable):
                 if not self._host.is_gone:
                     raise
                 self._recover(version, False)
-        raise attnd.SequenceGoneError(f"sequence {self.id} went each time that it was found")
+        raise self._went()
 
     # ---- as attnd.Sequence
 
@@ -253,19 +254,46 @@ class ClusterSequence(Closing, NotPicklable):
 
         def move() -> None:
             with self._lock:
-                if self._host is not host:
+                if self._host is host:
+                    return
+                try:
                     inner = self.pool.at(host, lambda to: self._inner.move(to, timeout=timeout))
-                    self._set(host, inner)
+                except attnd.AttndError as e:
+                    if not isinstance(e, (attnd.NotFoundError, attnd.StaleEpochError)):
+                        self._take_back()
+                    raise
+                self._set(host, inner)
 
         self._do(move)
         return self
 
+    def _take_back(self) -> None:
+        """After a move that failed: it is where it was, perhaps under another epoch."""
+        source = self._host
+        try:
+            self._set(source, self.pool.at(source, lambda pool: pool.adopt(self.id)))
+        except attnd.AttndError as e:
+            log.debug("sequence %d after a move that failed: %s", self.id, e)
+
     def adopt(self, *, timeout: float | None = None) -> None:
         """Takes the sequence (back) under a new epoch; sets layer_len."""
         with self._lock:
-            other = self.pool.adopt(self.id, timeout=timeout)
+            other = self._adopted(timeout)
             self._set(other._host, other._inner)
             self.layer_len, self._lens = other.layer_len, other._lens
+
+    def _adopted(self, timeout: float | None) -> ClusterSequence:
+        """Wherever it is; made anew where its host was lost, as by every other request."""
+        for _ in range(_ATTEMPTS):
+            version = self._version
+            try:
+                return self.pool.adopt(self.id, timeout=timeout)
+            except attnd.SequenceGoneError:
+                self._recover(version, False)
+        raise self._went()
+
+    def _went(self) -> attnd.SequenceGoneError:
+        return attnd.SequenceGoneError(f"sequence {self.id} went each time that it was found")
 
     def close(self, *, timeout: float | None = None) -> None:
         """Forgets it, wherever it is. Safe to call again."""
