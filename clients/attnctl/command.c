@@ -25,13 +25,13 @@ attn_status ask_info(attn_client *c, const struct arguments *a, json_t **out)
     (void)a;
     attn_status st = attn_client_info(c, &info);
     if (st == ATTN_OK)
-        *out = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "server_version",
-                         info.server_version, "backend", info.backend, "protocol_version",
-                         (json_int_t)info.protocol_version, "lease_us", (json_int_t)info.lease_us,
-                         "max_message_bytes", (json_int_t)info.max_message_bytes, "max_step_items",
-                         (json_int_t)info.max_step_items, "max_step_tokens",
-                         (json_int_t)info.max_step_tokens, "max_seq_tokens",
-                         (json_int_t)info.max_seq_tokens);
+        *out = json_pack(
+            "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "server_version", info.server_version,
+            "backend", info.backend, "protocol_version", (json_int_t)info.protocol_version,
+            "lease_us", (json_int_t)info.lease_us, "max_message_bytes",
+            (json_int_t)info.max_message_bytes, "max_step_items", (json_int_t)info.max_step_items,
+            "max_step_tokens", (json_int_t)info.max_step_tokens, "max_seq_tokens",
+            (json_int_t)info.max_seq_tokens, "max_sequences", (json_int_t)info.max_sequences);
     return st;
 }
 

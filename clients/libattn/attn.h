@@ -121,7 +121,7 @@ struct attn_client_info {
     uint64_t lease_us; /* silence after which the session's sequences are freed */
     uint64_t max_message_bytes;
     uint32_t max_step_items, max_step_tokens, max_seq_tokens;
-    uint32_t reserved;
+    uint32_t max_sequences; /* of all clients together; 0: the daemon does not say */
     char server_version[64], backend[64];
     /* may be left out of struct_size */
     uint64_t boot_id; /* of the daemon's process: changes when it restarts */

@@ -146,6 +146,7 @@ static void reply_session(struct engine *e, uint32_t slot, uint32_t version, str
     body->max_step_items = config_now(e->env.cfg, max_step_items);
     body->max_step_tokens = config_now(e->env.cfg, max_step_tokens);
     body->max_seq_tokens = e->env.cfg->max_seq_tokens;
+    body->max_sequences = e->env.cfg->max_sequences;
     body->lane_url = (char *)(uintptr_t)lane_url(e); /* packing only reads it */
 }
 

@@ -108,6 +108,7 @@ static void on_hello(const struct fake_daemon *f, const Attnd__Hello *q, Attnd__
     r->max_step_items = 256;
     r->max_step_tokens = f->max_step_tokens != 0 ? f->max_step_tokens : 4096;
     r->max_seq_tokens = 65536;
+    r->max_sequences = 512;
 }
 
 static void on_pool(struct session *s, const Attnd__PoolSpec *spec)

@@ -16,6 +16,7 @@ static void hello_tells_session_and_limits(void **state)
     assert_int_equal(attn_client_info(f->client, &info), ATTN_OK);
     assert_int_equal(info.session, 77);
     assert_int_equal(info.max_step_items, 256);
+    assert_int_equal(info.max_sequences, 512);
     assert_string_equal(info.backend, "none");
     info.struct_size = 4;
     assert_int_equal(attn_client_info(f->client, &info), ATTN_EINVAL);

@@ -379,7 +379,7 @@ FILL(hello_reply)
     REPLY(hello, HELLO, Attnd__HelloReply, attnd__hello_reply__init, .protocol_version = 1,
           .session = SESSION, .server_version = "0.1.0", .backend = "cpu", .lease_us = 30000000,
           .max_message_bytes = 67108864, .max_step_items = 1024, .max_step_tokens = 8192,
-          .max_seq_tokens = 131072);
+          .max_seq_tokens = 131072, .max_sequences = 4096);
 }
 FILL(pool_reply)
 {

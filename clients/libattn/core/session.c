@@ -40,6 +40,7 @@ static attn_status take_hello(struct client_request *r, const struct wire_reply 
     info->max_step_items = h->max_step_items;
     info->max_step_tokens = h->max_step_tokens;
     info->max_seq_tokens = h->max_seq_tokens;
+    info->max_sequences = h->max_sequences;
     copy_text(info->server_version, sizeof info->server_version, h->server_version);
     copy_text(info->backend, sizeof info->backend, h->backend);
     copy_text(out->lane_url, sizeof out->lane_url, h->lane_url);

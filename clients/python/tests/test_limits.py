@@ -66,7 +66,7 @@ def test_refusals_name_the_setting(small):
         with contextlib.ExitStack() as stack:
             for _ in range(4):
                 stack.enter_context(attnd.connect(daemon.url))
-    opened = [pool.open() for _ in range(4)]
+    opened = [pool.open() for _ in range(client.info.max_sequences)]
     with refused(attnd.OverloadedError, "cache.max_sequences"):
         pool.open()
     with refused(attnd.InvalidArgumentError, "engine.max_step_items"):

@@ -38,6 +38,7 @@ static void hello_resumes_a_live_session_and_refuses_unknown_features(void **sta
     assert_true(a->hello->session == r.session);
     assert_int_equal(a->hello->protocol_version, 1);
     assert_int_equal(a->hello->max_step_items, r.cfg.max_step_items);
+    assert_int_equal(a->hello->max_sequences, r.cfg.max_sequences);
     rig_assert_says(rig_hello_with(&r, r.session + 1, NULL), ATTN_ENOTFOUND, "resume_session");
     rig_assert_says(rig_hello_with(&r, 0, "telepathy"), ATTN_ENOTSUP, "telepathy");
     rig_close(&r);

@@ -65,7 +65,7 @@ class ClientInfo(Structure):
         ("max_step_items", c_uint32),
         ("max_step_tokens", c_uint32),
         ("max_seq_tokens", c_uint32),
-        ("reserved", c_uint32),
+        ("max_sequences", c_uint32),
         ("server_version", c_char * 64),
         ("backend", c_char * 64),
         ("boot_id", c_uint64),

@@ -33,6 +33,7 @@ class ClientInfo(NamedTuple):
 
     session    give it to connect(session=...) to go on with this session elsewhere
     lease      seconds of silence after which the session's sequences are freed
+    max_sequences  of all clients together; 0: the daemon does not say
     boot_id    of the daemon's process when this was read: changes when it restarts
     """
 
@@ -43,6 +44,7 @@ class ClientInfo(NamedTuple):
     max_step_items: int
     max_step_tokens: int
     max_seq_tokens: int
+    max_sequences: int
     server_version: str
     backend: str
     boot_id: int
@@ -202,6 +204,7 @@ class Client(Closing, NotPicklable):
             max_step_items=info.max_step_items,
             max_step_tokens=info.max_step_tokens,
             max_seq_tokens=info.max_seq_tokens,
+            max_sequences=info.max_sequences,
             server_version=info.server_version.decode(),
             backend=info.backend.decode(),
             boot_id=info.boot_id,
