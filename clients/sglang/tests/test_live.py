@@ -37,7 +37,7 @@ class Engine:
 
     def __init__(self, url, spec, n_pages=1 << 20, seed=0):
         client = attnd.connect(url, timeout=60)
-        self.live = Live(Requests(client, lambda c: c.create_pool(spec)))
+        self.live = Live(Requests(client, lambda c: c.create_pool(spec), gives_up=False))
         self.waiting, self.running, self.done = [], [], []
         self.n_pages, self.rng = n_pages, np.random.default_rng(seed)
         self.n_shared = self.n_retracted = self.n_declined = 0

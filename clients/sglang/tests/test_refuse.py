@@ -35,6 +35,20 @@ def test_what_is_served_is_not_refused():
     refuse.check_model(Bag(use_mla_backend=False, is_hybrid_swa=False), layers(sliding_window_size=127))
 
 
+@pytest.mark.parametrize("setting", ["engine.max_step_items", "cache.max_sequences"])
+def test_more_running_requests_than_the_daemon_allows(setting):
+    def runner(n, asked):
+        return Bag(max_running_requests=n, server_args=Bag(max_running_requests=asked))
+
+    limits = {"max_step_items": 64, "max_sequences": 0}  # 0: it does not say
+    assert refuse.n_running(Bag(**limits), runner(64, 64)) == 64
+    limits[setting.partition(".")[2]] = 48
+    assert refuse.n_running(Bag(**limits), runner(48, 48)) == 48
+    assert refuse.n_running(Bag(**limits), runner(2048, None)) == 48  # SGLang's default
+    with pytest.raises(ValueError, match=f"max_running_requests is 49, .* {setting}, which is 48"):
+        refuse.n_running(Bag(**limits), runner(49, 100))
+
+
 @pytest.mark.parametrize(
     "field, value, said",
     [

@@ -478,6 +478,47 @@ def test_more_than_the_daemon_allows_is_refused(engine, where, value, says):
         engine(**{where: value})
 
 
+@pytest.fixture
+def few(monkeypatch):
+    """A daemon of seven sequences."""
+    with Daemon(**{"device.kv_memory": "64M", "cache.max_sequences": 7}) as d:
+        monkeypatch.setenv("ATTND_VLLM", d.url)
+        yield d
+
+
+@pytest.mark.parametrize(
+    "n_ranks, n_seqs, says",
+    [
+        (1, 8, "max_num_seqs is 8, more than the daemon's cache.max_sequences, which is 7"),
+        (2, 4, "max_num_seqs on 2 ranks together is 8, more than .* cache.max_sequences, which is 7"),
+    ],
+)
+def test_more_requests_than_there_are_sequences_are_refused_at_the_start(few, n_ranks, n_seqs, says):
+    with pytest.raises(ValueError, match=says):
+        Engine(Model(), 128, BLOCK, n_ranks=n_ranks, scheduler_config__max_num_seqs=n_seqs)
+
+
+def test_out_of_sequences_does_not_end_an_engine(few, monkeypatch):
+    """Others have five of them for a while: prompts are not begun, or what runs is computed again."""
+    monkeypatch.setattr("attnd.serving.requests._OPEN_WAIT_S", 0.02)
+    e = Engine(Model(), 128, BLOCK, scheduler_config__max_num_seqs=6)
+    for i, p in enumerate(prompts(30, 3, shared=24)):
+        e.add(f"r{i}", p, 8)
+    with attnd.connect(few.url) as other:
+        pool = other.pool(e.shared.requests.pool.spec.name)
+        taken = [pool.open() for _ in range(5)]
+        while len(e.done) < 6:
+            e.step()
+        assert n_sequences(few) == len(taken) + 2
+        for seq in taken:
+            seq.close()
+    assert e.n_recomputed > 6
+    e.run()
+    check(e, 30)
+    assert n_sequences(few) == 0
+    e.close()
+
+
 def test_weights_dtype_quantisation_and_rope_are_in_the_pools_identity(engine):
     def model(weight=1.0, **more):
         e = engine(weight=weight, **more)

@@ -21,6 +21,7 @@ from toy_model import (  # noqa: E402
 )
 
 import attnd  # noqa: E402
+from attnd.serving import requests as of_requests  # noqa: E402
 from attnd.serving.requests import Opened, Requests, Row, Told  # noqa: E402
 
 class Request:
@@ -242,6 +243,142 @@ def test_two_engines_in_a_pool_too_small_for_both_go_on(daemon):
     assert n_sequences(daemon) == 0
     for e in engines:
         e.close()
+
+
+def test_what_is_computed_again_is_shared_under_its_adapter_alone(daemon):
+    """Also where its sequence is one that begins anew, as the first was lost."""
+    e = Engine(daemon.url, spec_of("m", 256))
+    (prompt,) = prompts(1, 4, shared=40)
+    e.add("r1", prompt, 24, salt=1)
+    while not e.running or len(e.running[0].text) < 3:
+        e.step()
+    with attnd.connect(daemon.url) as thief:
+        thief.pool("m").adopt(e.requests.held["r1"].seq.id).close()
+    e.run()
+    assert e.n_failed == 1
+    for name, salt in ("r0", 0), ("again", 1):
+        e.add(name, prompt, 6, salt=salt)
+        e.run()
+    e.check(3)
+    assert e.found["r0"] == 0 and e.found["again"] >= 40
+    e.close()
+
+
+@pytest.fixture
+def few():
+    """A daemon of seven sequences."""
+    with Daemon(**{"device.kv_memory": "64M", "engine.lease": "2s", "cache.max_sequences": 7}) as d:
+        yield d
+
+
+@pytest.mark.parametrize("n_engines", [1, 2])
+def test_engines_that_want_more_sequences_than_there_are_go_on(few, monkeypatch, n_engines):
+    """Each wants up to six at a time, of four that are left; what is given up is computed again."""
+    monkeypatch.setattr(of_requests, "_OPEN_WAIT_S", 0.01)
+    spec = spec_of("n", n_blocks=400)
+    other = attnd.connect(few.url, timeout=60)
+    taken = [other.create_pool(spec).open() for _ in range(3)]
+    engines = [Engine(few.url, spec, seed=i) for i in range(n_engines)]
+    for k, e in enumerate(engines):
+        for i, p in enumerate(prompts(8, 6 + k, shared=24)):
+            e.add(f"e{k}.{i}", p, 12, salt=i % 2)
+    threads = [threading.Thread(target=e.run) for e in engines]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for e in engines:
+        e.check(8)
+    assert sum(e.n_failed for e in engines) > 2
+    assert n_sequences(few) == len(taken)
+    for e in engines:
+        e.close()
+    other.close()
+
+
+def test_engines_do_not_wait_for_the_sequences_of_each_other(few, monkeypatch):
+    """Each begins with four requests at once, which can't fail, and there are four sequences for both."""
+    monkeypatch.setattr(of_requests, "_OPEN_WAIT_S", 0.02)
+    spec = spec_of("p", n_blocks=400)
+    with attnd.connect(few.url, timeout=60) as other:
+        taken = [other.create_pool(spec).open() for _ in range(4)]
+        engines = [Engine(few.url, spec, seed=i, shares=False) for i in range(2)]
+        for e in engines:
+            for i in range(4):
+                e.add(f"r{i}", [i], 8)
+        threads = [threading.Thread(target=e.run, daemon=True) for e in engines]
+        for t in threads:
+            t.start()
+        threads[0].join(0.5)  # they have the three that are left
+        taken.pop().close()
+        for t in threads:
+            t.join(120)
+        for e in engines:
+            e.check(4)
+            e.close()
+
+
+def zeros(requests, rows):
+    """A step of rows, all layers."""
+    step, n = requests.step(rows), sum(r.n for r in rows)
+    k = np.zeros((n, requests.pool.spec.num_kv_heads, DIM), np.float32)
+    for at in range(LAYERS):
+        step.layer(at, lambda s: requests.pool.step(at, s.items, None, k[: s.items.n_tokens], k[: s.items.n_tokens]))
+    return [r.request for r in step.rows]
+
+
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_a_request_without_a_row_is_given_up_for_one_that_begins(few, monkeypatch, gives_up):
+    monkeypatch.setattr(of_requests, "_OPEN_WAIT_S", 0.01)
+    monkeypatch.setattr(of_requests, "FULL_WAIT_S", 0.1)
+    spec = spec_of("q", n_blocks=400)
+    r = Requests(attnd.connect(few.url, timeout=60), lambda c: c.create_pool(spec), gives_up=gives_up)
+    with attnd.connect(few.url, timeout=60) as other:
+        taken = [other.create_pool(spec).open() for _ in range(5)]
+        assert zeros(r, [Row("a", 0, 3, 0, True), Row("b", 0, 2, 3, True)]) == ["a", "b"]
+        if not gives_up:
+            with pytest.raises(attnd.OverloadedError, match="cache.max_sequences"):
+                zeros(r, [Row("c", 0, 1, 0, True)])
+            assert sorted(r.held) == ["a", "b"]
+        else:
+            assert zeros(r, [Row("c", 0, 1, 0, True)]) == ["c"]
+            assert zeros(r, [Row("b", 2, 1, 0, True), Row("a", 3, 1, 1, True)]) == ["b"]
+            assert r.take_failed() == {"a": 0}
+        assert n_sequences(few) == len(taken) + 2
+    r.close()
+
+
+def test_what_begins_again_without_its_sequence_has_its_number(daemon):
+    """So that another engine finds it by name."""
+    spec = spec_of("s", 256)
+    r = Requests(attnd.connect(daemon.url, timeout=60), lambda c: c.create_pool(spec))
+    r.begin((), [Opened("a", (), 0, 0, number=4711)], ())
+    zeros(r, [Row("a", 0, 3, 0, True)])
+    with attnd.connect(daemon.url) as thief:
+        thief.pool("s").adopt(4711).close()
+    assert zeros(r, [Row("a", 3, 1, 0, True)]) == [] and r.take_failed() == {"a": 0}
+    assert zeros(r, [Row("a", 0, 4, 0, True)]) == ["a"]
+    assert r.held["a"].seq.id == 4711
+    r.close()
+
+
+def test_an_engine_waits_where_others_have_all_sequences(few, monkeypatch, caplog):
+    """Longer than it would for anything else, as it has none that they could wait for, and says so."""
+    monkeypatch.setattr(of_requests, "FULL_WAIT_S", 0.3)
+    e = Engine(few.url, spec_of("o", 256))
+    with attnd.connect(few.url, timeout=60) as other:
+        pool = other.create_pool(spec_of("o", 256))
+        taken = [pool.open() for _ in range(other.info.max_sequences)]
+        e.add("r", [1], 5)  # all of its prompt at once
+        t = threading.Thread(target=e.run, daemon=True)
+        t.start()
+        t.join(1.5)
+        assert t.is_alive()
+        taken.pop().close()
+        t.join(60)
+    e.check(1)
+    assert "all 7 sequences are open (cache.max_sequences)" in caplog.text
+    e.close()
 
 
 def test_an_engine_goes_on_with_what_its_killed_predecessor_had_computed(daemon):

@@ -85,7 +85,8 @@ class AttndBackend(AttentionBackend):
         client = attnd.connect(
             settings.endpoint(), timeout=settings.TIMEOUT_S, max_retries=1000, name="sglang"
         )
-        shared.live = Live(Requests(client, lambda c: c.create_pool(spec)))
+        runner.max_running_requests = refuse.n_running(client.info, runner)  # the scheduler reads it
+        shared.live = Live(Requests(client, lambda c: c.create_pool(spec), gives_up=False))
         self._model, self._n_layers = runner.model, len(layers)
         self._batch: Any = None  # SGLang's, of the pass that is on its way
         self._step: Step | None = None  # None: attnd has lost some of it

@@ -73,9 +73,8 @@ class Live:
 
     def end(self, name: str) -> None:
         self._adapters.pop(name, None)
-        if name in self.requests.held:
-            self._ended.add(name)
-        if len(self._ended) == len(self.requests.held):
+        self._ended.add(name)
+        if self._ended >= self.requests.held.keys():
             self.flush()
 
     def forget(self, name: str) -> None:

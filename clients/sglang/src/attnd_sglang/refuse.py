@@ -52,6 +52,25 @@ def check_args(args: Any) -> None:
         refuse(f"page_size {args.page_size}", "--page-size is a block's: 16, 32 or 64")
 
 
+def n_running(info: Any, runner: Any) -> int:
+    """How many requests may run at a time: SGLang's own number, or as many as the daemon allows.
+    Raises ValueError where more were asked for."""
+    n = int(runner.max_running_requests)
+    for setting, most in (
+        ("engine.max_step_items", info.max_step_items),
+        ("cache.max_sequences", info.max_sequences),
+    ):
+        if n <= most or most == 0:  # 0: a daemon that does not say
+            continue
+        if runner.server_args.max_running_requests is not None:
+            raise ValueError(
+                f"attnd-sglang: max_running_requests is {n}, more than the daemon's {setting},"
+                f" which is {most}: change either"
+            )
+        n = most
+    return n
+
+
 def check_model(runner: Any, layers: list[Any]) -> None:
     """Raises ValueError for a model whose attention, layer by layer, is not attnd's."""
     if runner.use_mla_backend:

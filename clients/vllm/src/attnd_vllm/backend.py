@@ -132,6 +132,8 @@ class AttndBuilder(AttentionMetadataBuilder):
             lambda client: client.create_pool(spec),
             n_blocks if settings.pool_blocks() > 0 else 0,
             is_alone=rank_and_size()[1] == 1,
+            # what another step, which is on its way, reads can't be given up
+            gives_up=not vllm_config.scheduler_config.async_scheduling,
         )
         if lane is None:
             shared.way = OverHost(shared.requests)

@@ -17,22 +17,17 @@ from .lane import Metadata, Way, open_lane
 
 
 def check_limits(info: attnd.ClientInfo, config: Any) -> None:
-    """Raises ValueError, naming both settings, where the engine may ask for more than the daemon allows."""
+    """Raises ValueError, naming both settings, where the engine may ask for more than the daemon allows.
+    Each rank has a sequence for each request."""
+    n_seqs, n_ranks = config.scheduler_config.max_num_seqs, config.parallel_config.tensor_parallel_size
+    n_tokens = config.model_config.max_model_len
+    of_all = "max_num_seqs" if n_ranks == 1 else f"max_num_seqs on {n_ranks} ranks together"
     for name, n, setting, most in (
-        (
-            "max_num_seqs",
-            config.scheduler_config.max_num_seqs,
-            "engine.max_step_items",
-            info.max_step_items,
-        ),
-        (
-            "max_model_len",
-            config.model_config.max_model_len,
-            "cache.max_seq_tokens",
-            info.max_seq_tokens,
-        ),
+        ("max_num_seqs", n_seqs, "engine.max_step_items", info.max_step_items),
+        ("max_model_len", n_tokens, "cache.max_seq_tokens", info.max_seq_tokens),
+        (of_all, n_seqs * n_ranks, "cache.max_sequences", info.max_sequences),
     ):
-        if n > most:
+        if n > most > 0:  # 0: a daemon that does not say
             raise ValueError(
                 f"attnd-vllm: {name} is {n}, more than the daemon's {setting}, which is {most}:"
                 " change either"

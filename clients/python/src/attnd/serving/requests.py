@@ -7,14 +7,20 @@ use, too, is full, is given back as rows that failed: the engine computes those 
 
 from __future__ import annotations
 
+import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import attnd
 
-FULL_WAIT_S = 600.0  # for blocks that other engines have
+_log = logging.getLogger("attnd.serving")
+_WARN_S = 60.0  # between two warnings
+FULL_WAIT_S = 600.0  # for blocks or sequences that other engines have
 _RETRY_S = 0.01
+_OPEN_WAIT_S = 0.2  # for a sequence, before the engine does without
+_NO_SEQUENCE = (attnd.OverloadedError, attnd.OverQuotaError)  # of what opens one
 _LOST = (attnd.NotFoundError.status, attnd.StaleEpochError.status)
 
 
@@ -72,11 +78,13 @@ class _Asked(NamedTuple):
     """What is asked of the daemon: adds itself to the calls of a message, and takes what it is given.
 
     instead  asked in its place where the number of a new sequence is taken
+    opens    the request that gets a new sequence by it
     """
 
     add: Callable[[attnd.Calls], None]
     take: Optional[Callable[[Any], None]] = None
     instead: Optional[_Asked] = None
+    opens: Optional[str] = None
 
 
 class Held:
@@ -99,6 +107,7 @@ class Requests:
     make_pool   finds or makes the pool on a client whose session is new
     n_reserved  blocks of the pool that are set aside for this worker; 0: none, it takes what is free
     is_alone    no other worker computes parts of the same layers: rows can fail unseen by others
+    gives_up    requests may be given up for others, as the engine can compute any of them again
     failed      request -> tokens that attnd still has of it, for the engine to be told
 
     Raises OutOfBlocksError: others have reserved or use them, also after a lease, by which what a
@@ -111,13 +120,16 @@ class Requests:
         make_pool: Callable[[attnd.Client], attnd.Pool],
         n_reserved: int = 0,
         is_alone: bool = True,
+        gives_up: bool = True,
     ):
         self.client, self._make_pool, self._n_reserved = client, make_pool, n_reserved
-        self.is_alone = is_alone
+        self.is_alone, self.gives_up = is_alone, gives_up
         self.pool = self._ready_pool()
         self.held: dict[str, Held] = {}
         self.failed: dict[str, int] = {}
         self.n_restarts = 0
+        self._opened: dict[str, Opened] = {}  # those that have begun, to be opened without tokens
+        self._warned = -_WARN_S
 
     def _ready_pool(self) -> attnd.Pool:
         pool = self._make_pool(self.client)
@@ -137,14 +149,17 @@ class Requests:
     def begin(
         self, ended: Iterable[str], opened: Iterable[Opened], told: Iterable[Told]
     ) -> None:
-        """What happened since the last step, in one message: ends, beginnings, and ids."""
+        """What happened since the last step, in one message: ends, beginnings, and ids. A request for
+        which the daemon has no sequence has none: its row fails, or opens one."""
         asked: list[_Asked] = []
         for t in told:  # first: of those that end, too, so that others find their blocks
             self._tell(asked, t)
         for name in ended:
             self._end(asked, name)
+            self._opened.pop(name, None)
         for o in opened:
             self._end(asked, o.request)
+            self._opened[o.request] = o._replace(tokens=(), n_shared=0, is_there=False)
             asked.append(self._opening(o))
         self._run(asked)
         for t in told:
@@ -159,6 +174,7 @@ class Requests:
             lambda calls: calls.open(number, tokens=o.tokens, adapter=o.adapter),
             lambda seq: self._take(o, seq),
             None if number is None else self._opening(o._replace(number=None)),
+            o.request,
         )
 
     def _tell(self, asked: list[_Asked], t: Told) -> None:
@@ -189,12 +205,14 @@ class Requests:
         else:
             self._close(Held(seq))
 
-    def _run(self, asked: list[_Asked]) -> None:
+    def _run(self, asked: list[_Asked]) -> dict[str, attnd.AttndError]:
         """Carries out what is asked, in few messages; what the daemon is too busy for is asked again.
 
-        Where a sequence or the session is gone, or another's, later rows make up for it.
+        Where a sequence or the session is gone, or another's, later rows make up for it. Gives the
+        requests for which there is no sequence (cache.max_sequences, or the tenant's quota), and why.
         """
-        until = time.monotonic() + FULL_WAIT_S
+        began = time.monotonic()
+        without: dict[str, attnd.AttndError] = {}
         while asked:
             calls = self.pool.calls()
             for one in asked:
@@ -203,7 +221,7 @@ class Requests:
                 results = calls.run()
             except attnd.NotFoundError:
                 self.restart()
-                return
+                return {}
             again = []
             for one, result in zip(asked, results):
                 if isinstance(result, (attnd.NotFoundError, attnd.StaleEpochError)):
@@ -211,14 +229,20 @@ class Requests:
                 if isinstance(result, attnd.AlreadyExistsError) and one.instead is not None:
                     again.append(one.instead)
                 elif isinstance(result, attnd.AttndError):
-                    if not result.is_retryable or time.monotonic() > until:
+                    no_sequence = one.opens is not None and isinstance(result, _NO_SEQUENCE)
+                    waited = time.monotonic() - began
+                    if no_sequence and waited > _OPEN_WAIT_S:
+                        without[one.opens] = result
+                    elif not (no_sequence or result.is_retryable) or waited > FULL_WAIT_S:
                         raise result
-                    again.append(one)
+                    else:
+                        again.append(one)
                 elif one.take is not None:
                     one.take(result)
             asked = again
             if again:
                 time.sleep(_RETRY_S)
+        return without
 
     # ---- a step
 
@@ -231,15 +255,34 @@ class Requests:
         Raises RuntimeError for a position that leaves a gap: nothing is ever computed over tokens
         that are not there.
         """
+        until = time.monotonic() + FULL_WAIT_S
+        while True:
+            kept, asked = self._kept(rows)
+            n_restarts = self.n_restarts
+            without = self._run(asked)
+            if not without:
+                self._run(self._told_exactly(kept))
+            if self.n_restarts != n_restarts:
+                continue  # all that rows read is gone
+            if not without:
+                break
+            rows = self._without_sequences(kept, without, until)
+        for r in kept:
+            if r.request not in self.held:
+                raise RuntimeError(f"request {r.request}: attnd has neither its pool nor a new one")
+        for r in kept:
+            self.held[r.request].is_behind = False
+        return kept
+
+    def _kept(self, rows: list[Row]) -> tuple[list[Row], list[_Asked]]:
+        """The rows whose tokens can follow on what is there, and what is asked for them; others fail."""
         asked: list[_Asked] = []
         kept = []
         for r in rows:
             h = self.held.get(r.request)
             if h is None and r.pos == 0:
-                asked.append(_Asked(
-                    lambda calls: calls.open(),
-                    lambda seq, r=r: self.held.update({r.request: Held(seq)}),
-                ))
+                new = Opened(r.request, (), 0, 0)
+                asked.append(self._opening(self._opened.get(r.request, new)))
             elif h is None or (r.pos > h.n_tokens and h.is_behind):
                 self.fail(r)
                 continue
@@ -251,17 +294,7 @@ class Requests:
                 asked.append(_Asked(lambda calls, h=h, r=r: calls.truncate(h.seq, r.pos)))
                 h.n_tokens, h.n_told = r.pos, min(h.n_told, r.pos)
             kept.append(r)
-        n_restarts = self.n_restarts
-        self._run(asked)
-        self._run(self._told_exactly(kept))
-        if self.n_restarts != n_restarts:
-            return self._ready(rows)
-        for r in kept:
-            if r.request not in self.held:
-                raise RuntimeError(f"request {r.request}: attnd has neither its pool nor a new one")
-        for r in kept:
-            self.held[r.request].is_behind = False
-        return kept
+        return kept, asked
 
     def _told_exactly(self, rows: list[Row]) -> list[_Asked]:
         asked = []
@@ -297,6 +330,39 @@ class Requests:
             time.sleep(_RETRY_S)
         return [r for r in left if r.request not in self.failed]
 
+    def _without_sequences(
+        self, rows: list[Row], without: dict[str, attnd.AttndError], until: float
+    ) -> list[Row]:
+        """The rows to try again, after some that begin with their request got no sequence.
+
+        Those that are not sampled are left out, and fail later. For the others a request of this
+        worker is given up. Where none can be, others have the sequences: it gives back those of the
+        step, which have no tokens yet, so that no two wait for each other, and waits.
+
+        Raises OverloadedError or OverQuotaError where an engine that gives none up has waited until
+        then, with requests that others may wait for.
+        """
+        self._warn(without)
+        left = [
+            r for r in rows if r.request not in without or r.is_sampled or not self.is_alone
+        ]
+        wanted = [r for r in left if r.request in without]
+        if wanted and not self._give_up_one(left):
+            for r in left:
+                if r.pos == 0 and r.request in self.held:
+                    self._close(self.held.pop(r.request))
+            if self.held and time.monotonic() > until:
+                raise without[wanted[0].request]
+            time.sleep(random.uniform(_RETRY_S, 2 * _OPEN_WAIT_S))
+        return [r for r in left if r.request not in self.failed]
+
+    def _warn(self, without: dict[str, attnd.AttndError]) -> None:
+        now = time.monotonic()
+        if now - self._warned > _WARN_S:
+            self._warned = now
+            why = next(iter(without.values()))
+            _log.warning("%d requests wait for a sequence: %s", len(without), why)
+
     def _without_lost(self, rows: list[Row], e: attnd.AttndError) -> list[Row]:
         """The rows to try again, after attnd turned out not to have the sequences of some any more
         (an operator has ended one, a damaged block was dropped, a card was lost).
@@ -311,12 +377,20 @@ class Requests:
         return self._ready(rows)
 
     def _give_up_one(self, rows: list[Row]) -> bool:
-        """Frees the blocks of a request of the step, which will be computed from its start."""
+        """Frees the blocks and the sequence of a request, which will be computed from its start: of
+        the step's, else of one whose next row will fail."""
+        if not self.gives_up:
+            return False
+        in_step = {r.request for r in rows}
         failed = [name for name in self.failed if name in self.held]
         for name in [r.request for r in rows if r.may_fail] + failed:
             self.failed[name] = 0
             self._close(self.held.pop(name))
             return True
+        for name in self.held:
+            if name not in in_step:
+                self._close(self.held.pop(name))
+                return True
         return False
 
     def _close(self, h: Held) -> None:
