@@ -1,6 +1,7 @@
 """A client of a cluster: placement, steps over several daemons, moves, lost hosts; every output against
 float64, every sequence against what was acknowledged."""
 
+import inspect
 import json
 import os
 import random
@@ -16,7 +17,10 @@ from ledger import L, VOCAB, Text, decode_together, rebuild, rows
 from rig import SPEC, Host
 
 import attnd_cluster
+import attnd_cluster.calls
 import attnd_cluster.members
+import attnd_cluster.pool
+import attnd_cluster.sequence
 
 SEED = random.randrange(1 << 30)
 LONG = 600.0  # seconds that nothing here may wait for: what ends sooner ended by membership
@@ -139,6 +143,100 @@ def test_the_methods_of_a_plain_client(cluster):
             client.open_lane()
         with pytest.raises(attnd.InvalidArgumentError):
             pool.step(0, [(t.seq, 999, 1)], *rows(0, [1], 0))
+
+
+def attention(q, k, v, sees):
+    """float64, of each row of q over those tokens of k and v that it sees."""
+    out = np.empty(q.shape)
+    for i, at in enumerate(sees):
+        for h in range(SPEC.num_q_heads):
+            g = h * SPEC.num_kv_heads // SPEC.num_q_heads
+            s = k[at, g].astype(np.float64) @ q[i, h] / np.sqrt(SPEC.head_dim_k)
+            w = np.exp(s - s.max())
+            out[i, h] = w @ v[at, g] / w.sum()
+    return out
+
+
+def test_trees_full_steps_and_indices_of_sequences_on_two_daemons(cluster):
+    """Rows of both in turns, so that each daemon gets copies of its own."""
+    cluster.start("a", "b")
+    pool = cluster.connect().create_pool(SPEC)
+    rng = np.random.default_rng(SEED)
+    texts = [Text(pool, prompt(rng, n)) for n in (40, 19, 33, 26)]
+    assert {t.seq.where for t in texts} == {"a", "b"}
+    parents, ancestors = [-1, 0, 0, 2], [[0], [0, 1], [0, 2], [0, 2, 3]]
+    nodes = [prompt(rng, 4) for _ in texts]
+    at = [len(t.ids) for t in texts]
+    held = []  # of each layer and text: its k and v, the tree behind it
+    for layer in range(L):
+        given = [rows(layer, ids, pos) for ids, pos in zip(nodes, at)]
+        q, k, v = (np.concatenate(x) for x in zip(*given))
+        items = [(t.seq, pos, 4) for t, pos in zip(texts, at)]
+        out = pool.step(layer, items, q, k, v, parents=iter(parents * 4)).out
+        held.append([])
+        for i, t in enumerate(texts):
+            was = rows(layer, t.ids, 0)
+            k, v = (np.concatenate([was[j], given[i][j]]) for j in (1, 2))
+            held[-1].append((k, v))
+            sees = [[*range(at[i]), *(at[i] + a for a in path)] for path in ancestors]
+            want = attention(given[i][0], k, v, sees)
+            np.testing.assert_allclose(out[4 * i : 4 * i + 4], want, atol=2e-5)
+    with pytest.raises(ValueError, match="parents has 2 rows, the step has 8 tokens"):
+        pool.step(0, [(t.seq, 9, 4) for t in texts[:2]], q[:8], parents=[-1, 0])
+    with pytest.raises(attnd.InvalidArgumentError, match="no path"):
+        texts[0].seq.commit([0, 3])
+    calls = pool.calls()
+    for t in texts[1:]:
+        calls.commit(t.seq, [0, 2, 3])
+    texts[0].seq.commit([0, 2, 3])
+    assert calls.run() == [t.seq for t in texts[1:]]
+    t = texts[0]  # what its client knows of it is what is kept: it follows the sequence elsewhere
+    other = "b" if t.seq.where == "a" else "a"
+    assert t.seq._lens == [at[0] + 3] * L and t.seq.move(other).where == other
+    for layer in range(L):
+        q = rng.standard_normal((8, SPEC.num_q_heads, SPEC.head_dim_k)).astype(np.float32)
+        items = [(t.seq, pos + 1, 2) for t, pos in zip(texts, at)]
+        named = np.stack([rng.choice(pos, 5, replace=False) for pos in at for _ in range(2)])
+        full = pool.step(layer, items, q, is_full=True).out
+        some = pool.step(layer, items, q, indices=named.astype(np.int32)).out
+        blocks = pool.step(layer, items, q, choose_blocks=64).out
+        for i, (k, v) in enumerate(held[layer]):
+            kept = [*range(at[i]), *(at[i] + a for a in (0, 2, 3))]
+            k, v, mine = k[kept], v[kept], slice(2 * i, 2 * i + 2)
+            seen = [range(at[i] + 3), named[2 * i], range(at[i] + 2)], \
+                [range(at[i] + 3), named[2 * i + 1], range(at[i] + 3)]
+            for j, out in enumerate((full, some, blocks)):
+                want = attention(q[mine], k, v, [list(s[j]) for s in seen])
+                np.testing.assert_allclose(out[mine], want, atol=2e-5)
+
+
+PAIRS = [
+    (attnd.Pool, attnd_cluster.pool.ClusterPool),
+    (attnd.Sequence, attnd_cluster.sequence.ClusterSequence),
+    (attnd.Calls, attnd_cluster.calls.ClusterCalls),
+]
+ONE_DAEMONS = {"import_sequence", "resize", "step_start"}  # not of a cluster
+
+
+@pytest.mark.parametrize("plain, of_cluster", PAIRS)
+def test_a_clusters_methods_take_what_those_of_one_daemon_do(plain, of_cluster):
+    def options(f):
+        return {p.name: p.default for p in inspect.signature(f).parameters.values()}
+
+    missing = []
+    for name, method in inspect.getmembers(plain, inspect.isfunction):
+        if name.startswith("_") or name in ONE_DAEMONS:
+            continue
+        theirs = getattr(of_cluster, name, None)
+        if theirs is None:
+            missing.append(name)
+            continue
+        has = options(theirs)
+        passes_on = "options" in has
+        missing += [f"{name}({o}=)" for o in options(method) if o not in has and not passes_on]
+        different = {o for o, value in options(method).items() if has.get(o, value) != value}
+        assert not different, name
+    assert missing == []
 
 
 class Worker(threading.Thread):

@@ -49,6 +49,15 @@ class ClusterCalls:
 
         self._asked.append(truncate)
 
+    def commit(self, seq: ClusterSequence, nodes: Iterable[int]) -> None:
+        path = list(nodes)
+
+        def commit(t: float | None) -> ClusterSequence:
+            seq.commit(path, timeout=t)
+            return seq
+
+        self._asked.append(commit)
+
     def close(self, seq: ClusterSequence) -> None:
         self._asked.append(lambda t: seq.close(timeout=t))
 

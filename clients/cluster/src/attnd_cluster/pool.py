@@ -89,10 +89,19 @@ class ClusterItems:
 
 
 class _Arrays:
-    """q, k, v, out and lse of a step, and the rows of some of its items."""
+    """What a step has a row of for each token, and the rows of some of its items.
 
-    def __init__(self, q: Any, k: Any, v: Any, out: Any, lse: Any):
-        self.q, self.k, self.v, self.out, self.lse = q, k, v, out, lse
+    options  those of attnd.Pool.step() that are the same for all rows
+    """
+
+    def __init__(self, out: Any, lse: Any, rows: dict[str, Any], options: dict[str, Any]):
+        self.out, self.lse, self.rows, self.options = out, lse, rows, options
+
+    def check(self, n: int) -> None:
+        for name, x in {**self.rows, "out": self.out, "lse": self.lse}.items():
+            shape = (len(x),) if isinstance(x, list) else tuple(getattr(x, "shape", ()))
+            if shape and shape[0] != n:
+                raise ValueError(f"{name} has {shape[0]} rows, the step has {n} tokens")
 
     def of(self, items: ClusterItems, which: list[int]) -> tuple[_Arrays, Any]:
         """Those rows, and which they are: a slice of these arrays, or a list, of copies."""
@@ -102,11 +111,14 @@ class _Arrays:
             rows = slice(spans[0][0], spans[-1][1])
         else:
             rows = [r for a, b in spans for r in range(a, b)]
-        part = _Arrays(*(None if x is None else x[rows] for x in self))
-        return part, rows
 
-    def __iter__(self) -> Any:
-        return iter((self.q, self.k, self.v, self.out, self.lse))
+        def of(x: Any) -> Any:
+            if isinstance(x, list) and isinstance(rows, list):
+                return [x[r] for r in rows]
+            return None if x is None else x[rows]
+
+        mine = {name: of(x) for name, x in self.rows.items()}
+        return _Arrays(of(self.out), of(self.lse), mine, self.options), rows
 
     def take(self, part: _Arrays, rows: Any) -> None:
         if isinstance(rows, list):
@@ -273,6 +285,11 @@ class ClusterPool(Closing, NotPicklable):
         *,
         out: Any = None,
         lse: Any = False,
+        parents: Iterable[int] | None = None,
+        is_full: bool = False,
+        indices: Any = None,
+        index_tokens: int = 1,
+        choose_blocks: int = 0,
         timeout: float | None = None,
     ) -> attnd.Result:
         """As attnd.Pool.step(). Ends with a host's membership, if it is lost, not by the time-out."""
@@ -284,7 +301,14 @@ class ClusterPool(Closing, NotPicklable):
             out = empty(q, (n, spec.num_q_heads, spec.head_dim_v or spec.head_dim_k), self._dtype)
         if lse is True:
             lse = empty(q, (n, spec.num_q_heads), F32)
-        arrays = _Arrays(q, k, v, out, None if lse is False else lse)
+        parents = None if parents is None else [int(p) for p in parents]
+        arrays = _Arrays(
+            out,
+            None if lse is False else lse,
+            {"q": q, "k": k, "v": v, "parents": parents, "indices": indices},
+            {"is_full": is_full, "index_tokens": index_tokens, "choose_blocks": choose_blocks},
+        )
+        arrays.check(n)
         statuses = [0] * items.n_items
         totals = [0, 0, 0, 0]
         failed = self._run(layer, items, arrays, timeout, statuses, totals, is_given)
@@ -319,7 +343,7 @@ class ClusterPool(Closing, NotPicklable):
                     statuses[i] = status
                     seq, pos, n = items.rows[i]
                     if status == 0:
-                        seq._acknowledged(layer, pos + n)
+                        seq._acknowledged(layer, pos, n, arrays.rows["parents"] is not None)
                     elif isinstance(error, HostGone) or status in _FOUND_AGAIN:
                         again.append(i)
                         lost.append((i, version))
@@ -367,12 +391,11 @@ class ClusterPool(Closing, NotPicklable):
                 step = pool.step_start(
                     layer,
                     part.items,
-                    mine.q,
-                    mine.k,
-                    mine.v,
                     out=mine.out,
                     lse=False if mine.lse is None else mine.lse,
                     timeout=timeout,
+                    **mine.rows,
+                    **mine.options,
                 )
             except attnd.AttndError as e:
                 step = e

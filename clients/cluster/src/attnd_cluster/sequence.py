@@ -52,6 +52,7 @@ class ClusterSequence(Closing, NotPicklable):
         self._lock = threading.RLock()
         self._version = 0  # rises when it is somewhere else, or has another epoch
         self._lens = [inner.n_cached] * pool.spec.num_layers  # tokens that were acknowledged
+        self._tree: int | None = None  # where the tree that was appended last begins
         self._set(host, inner)
         self.n_cached: int = inner.n_cached
         self.layer_len: tuple[int, ...] = inner.layer_len
@@ -74,7 +75,10 @@ class ClusterSequence(Closing, NotPicklable):
     def where(self) -> str:
         return self._host.name
 
-    def _acknowledged(self, layer: int, past: int) -> None:
+    def _acknowledged(self, layer: int, pos: int, n: int, is_tree: bool) -> None:
+        if is_tree:  # commit() says what of it there is
+            self._tree = pos
+        past = pos if is_tree else pos + n
         if self._lens[layer] < past:
             self._lens[layer] = past
 
@@ -240,6 +244,18 @@ class ClusterSequence(Closing, NotPicklable):
             self._version += 1
             self._lens = [min(n, n_tokens) for n in self._lens]
             del self.tokens[n_tokens:]
+
+    def commit(self, nodes: Iterable[int], *, timeout: float | None = None) -> None:
+        path = list(nodes)
+        self._do(lambda: self._inner.commit(path, timeout=timeout))
+        with self._lock:
+            self._version += 1
+            if self._tree is None:  # of one that was adopted with its tree
+                self._do(lambda: self._inner.adopt(timeout=timeout))
+                self._lens = list(self._inner.layer_len)
+            else:
+                self._lens = [self._tree + len(path)] * len(self._lens)
+                self._tree = None
 
     def export(self, path: str | os.PathLike[str], *, timeout: float | None = None) -> Any:
         return self._do(lambda: self._inner.export(path, timeout=timeout))
