@@ -9,7 +9,8 @@ turns at greedy steps, each fed the first one's tokens: the whole forward pass a
 device waited for after each step. Figures are medians of steps, ratios those of the medians of one run.
 The own attentions keep transformers' DynamicCache; sdpa runs without cuDNN's, which plans anew for every
 length. The attention `static` is sdpa with a StaticCache of the final length, its steps captured in a CUDA
-graph; the transport `graphs` is attnd over a lane (`gpu`) with steps that attnd.hf captures.
+graph; the transport `graphs` is attnd over a lane (`gpu`) with steps that attnd.hf captures, and a URL
+is a daemon that runs already (scripts/bench-network --hf).
 
 `agree` is the share of the tokens that an attention has in common with the first. Of a step of one layer
 over attnd, in microseconds: `copy` to the host (it waits for the model), `step` from call to answer, of
@@ -141,7 +142,8 @@ def bench(model, name: str, dtype: str, ids: torch.Tensor, args: argparse.Namesp
     """Prints the rows of one cell."""
     batch, context = ids.shape
     n_steps = N_WARM + args.tokens
-    n_blocks = batch * ((context + n_steps) // 16 + 2)
+    n_urls = sum("://" in transport for transport in args.transport.split(","))
+    n_blocks = batch * ((context + n_steps) // 16 + 2) * max(1, n_urls)  # they share a daemon's pool
     text = model.config
     kv_bytes = 2 * text.num_key_value_heads * text.head_dim * text.num_hidden_layers * 4
     memory = n_blocks * 16 * kv_bytes + (64 << 20)
@@ -156,14 +158,16 @@ def bench(model, name: str, dtype: str, ids: torch.Tensor, args: argparse.Namesp
             graphs = transport == "graphs"
             lane = graphs or transport == "gpu"
             scheme = "gpu" if lane else transport
-            url = stack.enter_context(own_daemon.running(args, scheme, settings))
+            url = transport
+            if "://" not in transport:
+                url = stack.enter_context(own_daemon.running(args, scheme, settings))
             client = stack.enter_context(attnd.connect(url, timeout=120))
             worker = stack.enter_context(
                 attnd.hf.attach(model, client, n_blocks=n_blocks, lane=lane, graphs=graphs)
             )
             workers.append(worker)
             cache = stack.enter_context(worker.cache())
-            what = f"attnd {client.info.backend}, {transport}"
+            what = f"attnd {client.info.backend}, {transport.partition(':')[0]}"
             runners.append(Runner(what, model, "attnd", cache))
             runners[-1].run = worker.forward
         first = runners[0]
@@ -205,6 +209,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="of torch, and of the cpu backend")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE, of attnd.conf")
     args = parser.parse_args()
+    own_daemon.use_library(args)
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.backends.cuda.enable_cudnn_sdp(False)

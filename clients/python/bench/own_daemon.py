@@ -26,10 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transport", default="ipc", help="scheme of the socket, comma-separated")
 
 
+def use_library(args: argparse.Namespace) -> None:
+    """libattn.so is the one beside that attnd."""
+    os.environ.setdefault("ATTN_LIBRARY", str(args.prefix / "lib" / "libattn.so.0"))
+
+
 @contextlib.contextmanager
 def running(args: argparse.Namespace, transport: str, settings: dict[str, object]) -> Iterator[str]:
     """The url of an attnd that runs meanwhile."""
-    os.environ.setdefault("ATTN_LIBRARY", str(args.prefix / "lib" / "libattn.so.0"))
+    use_library(args)
     import attnd
 
     settings = {"backend": args.backend, "engine.lease": "1h", **settings}
