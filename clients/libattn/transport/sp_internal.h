@@ -15,13 +15,14 @@
 #define SP_RETRY_NS 10000000u
 #define SP_HEAD_BYTES (9u + 4u) /* on ipc; on tcp without the first */
 #define SP_ALIGN 64u
+#define SP_MAX_PINNED 128 /* buffers, and MiB of them all: two large steps and their answers */
 
 enum sp_state { SP_CLOSED, SP_LOOKING_UP, SP_CONNECTING, SP_SECURING, SP_HANDSHAKE, SP_READY };
 
 /* Where messages lie (sp_memory.c); any thread. */
 struct sp_memory {
     _Atomic(const struct lane_memory_ops *) pins; /* large ones are page-locked by it; NULL: none */
-    _Atomic(struct sp_message *) spare; /* page-locked, and nobody's */
+    _Atomic(struct sp_message *) spare[SP_MAX_PINNED]; /* page-locked, and nobody's */
     atomic_int device; /* on which, once there is one */
     atomic_size_t n_pinned; /* bytes, spare or not */
 };
@@ -72,7 +73,6 @@ struct sp {
 struct sp_message {
     _Alignas(SP_ALIGN) size_t bytes;
     size_t room; /* page-locked, for so many; 0: not page-locked */
-    struct sp_message *next; /* a spare one's */
 };
 
 /* The connection goes on to be made as far as it can now, or it is time to try again. */

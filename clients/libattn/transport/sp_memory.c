@@ -1,8 +1,7 @@
 /* sp_memory.c: memory of messages. Once the client page-locks (attn_client_pin), large messages lie
  * in buffers that are page-locked and kept for the next ones.
  *
- * The buffers that nobody has are a list without a lock, because a forked child frees messages,
- * too: it is taken as a whole, and what is not needed is put back one by one.
+ * The buffers that nobody has are kept without a lock, because a forked child frees messages, too.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,30 +10,34 @@
 #include "clients/libattn/transport/sp_internal.h"
 
 #define SP_PINNED_LEAST (256u << 10) /* of a message: smaller ones are no device's to copy */
-#define SP_PINNED_MOST (128u << 20) /* of all buffers: two large steps in flight, and answers */
 #define SP_PINNED_UNIT (1u << 20)
 #define SP_PAGE_BYTES 4096u
 
+/* There is a place: no more buffers are made. */
 static void put(struct sp_memory *sm, struct sp_message *m)
 {
-    m->next = atomic_load(&sm->spare);
-    while (!atomic_compare_exchange_weak(&sm->spare, &m->next, m))
-        ;
+    for (int i = 0; i < SP_MAX_PINNED; i++) {
+        struct sp_message *none = NULL;
+        if (atomic_compare_exchange_strong(&sm->spare[i], &none, m))
+            return;
+    }
 }
 
 /* The smallest spare buffer with this room; NULL: none. */
 static struct sp_message *take_spare(struct sp_memory *sm, size_t room)
 {
-    struct sp_message *best = NULL, *next = NULL;
-    for (struct sp_message *m = atomic_exchange(&sm->spare, NULL); m != NULL; m = next) {
-        next = m->next;
-        if (m->room < room || (best != NULL && best->room <= m->room)) {
-            put(sm, m);
+    struct sp_message *best = NULL;
+    for (int i = 0; i < SP_MAX_PINNED; i++) {
+        if (atomic_load(&sm->spare[i]) == NULL)
             continue;
+        struct sp_message *m = atomic_exchange(&sm->spare[i], NULL);
+        if (m != NULL && (m->room < room || (best != NULL && best->room <= m->room))) {
+            put(sm, m);
+        } else if (m != NULL) {
+            if (best != NULL)
+                put(sm, best);
+            best = m;
         }
-        if (best != NULL)
-            put(sm, best);
-        best = m;
     }
     return best;
 }
@@ -42,30 +45,44 @@ static struct sp_message *take_spare(struct sp_memory *sm, size_t room)
 static void drop(struct sp_memory *sm, struct sp_message *m)
 {
     atomic_load(&sm->pins)->unpin(m);
-    atomic_fetch_sub(&sm->n_pinned, m->room);
+    atomic_fetch_sub(&sm->n_pinned, sizeof *m + m->room);
     free(m);
 }
 
-static attn_status new_pinned(struct sp_memory *sm, const struct lane_memory_ops *pins, size_t room,
-                              struct sp_message **out_m, char *why, size_t why_bytes)
+/* With its head, in whole units, so that it shares no page. */
+static size_t bytes_for(size_t room)
 {
-    /* with the head, whole units, so that it shares no page */
-    const size_t all =
-        (sizeof(struct sp_message) + room + SP_PINNED_UNIT - 1) / SP_PINNED_UNIT * SP_PINNED_UNIT;
-    struct sp_message *m = aligned_alloc(SP_PAGE_BYTES, all);
-    if (m == NULL) {
-        snprintf(why, why_bytes, "no memory to page-lock");
-        return ATTN_ENOMEM;
-    }
+    const size_t bytes = sizeof(struct sp_message) + room;
+    return (bytes + SP_PINNED_UNIT - 1) / SP_PINNED_UNIT * SP_PINNED_UNIT;
+}
+
+/* False: there would be more than there may be. */
+static bool reserve(struct sp_memory *sm, size_t bytes)
+{
+    if (atomic_fetch_add(&sm->n_pinned, bytes) + bytes <= SP_MAX_PINNED * (size_t)SP_PINNED_UNIT)
+        return true;
+    atomic_fetch_sub(&sm->n_pinned, bytes);
+    return false;
+}
+
+/* Of bytes that are reserved. */
+static attn_status new_pinned(struct sp_memory *sm, const struct lane_memory_ops *pins,
+                              size_t bytes, struct sp_message **out_m, char *why, size_t why_bytes)
+{
+    attn_status st = ATTN_ENOMEM;
     int device = atomic_load(&sm->device);
-    attn_status st = pins->pin(m, all, &device, why, why_bytes);
+    struct sp_message *m = aligned_alloc(SP_PAGE_BYTES, bytes);
+    if (m != NULL)
+        st = pins->pin(m, bytes, &device, why, why_bytes);
+    else
+        snprintf(why, why_bytes, "no memory to page-lock");
     if (st != ATTN_OK) {
+        atomic_fetch_sub(&sm->n_pinned, bytes);
         free(m);
         return st;
     }
     atomic_store(&sm->device, device);
-    m->room = all - sizeof *m;
-    atomic_fetch_add(&sm->n_pinned, m->room);
+    m->room = bytes - sizeof *m;
     *out_m = m;
     return ATTN_OK;
 }
@@ -78,22 +95,23 @@ static struct sp_message *find_pinned(struct sp_memory *sm, const struct lane_me
     struct sp_message *m = take_spare(sm, room), *small;
     if (m != NULL)
         return m;
-    while (atomic_load(&sm->n_pinned) + room > SP_PINNED_MOST &&
-           (small = take_spare(sm, 0)) != NULL)
+    while (!reserve(sm, bytes_for(room))) {
+        small = take_spare(sm, 0);
+        if (small == NULL)
+            return NULL;
         drop(sm, small);
-    if (atomic_load(&sm->n_pinned) + room > SP_PINNED_MOST)
-        return NULL;
-    return new_pinned(sm, pins, room, &m, why, sizeof why) == ATTN_OK ? m : NULL;
+    }
+    return new_pinned(sm, pins, bytes_for(room), &m, why, sizeof why) == ATTN_OK ? m : NULL;
 }
 
 attn_status sp_memory_pin(struct sp_memory *sm, const struct lane_memory_ops *pins, char *why,
                           size_t why_bytes)
 {
     struct sp_message *m;
-    if (atomic_load(&sm->pins) != NULL)
+    if (atomic_load(&sm->pins) != NULL || !reserve(sm, SP_PINNED_UNIT))
         return ATTN_OK;
     atomic_store(&sm->device, -1);
-    attn_status st = new_pinned(sm, pins, SP_PINNED_LEAST, &m, why, why_bytes);
+    attn_status st = new_pinned(sm, pins, SP_PINNED_UNIT, &m, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     put(sm, m);
@@ -103,10 +121,9 @@ attn_status sp_memory_pin(struct sp_memory *sm, const struct lane_memory_ops *pi
 
 void sp_memory_end(struct sp_memory *sm, bool is_ours)
 {
-    struct sp_message *m = atomic_exchange(&sm->spare, NULL), *next;
-    for (; m != NULL; m = next) {
-        next = m->next;
-        if (is_ours)
+    for (int i = 0; i < SP_MAX_PINNED; i++) {
+        struct sp_message *m = atomic_exchange(&sm->spare[i], NULL);
+        if (m != NULL && is_ours)
             drop(sm, m);
         else
             free(m); /* it is the parent's driver that knows it */

@@ -76,8 +76,8 @@ struct client_transport_ops {
     uint64_t (*max_message)(struct client_transport *t);
     /* Larger messages are not received. */
     void (*set_max_message)(struct client_transport *t, uint64_t bytes);
-    /* Page-locks memory of messages with a table of memory.h that can: where is_shared, all, now and
-     * after each new connection; else of large ones, as they come. May block. */
+    /* Page-locks memory of messages with a table of memory.h that can: where is_shared, all, now
+     * and after each new connection; else of large ones, as they come. May block. */
     attn_status (*pin)(struct client_transport *t, const struct lane_memory_ops *ops, char *why,
                        size_t why_bytes);
 };

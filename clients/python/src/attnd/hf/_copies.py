@@ -25,8 +25,8 @@ Part = Tuple[Items, List[torch.Tensor], torch.Tensor]  # of a layer: q, k, v (or
 
 DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 IN_FLIGHT = 2  # steps: while the daemon has one, the next is copied
-HALVES_BYTES = 256 << 10  # of q, k and v: what is larger goes over sockets in two steps
 _SMALL_BYTES = 1 << 20  # of q, k and v: the host copies them sooner than Python calls back
+HALVES_BYTES = 1 << 20  # of q, k and v: as much or more goes over sockets in two steps
 
 
 class Staging:
