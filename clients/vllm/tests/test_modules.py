@@ -28,6 +28,7 @@ from conftest import Daemon  # noqa: E402, I001
 import attnd  # noqa: E402
 import attnd_vllm  # noqa: E402
 import torch  # noqa: E402
+from attnd_vllm.worker import check_limits  # noqa: E402
 from fake.engine import Engine, Request, config  # noqa: E402
 from test_requests import n_sequences  # noqa: E402
 from toy_model import (  # noqa: E402
@@ -496,6 +497,14 @@ def few(monkeypatch):
 def test_more_requests_than_there_are_sequences_are_refused_at_the_start(few, n_ranks, n_seqs, says):
     with pytest.raises(ValueError, match=says):
         Engine(Model(), 128, BLOCK, n_ranks=n_ranks, scheduler_config__max_num_seqs=n_seqs)
+
+
+def test_what_fills_a_graph_has_sequences_too(few):
+    c = config(Model(), 128, BLOCK, scheduler_config__max_num_seqs=4)
+    with attnd.connect(few.url) as client:
+        check_limits(client.info, c, 3)
+        with pytest.raises(ValueError, match="max_num_seqs with the 4 that fill .* is 8, more than .* 7"):
+            check_limits(client.info, c, 4)
 
 
 def test_out_of_sequences_does_not_end_an_engine(few, monkeypatch):

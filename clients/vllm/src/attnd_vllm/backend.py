@@ -21,7 +21,7 @@ from vllm.v1.attention.backend import (
 from attnd.serving.requests import Requests
 
 from . import settings
-from .lane import Metadata, OverHost, OverLane
+from .lane import Metadata, OverHost, OverLane, graph_sizes
 from .versions import SmallPages, rank_and_size
 from .worker import model_name, shared
 
@@ -101,14 +101,6 @@ def pool_spec(impls: list[AttndImpl], config: Any, block_tokens: int, n_blocks: 
     )
 
 
-def _graph_sizes(config: Any) -> list[int]:
-    """Tokens of the graphs that may have attention in them, smallest first."""
-    c = config.compilation_config
-    if not c.cudagraph_mode.has_full_cudagraphs():
-        return []
-    return sorted(c.cudagraph_capture_sizes or [])
-
-
 class AttndBuilder(AttentionMetadataBuilder):
     reorder_batch_threshold = None
 
@@ -119,7 +111,7 @@ class AttndBuilder(AttentionMetadataBuilder):
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
         ordered = sorted(layer_names, key=extract_layer_index)
         n_blocks = vllm_config.cache_config.num_gpu_blocks_override
-        lane, sizes = shared.lane, _graph_sizes(vllm_config)
+        lane, sizes = shared.lane, graph_sizes(vllm_config)
         if lane is not None:  # the tokens that fill a graph have a block each
             n_blocks += max([2, *(b - a for a, b in zip([0, *sizes], sizes))])
         spec = pool_spec(

@@ -278,6 +278,14 @@ class OverLane:
 Way = OverHost | OverLane
 
 
+def graph_sizes(config: Any) -> list[int]:
+    """Tokens of the graphs that may have attention in them, smallest first."""
+    c = config.compilation_config
+    if not c.cudagraph_mode.has_full_cudagraphs():
+        return []
+    return sorted(c.cudagraph_capture_sizes or [])
+
+
 def open_lane(client: attnd.Client, device: torch.device, config: Any) -> attnd.Lane | None:
     """A lane for the largest step of a vLLM configuration. None: there can't be one, and the log says
     why."""

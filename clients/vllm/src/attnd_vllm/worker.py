@@ -13,19 +13,21 @@ from attnd.serving import model as serving_model
 from attnd.serving.requests import Requests
 
 from . import settings, versions
-from .lane import Metadata, Way, open_lane
+from .lane import Metadata, Way, graph_sizes, open_lane
 
 
-def check_limits(info: attnd.ClientInfo, config: Any) -> None:
+def check_limits(info: attnd.ClientInfo, config: Any, n_fillers: int) -> None:
     """Raises ValueError, naming both settings, where the engine may ask for more than the daemon allows.
-    Each rank has a sequence for each request."""
+    Each rank has a sequence for each request; n_fillers more fill the largest graph."""
     n_seqs, n_ranks = config.scheduler_config.max_num_seqs, config.parallel_config.tensor_parallel_size
     n_tokens = config.model_config.max_model_len
     of_all = "max_num_seqs" if n_ranks == 1 else f"max_num_seqs on {n_ranks} ranks together"
+    if n_fillers > 0:
+        of_all += f" with the {n_fillers} that fill the largest CUDA graph"
     for name, n, setting, most in (
         ("max_num_seqs", n_seqs, "engine.max_step_items", info.max_step_items),
         ("max_model_len", n_tokens, "cache.max_seq_tokens", info.max_seq_tokens),
-        (of_all, n_seqs * n_ranks, "cache.max_sequences", info.max_sequences),
+        (of_all, n_seqs * n_ranks + n_fillers, "cache.max_sequences", info.max_sequences),
     ):
         if n > most > 0:  # 0: a daemon that does not say
             raise ValueError(
@@ -98,8 +100,9 @@ class AttndWorker:
         super().init_device()  # type: ignore[misc]
         shared.batch = versions.Batch(self.model_runner)
         shared.client = connect("vllm")
-        check_limits(shared.client.info, self.vllm_config)
         shared.lane = open_lane(shared.client, self.model_runner.device, self.vllm_config)
+        sizes = graph_sizes(self.vllm_config) if shared.lane is not None else []
+        check_limits(shared.client.info, self.vllm_config, max(sizes, default=0))
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Takes the weights' digest before they are packed for the processor, which hides them."""
