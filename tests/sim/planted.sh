@@ -8,10 +8,13 @@ shift
 here=$(dirname "$0")
 most=4000
 bugs=("$@")
-[ $# -gt 0 ] || mapfile -t bugs < <(grep -oE '^plant\([0-9]+' "$here/plant.cmake" | grep -oE '[0-9]+')
+plants=$here/plant.cmake
+case $sim in *cluster*) plants=$here/cluster/plant.cmake ;; esac
+[ $# -gt 0 ] || mapfile -t bugs < <(grep -oE '^plant\([0-9]+' "$plants" | grep -oE '[0-9]+' | sort -nu)
 
 # Where bugs that few seeds find were found last; if that is no more so, all seeds are walked.
-declare -A last=([6]=231 [10]=452 [19]=119 [23]=226 [26]=92 [27]=477 [28]=593 [29]=850)
+declare -A last=([6]=231 [10]=452 [19]=119 [23]=226 [26]=92 [27]=477 [28]=593 [29]=850
+  [38]=16 [39]=2 [40]=11 [41]=3)
 
 finds() { # BUG SEEDS: a run that fails
   ! said=$(SIM_BUG=$1 ASAN_OPTIONS=detect_leaks=0 "$sim" --seeds "$2" 2>&1)
