@@ -18,6 +18,7 @@ from rig import SPEC, Host
 
 import attnd_cluster
 import attnd_cluster.calls
+import attnd_cluster.hosts
 import attnd_cluster.members
 import attnd_cluster.pool
 import attnd_cluster.sequence
@@ -342,6 +343,72 @@ def test_a_lost_host_costs_its_own_sequences_a_rebuild_and_nobody_a_timeout(clus
         assert pool.client.members.wait(300, lambda now: lost in now)
         with attnd.connect(f"ipc://{host.socket}") as operator:
             await_("nothing in it", lambda: operator.inspect("sequences")["sequences"] == [])
+
+
+def test_what_a_move_has_left_elsewhere_is_not_taken_for_the_sequence_and_freed(cluster):
+    cluster.start("a", "b")
+    pool = cluster.connect().create_pool(SPEC)
+    rng = np.random.default_rng(SEED)
+    t = Text(pool, prompt(rng, 40))
+    lost = cluster.hosts[t.seq.where]
+    other = cluster.hosts["b" if t.seq.where == "a" else "a"]
+    with attnd.connect(other.url) as mover:
+        there = mover.create_pool(SPEC)
+        copy = there.open(t.seq.id)
+        for layer in range(L):
+            _, k, v = rows(layer, t.ids[:16], 0)
+            there.step(layer, [(copy, 0, 16)], k=k, v=v)
+        with attnd.connect(f"ipc://{lost.socket}") as operator:
+            operator.kill_sequence(t.seq.id)
+        t.decode(2)
+        assert t.seq.n_rebuilt == 1
+        t.verify()
+        with attnd.connect(f"ipc://{other.socket}") as operator:
+            listed = operator.inspect("sequences")["sequences"]
+            there = [t.seq.id] if t.seq.where == other.name else []
+            assert [int(s["sequence"]) for s in listed] == there
+
+
+def test_a_sequence_is_placed_though_all_that_were_asked_are_gone_when_it_is_opened(
+    cluster, monkeypatch
+):
+    cluster.start("a", "b")
+    client = cluster.connect()
+    pool = client.create_pool(SPEC)
+    candidates, ended = pool.candidates, []
+
+    def and_they_go(tokens, adapter):
+        found = candidates(tokens, adapter)
+        if not ended:
+            for _, host in found:
+                ended.append(host.name)
+                client.hosts.end(host.member)
+        return found
+
+    monkeypatch.setattr(pool, "candidates", and_they_go)
+    t = Text(pool, prompt(np.random.default_rng(SEED), 40))
+    assert len(ended) == 2
+    t.verify()
+
+
+def test_a_member_that_does_not_answer_is_not_waited_for_by_each_that_opens(cluster, monkeypatch):
+    cluster.start("a", "b")
+    client = cluster.connect(connect_timeout=2)
+    cluster.hosts["b"].signal_agent(signal.SIGSTOP)  # it stays a member
+    cluster.hosts["b"].signal_daemon(signal.SIGKILL)
+    tries, connect = [], attnd.connect
+    monkeypatch.setattr(attnd_cluster.hosts, "_PAUSE_SECONDS", 1e9)
+    monkeypatch.setattr(
+        attnd_cluster.hosts.attnd,
+        "connect",
+        lambda url, **options: (tries.append(url), connect(url, **options))[1],
+    )
+    pool = client.create_pool(SPEC)
+    texts = [Text(pool, prompt(np.random.default_rng(i), 40)) for i in range(5)]
+    assert all(t.seq.where == "a" for t in texts)
+    assert tries.count(cluster.hosts["b"].url) == 1
+    for t in texts:
+        t.verify()
 
 
 def test_without_a_callback_a_lost_sequence_is_said_to_be_gone_and_others_are_answered(cluster):

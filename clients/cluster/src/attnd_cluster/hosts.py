@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from .keys import Member
 
 _T = TypeVar("_T")
 _POLL_SECONDS = 0.02
+_PAUSE_SECONDS = 1.0  # after a connection that was not made: who comes meanwhile is told so at once
 log = logging.getLogger("attnd.cluster")
 
 
@@ -36,6 +38,7 @@ class Host:
         self._client: attnd.Client | None = None
         self._pools: dict[str, attnd.Pool] = {}
         self._lock = threading.RLock()
+        self._failed: tuple[float, str] = float("-inf"), ""  # the last try to connect
         self._gone: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.is_released = threading.Event()  # gone, and the library has let go of all arrays
 
@@ -75,10 +78,20 @@ class Host:
             if self._gone.done():
                 raise self._refuse()
             if self._client is None:
-                self._client = attnd.connect(
-                    self.member.url, connect_timeout=self._connect_timeout, **self._options
-                )
+                self._client = self._connect()
             return self._client
+
+    def _connect(self) -> attnd.Client:
+        at, why = self._failed
+        if time.monotonic() - at < _PAUSE_SECONDS:
+            raise attnd.ConnectionLostError(why)
+        try:
+            return attnd.connect(
+                self.member.url, connect_timeout=self._connect_timeout, **self._options
+            )
+        except (attnd.ConnectionLostError, attnd.TimedOutError) as e:
+            self._failed = time.monotonic(), e.message
+            raise
 
     def pool(self, spec: attnd.PoolSpec, array_dtype: str | None) -> attnd.Pool:
         """Its pool of this spec, made if it is missing. Raises AttndError."""
@@ -94,13 +107,14 @@ class Host:
         spec: attnd.PoolSpec,
         array_dtype: str | None,
         what: Callable[[attnd.Pool], _T],
+        seconds: float | None = None,
     ) -> _T:
         """what(pool), as call(); again where session and pools went with an earlier daemon."""
         try:
-            return self.call(lambda: what(self.pool(spec, array_dtype)))
+            return self.call(lambda: what(self.pool(spec, array_dtype)), seconds)
         except (attnd.SessionGoneError, attnd.PoolGoneError):
-            self.call(self.begin_anew)
-            return self.call(lambda: what(self.pool(spec, array_dtype)))
+            self.call(self.begin_anew, seconds)
+            return self.call(lambda: what(self.pool(spec, array_dtype)), seconds)
 
     def begin_anew(self) -> None:
         """After SessionGoneError: the daemon was restarted without its cache. Raises AttndError."""
@@ -114,8 +128,9 @@ class Host:
         if pool is not None:
             pool.close()
 
-    def call(self, what: Callable[[], _T]) -> _T:
-        """what(), which may ask the daemon; its end as a member ends the wait. Raises AttndError."""
+    def call(self, what: Callable[[], _T], seconds: float | None = None) -> _T:
+        """what(), which may ask the daemon; its end as a member ends the wait, and so do the seconds,
+        while what() goes on. Raises AttndError."""
         if self._gone.done():
             raise self._refuse()
         asked: concurrent.futures.Future[_T] = concurrent.futures.Future()
@@ -128,9 +143,11 @@ class Host:
 
         run_beside(ask)
         either: list[concurrent.futures.Future[Any]] = [asked, self._gone]
-        concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
+        concurrent.futures.wait(either, seconds, concurrent.futures.FIRST_COMPLETED)
         if not asked.done():
-            raise self._refuse()
+            if self._gone.done():
+                raise self._refuse()
+            raise attnd.TimedOutError(f"{self.name} ({self.member.url}) is not connected yet")
         try:
             return asked.result()
         except (attnd.InvalidArgumentError, attnd.ConnectionLostError):

@@ -144,9 +144,11 @@ class ClusterPool(Closing, NotPicklable):
         self._dtype = DTYPES[array_dtype or spec.q_dtype]
         self._index = PrefixIndex(spec.block_tokens)
 
-    def at(self, host: Host, what: Callable[[attnd.Pool], _T]) -> _T:
-        """what(pool) of this pool there. Raises AttndError."""
-        return host.ask(self._asked, self._array_dtype, what)
+    def at(
+        self, host: Host, what: Callable[[attnd.Pool], _T], seconds: float | None = None
+    ) -> _T:
+        """what(pool) of this pool there, as Host.call(). Raises AttndError."""
+        return host.ask(self._asked, self._array_dtype, what, seconds)
 
     # ---- placement
 
@@ -171,7 +173,9 @@ class ClusterPool(Closing, NotPicklable):
             host = client.host(members[n])
             try:
                 probe = self.at(
-                    host, lambda pool: pool.probe(tokens, adapter=adapter, timeout=_PROBE_SECONDS)
+                    host,
+                    lambda pool: pool.probe(tokens, adapter=adapter, timeout=_PROBE_SECONDS),
+                    2 * _PROBE_SECONDS,  # which has to be connected first
                 )
             except attnd.AttndError as e:
                 log.debug("%s is not asked: %s", n, e)
@@ -195,30 +199,33 @@ class ClusterPool(Closing, NotPicklable):
         """A new sequence on one of the daemons; waits for one where there is none. Raises the last
         one's AttndError."""
         failed: attnd.AttndError | None = None
-        found = self.candidates(tokens, adapter)
         until = time.monotonic() + (self.client.timeout if timeout is None else timeout)
-        while not found and time.monotonic() < until and not self.client.is_closed:
+        while True:
+            for candidate, host in self.candidates(tokens, adapter):
+                id = random_id(host.name) if seq_id is None else seq_id
+                try:
+                    inner = self.at(
+                        host,
+                        # id is bound: this may go on when the host is gone
+                        lambda pool, id=id: pool.open(  # type: ignore[misc]
+                            id, tokens=tokens, adapter=adapter, timeout=timeout
+                        ),
+                    )
+                except _ELSEWHERE as e:
+                    failed = e
+                    continue
+                with self.client.lock:
+                    self.client.backlog.give(host.name, max(1, len(tokens) - inner.n_cached))
+                    self._index.note(tokens, adapter, host.name)
+                return host, inner
+            if self.client.is_closed or time.monotonic() >= until:
+                break
+            if failed is not None and not isinstance(failed, HostGone):
+                break
+            failed = None  # those that were asked are gone, or none answered: others may come
             if self.client.serving():
-                time.sleep(_PAUSE_SECONDS)  # none of them answered
+                time.sleep(_PAUSE_SECONDS)
             self.client.members.wait(_PROBE_SECONDS, lambda now: bool(now))
-            found = self.candidates(tokens, adapter)
-        for candidate, host in found:
-            id = random_id(host.name) if seq_id is None else seq_id
-            try:
-                inner = self.at(
-                    host,
-                    # id is bound: this may go on when the host is gone
-                    lambda pool, id=id: pool.open(  # type: ignore[misc]
-                        id, tokens=tokens, adapter=adapter, timeout=timeout
-                    ),
-                )
-            except _ELSEWHERE as e:
-                failed = e
-                continue
-            with self.client.lock:
-                self.client.backlog.give(host.name, max(1, len(tokens) - inner.n_cached))
-                self._index.note(tokens, adapter, host.name)
-            return host, inner
         raise failed or attnd.ConnectionLostError(
             f"{self.client.url}: no member takes sequences: {self.client.members.why or 'none answers'}"
         )

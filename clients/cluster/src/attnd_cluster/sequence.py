@@ -169,12 +169,21 @@ class ClusterSequence(Closing, NotPicklable):
                 log.debug("sequence %d at %s: %s", self.id, name, e)
                 continue
             if any(have < want for have, want in zip(inner.layer_len, self._lens)):
-                log.warning("sequence %d at %s lacks tokens: left there", self.id, name)
+                log.warning("sequence %d at %s lacks tokens: what a move has left", self.id, name)
+                self._drop(host, inner)
                 continue
             log.info("sequence %d is at %s now", self.id, name)
             self._set(host, inner)
             return True
         return False
+
+    @staticmethod
+    def _drop(host: Host, inner: attnd.Sequence) -> None:
+        """A copy that is no use; its blocks are."""
+        try:
+            host.call(inner.close)
+        except attnd.AttndError as e:
+            log.debug("sequence %d at %s: %s", inner.id, host.name, e)
 
     def _rebuild(self) -> None:
         rebuild = self.pool.client.rebuild
