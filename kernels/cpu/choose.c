@@ -10,6 +10,7 @@
  * Each query chooses for each kv head: its newest block, the sequence's first, and of the others
  * those whose bound is highest, for whichever of the kv head's q heads that is.
  */
+#include "kernels/choice.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/grow.h"
 
@@ -27,31 +28,27 @@ static uint32_t end_of(const struct backend_pool *p, const struct backend_item *
     return item->pos + (is_full ? item->n_tokens : token + 1);
 }
 
-static uint32_t blocks_below(const struct attend_geometry *g, uint32_t end)
+static struct choice_size choice_at(const struct backend_pool *p, const struct backend_item *item,
+                                    uint32_t token)
 {
-    return ((end - 1) >> g->block_shift) + 1;
+    return choice_of(item->n_chosen, p->geometry.block_shift, end_of(p, item, token));
+}
+
+/* That the item's last query sees. */
+static uint32_t blocks_of(const struct backend_pool *p, const struct backend_item *item)
+{
+    return choice_at(p, item, item->n_tokens - 1).n_blocks;
 }
 
 uint32_t cpu_chosen_blocks(const struct backend_pool *p, const struct backend_item *item)
 {
-    const uint32_t n_blocks = blocks_below(&p->geometry, item->pos + item->n_tokens);
-    return item->n_chosen < n_blocks ? item->n_chosen : 0;
-}
-
-static uint32_t chosen_by(const struct backend_pool *p, const struct backend_item *item,
-                          uint32_t token)
-{
-    const uint32_t n_blocks = blocks_below(&p->geometry, end_of(p, item, token));
-    return item->n_chosen < n_blocks ? item->n_chosen : n_blocks;
+    return item->n_chosen < blocks_of(p, item) ? item->n_chosen : 0;
 }
 
 uint32_t cpu_chosen_keys(const struct backend_pool *p, const struct backend_item *item,
                          uint32_t token)
 {
-    const struct attend_geometry *g = &p->geometry;
-    const uint32_t end = end_of(p, item, token);
-    const uint32_t newest = (end - 1) & (g->block_tokens - 1);
-    return ((chosen_by(p, item, token) - 1) << g->block_shift) + newest + 1;
+    return choice_at(p, item, token).n_keys;
 }
 
 const uint32_t *cpu_chosen_list(const struct backend *b, const struct backend_pool *p,
@@ -147,7 +144,7 @@ static attn_status find_missing(struct choose_job *job)
     const struct backend_pool *p = job->batch->pool;
     for (uint32_t i = 0; i < job->batch->n_items; i++) {
         const struct backend_item *item = &job->batch->items[i];
-        const uint32_t n_blocks = blocks_below(&p->geometry, item->pos + item->n_tokens);
+        const uint32_t n_blocks = blocks_of(p, item);
         if (c->first[i] == SIZE_MAX)
             continue;
         attn_status st = array_reserve(&c->missing, &c->missing_capacity,
@@ -233,8 +230,8 @@ static void choose(const struct choose_job *job, const struct backend_item *item
 {
     const struct backend_pool *p = job->batch->pool;
     const struct attend_geometry *g = &p->geometry;
-    const uint32_t n_blocks = blocks_below(g, end_of(p, item, token));
-    const uint32_t n = chosen_by(p, item, token);
+    const struct choice_size of = choice_at(p, item, token);
+    const uint32_t n_blocks = of.n_blocks, n = of.n;
     list[n - 1] = n_blocks - 1;
     if (n == n_blocks)
         for (uint32_t i = 0; i < n; i++)
@@ -290,7 +287,7 @@ static size_t place_lists(struct choose_job *job)
             continue;
         c->first[i] = n;
         n += (size_t)item->n_tokens * p->config.num_kv_heads * most;
-        const uint32_t n_blocks = blocks_below(&p->geometry, item->pos + item->n_tokens);
+        const uint32_t n_blocks = blocks_of(p, item);
         job->longest = n_blocks > job->longest ? n_blocks : job->longest;
     }
     return n;

@@ -265,13 +265,17 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
     chain_wait();
 
     const gpu_item &it = a.items[find_item<&gpu_item::unit0>(a.items, a.n_items, blockIdx.x)];
-    const uint32_t unit = blockIdx.x - it.unit0, n_rows = it.n_tokens * kv.group;
-    const uint32_t n_chunks = (n_rows + C::rows - 1) / C::rows;
+    const uint32_t unit = blockIdx.x - it.unit0;
+    const bool is_choosing = a.chosen != nullptr; /* then every thread block has one query */
+    const uint32_t n_chunks =
+        is_choosing ? row_ranges<of_list>(kv, it, C::rows) : row_ranges<of_tokens>(kv, it, C::rows);
     const uint32_t split = unit % it.n_splits;
     /* later rows see more keys: they start first */
     const uint32_t chunk = n_chunks - 1 - unit / it.n_splits % n_chunks;
-    const uint32_t head = unit / it.n_splits / n_chunks, row0 = chunk * C::rows;
-    const uint32_t n = n_rows - row0 < C::rows ? n_rows - row0 : C::rows;
+    const uint32_t head = unit / it.n_splits / n_chunks;
+    const row_range own = is_choosing ? row_range_at<of_list>(kv, it, chunk, C::rows)
+                                      : row_range_at<of_tokens>(kv, it, chunk, C::rows);
+    const uint32_t row0 = own.row0, n = own.n;
     const gpu_layer layer = layer_of(kv, it);
     const uint32_t kv_len = it.pos + it.n_tokens;
     const gpu_layer &stored = kv.layers[it.layer];
@@ -298,8 +302,15 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
     const query_range queries = queries_of(order, it, row0 / kv.group, (row0 + n - 1) / kv.group);
     const bool is_plain = layer.soft_cap == 0.0f && !layer.alibi_slopes;
     const float scale_log2 = layer.scale * log2e;
-    const matrix_source src = {kv.table + (uint64_t)it.row * kv.row_blocks,
-                               part_of(kv, it.layer, false), part_of(kv, it.layer, true), head};
+    const uint32_t *table = table_of(kv, it);
+    uint32_t n_chosen_keys = 0;
+    if (is_choosing) {
+        const uint32_t query = row0 / kv.group;
+        table = a.chosen + chosen_at(kv, it, a.n_chosen, query, head);
+        n_chosen_keys = choice_at(kv, it, a.n_chosen, query).n_keys;
+    }
+    const matrix_source src = {table, part_of(kv, it.layer, false), part_of(kv, it.layer, true),
+                               head};
     branch from = {};
     branch_part keys = {};
 
@@ -323,10 +334,12 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
 
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
         from = branch_at(kv, stored, nth, head);
-        keys = part_of_branch(kv, layer, from, it, queries, split);
+        keys = is_choosing ? part_of_all(it, n_chosen_keys, split)
+                           : part_of_branch(kv, layer, from, it, queries, split);
 #pragma unroll
         for (int r = 0; r < tile_rows; ++r)
-            row[r].see = visible_to(kv, layer, from, row[r].position, kv_len);
+            row[r].see =
+                is_choosing ? keys.highest : visible_to(kv, layer, from, row[r].position, kv_len);
         uint32_t base = next_tile(keys.begin);
         int stage = 0;
         if (copy_stages == 2 && base < keys.end)

@@ -38,7 +38,7 @@ bool gpu_attend_matrix_has(const struct gpu_kv *kv, uint32_t rows, uint32_t shar
 
 int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chained)
 {
-    if (gpu::codes_fit(a))
+    if (!a->chosen && gpu::codes_fit(a))
         return gpu::codes_launch(a, stream, chained != 0);
     if (a->kv.q_dtype == ATTN_F32)
         return gpu::f32_launch(a, stream, chained != 0);

@@ -77,9 +77,9 @@ template <class F> __global__ void __launch_bounds__(threads) attend(GPU_PARAM(g
 
     const query_range queries =
         queries_in<kind>(order, it, row0 / kv.group, (row0 + n - 1) / kv.group);
-    const query_list<kind> list(a, it, row0 / kv.group);
+    const query_list<kind> list(a, it, row0 / kv.group, head);
     part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, !F::is_latent);
-    const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
+    const uint32_t *table = list.table(kv, it);
     uint32_t kv_bytes = element_bytes(kv.kv_dtype);
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
         const branch b = branch_at(kv, stored, nth, head);
@@ -263,7 +263,7 @@ int launch_form(const gpu_attend *a, void *stream, bool chained)
 template <int lanes, int n_pieces = 1, bool is_latent = false>
 int launch_attend(const gpu_attend *a, void *stream, bool chained)
 {
-    if (a->list_starts)
+    if (a->list_starts || a->chosen)
         return launch_form<lanes, n_pieces, is_latent, of_list>(a, stream, chained);
     if (a->nodes)
         return launch_form<lanes, n_pieces, is_latent, of_tree>(a, stream, chained);

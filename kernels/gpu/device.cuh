@@ -4,6 +4,7 @@
 #ifndef ATTND_GPU_DEVICE_CUH
 #define ATTND_GPU_DEVICE_CUH
 
+#include "kernels/choice.h"
 #include "kernels/gpu/params.h"
 #include "kernels/gpu/softmax.cuh"
 #include "kernels/gpu/vendor/gpu.h"
@@ -285,10 +286,47 @@ GPU_DEVICE row_range row_range_at(const gpu_kv &kv, const gpu_item &it, uint32_t
     return x;
 }
 
+/* What the item's query `token` visits of the blocks that it sees. */
+GPU_DEVICE choice_size choice_at(const gpu_kv &kv, const gpu_item &it, uint32_t n_chosen,
+                                 uint32_t token)
+{
+    const bool is_full = it.is_full || kv.layers[it.layer].is_full;
+    return choice_of(n_chosen, kv.block_shift, it.pos + (is_full ? it.n_tokens : token + 1));
+}
+
+/* Where the blocks that it chose for the kv head begin. */
+GPU_DEVICE uint32_t chosen_at(const gpu_kv &kv, const gpu_item &it, uint32_t n_chosen,
+                              uint32_t token, uint32_t head)
+{
+    return it.node0 + (token * kv.num_kv_heads + head) * n_chosen;
+}
+
+/* The item's row of the block table. */
+GPU_DEVICE const uint32_t *table_of(const gpu_kv &kv, const gpu_item &it)
+{
+    return kv.table + (uint64_t)it.row * kv.row_blocks;
+}
+
+/* The part of n keys that is a split's, whatever they are: every query of the thread block sees
+ * them all. */
+GPU_DEVICE branch_part part_of_all(const gpu_item &it, uint32_t n, uint32_t split)
+{
+    branch_part x = {};
+    x.lowest = x.highest = ::visible_to(0, 0, 1, 0, n);
+    x.begin = split * it.split_tokens;
+    x.end = min(x.begin + it.split_tokens, n);
+    x.all_take_part = true;
+    return x;
+}
+
 /* The tokens that a thread block's query visits. */
 template <item_kind kind> struct query_list {
-    GPU_DEVICE query_list(const gpu_attend &, const gpu_item &, uint32_t)
+    GPU_DEVICE query_list(const gpu_attend &, const gpu_item &, uint32_t, uint32_t)
     {
+    }
+    GPU_DEVICE const uint32_t *table(const gpu_kv &kv, const gpu_item &it) const
+    {
+        return table_of(kv, it);
     }
     GPU_DEVICE void cut(const gpu_item &, uint32_t, branch_part &) const
     {
@@ -300,14 +338,26 @@ template <item_kind kind> struct query_list {
 };
 
 template <> struct query_list<of_list> {
-    const uint32_t *tokens;
+    const uint32_t *tokens; /* NULL: it has chosen blocks, and visits all of them */
+    const uint32_t *chosen;
     uint32_t n;
 
-    GPU_DEVICE query_list(const gpu_attend &a, const gpu_item &it, uint32_t query)
+    GPU_DEVICE query_list(const gpu_attend &a, const gpu_item &it, uint32_t query, uint32_t head)
     {
+        if (a.chosen) {
+            tokens = nullptr;
+            chosen = a.chosen + chosen_at(a.kv, it, a.n_chosen, query, head);
+            n = choice_at(a.kv, it, a.n_chosen, query).n_keys;
+            return;
+        }
         const uint32_t *starts = a.list_starts + it.node0 + query;
         tokens = a.list_tokens + starts[0];
+        chosen = nullptr;
         n = starts[1] - starts[0];
+    }
+    GPU_DEVICE const uint32_t *table(const gpu_kv &kv, const gpu_item &it) const
+    {
+        return chosen ? chosen : table_of(kv, it);
     }
     /* Keys are places in the list. */
     GPU_DEVICE void cut(const gpu_item &it, uint32_t split, branch_part &keys) const
@@ -318,7 +368,7 @@ template <> struct query_list<of_list> {
     }
     GPU_DEVICE uint32_t operator()(const gpu_kv &, const branch &, uint32_t key, bool is_live) const
     {
-        return is_live ? tokens[key] : 0;
+        return !is_live ? 0 : tokens ? tokens[key] : key;
     }
 };
 

@@ -4,6 +4,7 @@
  *   gpu_device.c        failures, the device of the calling thread, streams
  *   gpu_pool.c          pools
  *   gpu_job.c           one batch as launches; gpu_launch.c makes them
+ *   gpu_choose.c        what is kept for items that choose blocks, and their choice
  *   gpu_queue.c         submit, poll, block transfers
  *   gpu_moves.c         blocks that move beside batches
  *   gpu_peers.c         other devices
@@ -23,6 +24,7 @@
 #define ATTND_GPU_HOST_H
 
 #include "kernels/backend.h"
+#include "kernels/choice.h"
 #include "kernels/gpu/params.h"
 #include "kernels/gpu/sm90/decode.h"
 #include "kernels/gpu/sm90/prefill.h"
@@ -61,6 +63,8 @@ enum gpu_kernel {
     GPU_VECTOR,
     GPU_TREE, /* the same, of items that are trees */
     GPU_LISTED, /* the same, of items that have lists */
+    GPU_CHOSEN, /* the same, of items that choose */
+    GPU_CHOSEN_16, /* of them those that GPU_MATRIX_16's kernel takes */
     GPU_NAIVE, /* the ladder's steps; never chosen by submit */
     GPU_ONLINE,
     GPU_SHARED,
@@ -80,6 +84,13 @@ struct gpu_choice {
 struct gpu_range {
     enum gpu_kernel kernel;
     struct gpu_attend attend; /* kernels other than those of decode.h and prefill.h */
+    /* of items that choose */
+    uint32_t *chosen; /* device: attend.chosen, to be written */
+    uint32_t n_tokens, n_longest; /* of all items together; blocks that a query sees at most */
+};
+
+struct gpu_block_layer {
+    uint32_t block, layer;
 };
 
 /* The memory a batch is staged in. host and device have the same layout. */
@@ -112,6 +123,9 @@ struct gpu_job {
     struct decode_item *tuned_items; /* [max_batch_items] */
     const struct tree_node *nodes; /* device: of all trees */
     const uint32_t *list_starts, *list_tokens; /* device: of all lists */
+    uint32_t *chosen; /* device: of all choices */
+    struct gpu_block_layer *missing; /* [n_missing] whose extremes the batch makes */
+    uint32_t n_missing, missing_capacity;
     uint64_t kv_bytes;
     uint32_t n_splits;
     bool has_append;
@@ -155,6 +169,8 @@ struct backend_pool {
     struct decode_pool *tuned; /* NULL: this geometry has no tuned kernel */
     struct prefill_pool *prefill; /* the same for prompts */
     uint32_t *touched; /* [n_table_rows] value of the last slot whose batch names the row */
+    uint8_t *has_extremes; /* [num_layers][n_blocks]; NULL: no step has chosen yet */
+    struct kv_range extremes_range; /* as gpu_extremes has them */
 };
 
 /* What the latest batch was; layers of a model's step follow each other. */
@@ -241,6 +257,27 @@ void gpu_job_fini(struct gpu_job *j);
  * Errors: ATTN_EINVAL an index out of range; ATTN_ENOTSUP; ATTN_ENOMEM */
 attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct backend_batch *batch,
                          const struct gpu_choice *choice, char *out_device, float *lse_device);
+
+/* ---- gpu_choose.c */
+
+/* Do the item's queries choose, or do they see no more blocks than they may visit? */
+bool gpu_item_chooses(const struct backend_pool *p, const struct backend_item *it);
+/* Of an item that does: keys that a query of its visits at most; bytes of K and V that are read. */
+uint32_t gpu_chosen_most(const struct backend_pool *p, const struct backend_item *it);
+uint64_t gpu_chosen_bytes(const struct backend_pool *p, const struct backend_item *it);
+/* A block is written, and no batch does it. */
+void gpu_extremes_forget(struct backend_pool *p, uint32_t block);
+void gpu_extremes_free(struct backend_pool *p);
+/* Those of all pools leave their room. false: there were none. */
+bool gpu_extremes_make_way(struct backend *b);
+/* Forgets what the batch writes to, and lists what its choices lack, as made. The last thing before
+ * a batch begins. Errors: ATTN_ENOMEM; then nothing is as made. */
+attn_status gpu_choice_note(struct gpu_job *j, const struct backend_batch *batch);
+/* Launches, which return the runtime's code: what the batch's choices lack, behind its appends; the
+ * choices of a range, in front of its attention. Bounds lie where partial results will. */
+int gpu_extremes_make(const struct gpu_job *j, runtime_stream *s);
+int gpu_choice_launch(const struct backend_pool *p, const struct gpu_range *r, runtime_stream *s,
+                      bool is_chained);
 
 /* ---- gpu_launch.c */
 

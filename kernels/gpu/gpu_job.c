@@ -33,7 +33,7 @@ uint64_t gpu_staging_bytes(const struct backend *b, const struct backend_pool *p
            align_up(tokens * sizeof(uint32_t), UPLOAD_ALIGN) +
            align_up(tokens * sizeof(struct tree_node), UPLOAD_ALIGN) +
            align_up((tokens + items) * sizeof(uint32_t), UPLOAD_ALIGN) +
-           BACKEND_MAX_LISTED * sizeof(uint32_t) +
+           BACKEND_MAX_LISTED * sizeof(uint32_t) + UPLOAD_ALIGN +
            align_up(GPU_MAX_PATCHES * sizeof(struct gpu_patch), UPLOAD_ALIGN);
 }
 
@@ -71,6 +71,8 @@ void gpu_job_fini(struct gpu_job *j)
     free(j->ranges);
     free(j->tuned_items);
     free(j->order);
+    free(j->missing);
+    j->missing = NULL;
     j->ranges = NULL;
     j->tuned_items = NULL;
     j->order = NULL;
@@ -111,14 +113,10 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
         if (st != ATTN_OK)
             return st;
         tokens += batch->items[i].n_tokens;
-        if (batch->items[i].n_chosen > 0)
-            return gpu_fail(b, ATTN_ENOTSUP,
-                            "item %u: n_chosen is %u, this backend chooses nothing", i,
-                            batch->items[i].n_chosen);
-        listed += backend_listed(&batch->items[i].lists, batch->items[i].n_tokens);
+        listed += backend_item_listed(c, &batch->items[i]);
     }
     if (listed > BACKEND_MAX_LISTED)
-        return gpu_fail(b, ATTN_EINVAL, "lists of %llu tokens, the limit is %u",
+        return gpu_fail(b, ATTN_EINVAL, "lists of %llu tokens or blocks, the limit is %u",
                         (unsigned long long)listed, BACKEND_MAX_LISTED);
     if (tokens > b->config.max_batch_tokens)
         return gpu_fail(b, ATTN_EINVAL, "%llu tokens exceed max_batch_tokens %u",
@@ -158,6 +156,15 @@ static enum gpu_kernel general_kernel(const struct backend_pool *p, const struct
     return rows > 64 && has_rows(p, 128) ? GPU_MATRIX_128 : GPU_MATRIX_64;
 }
 
+/* Of items that choose: a thread block has the rows of one query. */
+static enum gpu_kernel choosing_kernel(const struct backend_pool *p)
+{
+    const bool is_plain = p->config.is_v_in_k || p->kv.dk > GPU_MATRIX_MAX_DIM ||
+                          p->kv.dv > GPU_MATRIX_MAX_DIM || !p->b->device.has_matrix_units ||
+                          p->config.q_dtype == ATTN_F32;
+    return is_plain ? GPU_CHOSEN : GPU_CHOSEN_16;
+}
+
 static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_choice *choice,
                                  const struct backend_item *it)
 {
@@ -167,6 +174,8 @@ static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_
         return GPU_TREE;
     if (it->lists.starts != NULL)
         return GPU_LISTED;
+    if (gpu_item_chooses(p, it))
+        return choosing_kernel(p);
     if (choice->is_forced)
         return choice->forced == GPU_MATRIX_16 ? general_kernel(p, it) : choice->forced;
     bool is_dilated = p->specs[it->layer].n_branches > 0;
@@ -182,11 +191,22 @@ static bool is_wide(const struct backend_pool *p)
     return p->kv.dk > 128 || p->kv.dv > 128;
 }
 
+static bool is_choosing(enum gpu_kernel kernel)
+{
+    return kernel == GPU_CHOSEN || kernel == GPU_CHOSEN_16;
+}
+
+/* Does each query visit keys of its own? */
+static bool is_sparse(enum gpu_kernel kernel)
+{
+    return kernel == GPU_LISTED || is_choosing(kernel);
+}
+
 /* Thread blocks of so many rows, of one split of an item. */
 static uint64_t units_of(const struct backend_pool *p, enum gpu_kernel kernel,
                          uint32_t rows_per_unit, const struct gpu_item *it)
 {
-    if (kernel == GPU_LISTED) /* of one query each */
+    if (is_sparse(kernel)) /* of one query each */
         return (uint64_t)(p->kv.group + rows_per_unit - 1) / rows_per_unit * it->n_tokens *
                p->kv.num_kv_heads;
     uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
@@ -200,6 +220,7 @@ static uint32_t rows_per_unit(const struct backend_pool *p, enum gpu_kernel kern
 {
     switch (kernel) {
     case GPU_MATRIX_16:
+    case GPU_CHOSEN_16:
         return 16;
     case GPU_MATRIX_64:
         return 64;
@@ -208,6 +229,7 @@ static uint32_t rows_per_unit(const struct backend_pool *p, enum gpu_kernel kern
     case GPU_VECTOR:
     case GPU_TREE:
     case GPU_LISTED:
+    case GPU_CHOSEN:
         return GPU_VECTOR_ROWS;
     case GPU_SHARED:
         return GPU_SHARED_ROWS;
@@ -221,11 +243,11 @@ static uint32_t rows_per_unit(const struct backend_pool *p, enum gpu_kernel kern
 }
 
 /* Tokens that splits cut: all that are cached; of a dilated layer those that a query sees at most,
- * in all branches, the stripes' share of them; of lists the longest. */
+ * in all branches, the stripes' share of them; of lists and choices the longest. */
 static uint64_t tokens_to_scatter(const struct backend_pool *p, enum gpu_kernel kernel,
                                   const struct gpu_item *it)
 {
-    if (kernel == GPU_LISTED)
+    if (is_sparse(kernel))
         return it->split_tokens; /* as write_items left it */
     const struct attn_layer_spec *s = &p->specs[it->layer];
     uint64_t len = (uint64_t)it->pos + it->n_tokens, n = 0;
@@ -292,15 +314,32 @@ static struct gpu_range *add_range(struct gpu_job *j)
     return r;
 }
 
-/* Cuts items[0..n) into launches whose partial results fit the workspace. device: where items[0]
- * will be. */
+/* Adds what the launches of a choosing item's range need to know of it. */
+static attn_status plan_choice(struct backend *b, struct gpu_job *j, struct gpu_range *r,
+                               const struct gpu_item *it)
+{
+    const struct gpu_kv *kv = &j->pool->kv;
+    const uint32_t n_blocks = choice_of(1, kv->block_shift, it->pos + it->n_tokens).n_blocks;
+    if (n_blocks > (uint64_t)GPU_PART_SLOTS * b->part_dv)
+        return gpu_fail(b, ATTN_ENOTSUP, "a choice of %u blocks: there is room for %llu bounds",
+                        n_blocks, (unsigned long long)GPU_PART_SLOTS * b->part_dv);
+    r->chosen = j->chosen;
+    r->attend.chosen = j->chosen;
+    r->n_tokens += it->n_tokens;
+    r->n_longest = n_blocks > r->n_longest ? n_blocks : r->n_longest;
+    return ATTN_OK;
+}
+
+/* Cuts items[0..n) into launches whose partial results fit the workspace, and whose queries may
+ * visit as many blocks. device: where items[0] will be; from: its place in j->order. */
 static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_kernel kernel,
-                               const struct gpu_choice *choice, struct gpu_item *items, uint32_t n,
+                               const struct gpu_choice *choice, const struct backend_batch *batch,
+                               struct gpu_item *items, uint32_t from, uint32_t n,
                                const struct gpu_item *device)
 {
     struct backend_pool *p = j->pool;
     const bool is_split = choice->is_split && (kernel == GPU_VECTOR || kernel == GPU_TREE ||
-                                               kernel == GPU_LISTED || kernel == GPU_MATRIX_16 ||
+                                               is_sparse(kernel) || kernel == GPU_MATRIX_16 ||
                                                kernel == GPU_MATRIX_64 || kernel == GPU_MATRIX_128);
     const uint32_t rows_of_unit = rows_per_unit(p, kernel, items, n);
     uint64_t share = is_split ? share_of(b, p, kernel, rows_of_unit, items, n) : 0;
@@ -309,13 +348,15 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
     for (uint32_t i = 0; i < n; i++) {
         struct gpu_item *it = &items[i];
         uint64_t rows = (uint64_t)it->n_tokens * p->config.num_q_heads;
+        const uint32_t n_chosen =
+            is_choosing(kernel) ? batch->items[j->order[from + i]].n_chosen : 0;
         it->n_splits = 1;
-        if (kernel != GPU_LISTED)
+        if (!is_sparse(kernel))
             it->split_tokens = it->pos + it->n_tokens;
         if (is_split)
             split_item(b, p, kernel, choice, it, share);
         uint64_t need = it->n_splits > 1 ? rows * it->n_splits : 0;
-        if (!r || slots + need > b->part_slots) {
+        if (!r || slots + need > b->part_slots || r->attend.n_chosen != n_chosen) {
             r = add_range(j);
             if (!r)
                 return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
@@ -330,6 +371,7 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
                 .nodes = kernel == GPU_TREE ? j->nodes : NULL,
                 .list_starts = kernel == GPU_LISTED ? j->list_starts : NULL,
                 .list_tokens = kernel == GPU_LISTED ? j->list_tokens : NULL,
+                .n_chosen = n_chosen,
             };
             slots = 0;
         }
@@ -344,7 +386,12 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
         r->attend.n_items++;
         r->attend.any_split |= it->n_splits > 1;
         j->n_splits += it->n_splits * p->config.num_kv_heads;
-        if (kernel != GPU_LISTED)
+        if (is_choosing(kernel)) {
+            attn_status st = plan_choice(b, j, r, it);
+            if (st != ATTN_OK)
+                return st;
+        }
+        if (!is_sparse(kernel))
             j->kv_bytes +=
                 layer_bytes_seen(&p->specs[it->layer], &p->config, it->pos, it->n_tokens);
     }
@@ -424,6 +471,7 @@ static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
 {
     j->pool = batch->pool;
     j->n_ranges = 0;
+    j->n_missing = 0;
     j->n_splits = 0;
     j->kv_bytes = 0;
     j->has_tuned = false;
@@ -445,12 +493,15 @@ static struct job_lists place_lists(struct gpu_job *j, const struct backend_batc
 {
     struct gpu_prep *prep = &j->prep;
     uint32_t n_blocks = 0, n_nodes = 0, n_starts = 0, n_listed = 0;
+    uint64_t n_chosen = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *it = &batch->items[i];
         n_blocks += item_blocks(batch->pool, it);
         n_nodes += it->nodes != NULL ? it->n_tokens : 0;
         n_starts += it->lists.starts != NULL ? it->n_tokens + 1 : 0;
         n_listed += backend_listed(&it->lists, it->n_tokens);
+        if (gpu_item_chooses(batch->pool, it))
+            n_chosen += backend_item_listed(&batch->pool->config, it);
     }
     bool is_inline = batch->n_items <= GPU_INLINE_ITEMS && n_blocks <= GPU_INLINE_BLOCKS &&
                      prep->n_patches <= GPU_INLINE_PATCHES && n_nodes == 0 && n_starts == 0;
@@ -462,6 +513,8 @@ static struct job_lists place_lists(struct gpu_job *j, const struct backend_batc
     uint64_t listed_at = starts_at + align_up(n_starts * sizeof(uint32_t), UPLOAD_ALIGN);
     uint64_t end = listed_at + align_up(n_listed * sizeof(uint32_t), UPLOAD_ALIGN);
     char *host = j->staging.host, *device = j->staging.device;
+    /* at its end: what is written on the device is behind all that is uploaded */
+    j->chosen = (uint32_t *)(device + j->staging.bytes) - n_chosen;
 
     struct job_lists l = {.device_items = (struct gpu_item *)device, .tuned_at = end};
     l.nodes = (struct tree_node *)(host + nodes_at);
@@ -525,7 +578,7 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
     uint64_t heads = p->config.num_q_heads, size = attn_dtype_bytes(p->config.q_dtype);
     uint64_t q_row = heads * p->config.head_dim_k * size;
     uint64_t out_row = heads * p->config.head_dim_v * size;
-    uint32_t token0 = 0, blocks0 = 0, node0 = 0, n_starts = 0, n_listed = 0;
+    uint32_t token0 = 0, blocks0 = 0, node0 = 0, n_starts = 0, n_listed = 0, n_chosen = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *it = &batch->items[j->order[i]];
         bool is_append = it->flags & BACKEND_APPEND, is_attend = it->flags & BACKEND_ATTEND;
@@ -552,6 +605,12 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
         if (it->lists.starts != NULL) {
             l->items[i].node0 = n_starts;
             l->items[i].split_tokens = write_lists(l, it, &n_starts, &n_listed);
+        }
+        if (gpu_item_chooses(p, it)) {
+            l->items[i].node0 = n_chosen;
+            l->items[i].split_tokens = gpu_chosen_most(p, it);
+            n_chosen += (uint32_t)backend_item_listed(&p->config, it);
+            j->kv_bytes += gpu_chosen_bytes(p, it);
         }
         uint32_t n = item_blocks(p, it);
         attn_status st = write_blocks(b, p, it, j->order[i], n, l->blocks + blocks0);
@@ -607,8 +666,8 @@ static attn_status plan_kernels(struct backend *b, struct gpu_job *j,
         if (n > 0 && (k == GPU_PREFILL || k == GPU_DILATED))
             plan_prefill(j, l, first[k], first[k + 1]);
         else if (n > 0)
-            st = plan_ranges(b, j, (enum gpu_kernel)k, choice, l->items + first[k], n,
-                             l->device_items + first[k]);
+            st = plan_ranges(b, j, (enum gpu_kernel)k, choice, batch, l->items + first[k], first[k],
+                             n, l->device_items + first[k]);
     }
     return st;
 }

@@ -65,10 +65,12 @@ static int launch_range(const struct gpu_range *r, runtime_stream *s, bool is_ch
     case GPU_MATRIX_16:
     case GPU_MATRIX_64:
     case GPU_MATRIX_128:
+    case GPU_CHOSEN_16:
         return runtime_check("matrix attention kernel", gpu_attend_matrix_launch(a, s, is_chained));
     case GPU_VECTOR:
     case GPU_TREE:
     case GPU_LISTED:
+    case GPU_CHOSEN:
         return runtime_check("vector attention kernel", gpu_attend_vector_launch(a, s, is_chained));
     default:
         return runtime_check("ladder kernel",
@@ -137,8 +139,11 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
                    bool is_chained)
 {
     const uint32_t n_beside = processors_beside(j);
-    int code = 0;
+    int code = gpu_extremes_make(j, s);
     bool is_signalled = false;
+    is_chained &= j->n_missing == 0;
+    if (code)
+        return code;
     if (n_beside > 0) {
         code = launch_beside(j, n_beside, s);
         is_chained = false;
@@ -154,7 +159,12 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
         is_chained |= j->n_prefills > 0;
     }
     for (uint32_t i = 0; i < j->n_ranges && !code; i++) {
-        code = launch_range(&j->ranges[i], s, is_chained);
+        if (j->ranges[i].chosen != NULL) {
+            code = gpu_choice_launch(j->pool, &j->ranges[i], s, is_chained);
+            is_chained = true;
+        }
+        if (!code)
+            code = launch_range(&j->ranges[i], s, is_chained);
         is_chained = true;
         if (!code && j->ranges[i].attend.any_split)
             code = runtime_check("merge kernel", gpu_merge_launch(&j->ranges[i].attend, s));

@@ -139,6 +139,9 @@ attn_status gpu_moves_submit(struct backend *b, struct backend_moves *m)
         return st;
     if (b->moves == NULL)
         st = moves_open(&device, GPU_MOVE_THREADS, &b->moves);
+    for (uint32_t i = 0; st == ATTN_OK && i < m->n; i++)
+        if (m->list[i].is_in)
+            gpu_extremes_forget(m->list[i].pool, m->list[i].block);
     if (st == ATTN_OK)
         st = moves_submit(b->moves, m);
     return st == ATTN_OK ? st : gpu_fail(b, st, "no thread to move %u blocks", m->n);

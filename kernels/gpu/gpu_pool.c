@@ -219,11 +219,14 @@ static attn_status take_range(struct backend_pool *p)
     uint64_t largest, place = p->config.kv_place;
     p->range =
         (struct kv_range){.offset = place - (place != 0), .bytes = gpu_pool_bytes(b, &p->config)};
-    if (!kv_range_take(&b->kv_ranges, b->kv.bytes, place != 0, &p->range, &largest))
+    if (!kv_range_take(&b->kv_ranges, b->kv.bytes, place != 0, &p->range, &largest)) {
+        if (gpu_extremes_make_way(b))
+            return take_range(p);
         return gpu_fail(b, ATTN_ENOMEM,
                         "the pool needs %" PRIu64 " bytes of KV memory, %" PRIu64
                         " are free in one piece",
                         p->range.bytes, largest);
+    }
     attn_status st = place == 0 ? clear_range(b, p->range.offset, p->range.bytes) : ATTN_OK;
     if (st != ATTN_OK)
         kv_range_give(&b->kv_ranges, &p->range);
@@ -241,6 +244,7 @@ void gpu_pool_free(struct backend_pool *p)
     free(p->tuned);
     free(p->prefill);
     free(p->touched);
+    free(p->has_extremes);
     free(p->specs);
     free(p);
 }
@@ -315,6 +319,7 @@ uint64_t gpu_pool_place(const struct backend_pool *p)
 
 uint32_t gpu_pool_room(const struct backend_pool *p)
 {
+    gpu_extremes_make_way(p->b);
     uint64_t n = kv_range_room(&p->range, p->b->kv.bytes) / p->layout.block_bytes;
     return n < INT32_MAX ? (uint32_t)n : INT32_MAX;
 }
@@ -355,6 +360,7 @@ attn_status gpu_pool_resize(struct backend_pool *p, uint32_t n_blocks, uint32_t 
                         gpu_pool_room(p));
     if (gpu_follow_all(b) != 0 || runtime_stream_wait(b->stream) != 0)
         return gpu_lost(b);
+    gpu_extremes_free(p);
     c.n_blocks = n_blocks;
     range.bytes = gpu_pool_bytes(b, &c);
     if (max_row_blocks > c.max_row_blocks)
@@ -385,6 +391,7 @@ void gpu_pool_close(struct backend_pool *p)
     struct backend_pool **at = &b->pools;
     if (gpu_enter(b) == ATTN_OK && gpu_follow_all(b) == 0)
         (void)runtime_stream_wait(b->stream);
+    gpu_extremes_free(p);
     kv_range_give(&b->kv_ranges, &p->range);
     while (*at != p)
         at = &(*at)->next;

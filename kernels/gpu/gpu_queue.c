@@ -198,6 +198,8 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
     st = backend_words_check(batch, GPU_BACKEND_NAME, gpu_features(b), b->error, sizeof b->error);
     if (st == ATTN_OK)
         st = gpu_job_make(b, j, batch, &choice, NULL, NULL);
+    if (st == ATTN_OK)
+        st = gpu_choice_note(j, batch);
     if (st != ATTN_OK)
         return st;
 
@@ -319,6 +321,8 @@ attn_status gpu_tokens_copy(struct backend_pool *p, const struct backend_token_c
             return gpu_fail(b, ATTN_EINVAL, "token copy %u: block %u slot %u to block %u slot %u",
                             i, t->from_block, t->from_slot, t->to_block, t->to_slot);
     }
+    for (uint32_t i = 0; i < n; i++)
+        gpu_extremes_forget(p, list[i].to_block);
     int code = gpu_follow_all(b);
     struct gpu_tokens_copy a = {.kv = p->kv, .num_layers = p->config.num_layers};
     for (uint32_t i = 0; i < n && code == 0; i += a.n) {
@@ -338,5 +342,8 @@ attn_status gpu_block_read(struct backend_pool *p, uint32_t block, void *out_byt
 
 attn_status gpu_block_write(struct backend_pool *p, uint32_t block, const void *bytes)
 {
-    return transfer(p, block, NULL, bytes);
+    attn_status st = transfer(p, block, NULL, bytes);
+    if (st == ATTN_OK)
+        gpu_extremes_forget(p, block);
+    return st;
 }

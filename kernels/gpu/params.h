@@ -62,7 +62,8 @@ struct gpu_item {
     uint32_t split_tokens; /* tokens in each part but the last; dilated: see split_of */
     uint32_t slot0; /* first partial slot; a slot is one query row's part of one split */
     uint32_t is_full; /* every query sees all, also where its layer is causal */
-    /* of a tree: its first token's in gpu_attend.nodes; of one with lists: in list_starts */
+    /* of a tree: its first token's in gpu_attend.nodes; of one with lists: in list_starts; of one
+     * that chooses: in chosen */
     uint32_t node0;
 } __attribute__((aligned(16))); /* moved in pieces of 16 bytes, out of the parameters too */
 
@@ -159,9 +160,46 @@ struct gpu_attend {
     /* of the batch's lists: a query's begin in list_tokens, its end next to it; NULL: the items
      * have none */
     const uint32_t *list_starts, *list_tokens;
+    /* of items whose queries choose n_chosen blocks at most: an item's [n_tokens][num_kv_heads]
+     * [n_chosen] of their numbers, as a query's choice is (kernels/choice.h); NULL: they choose
+     * none */
+    const uint32_t *chosen;
+    uint32_t n_chosen, pad;
 };
 
-/* Plain fp32 arithmetic, every geometry and option; trees and lists. rows_per_unit 4. */
+/* What is kept of blocks' keys: [n_blocks][num_layers][num_kv_heads] their largest, then their
+ * smallest value in each of dk dimensions; in the cache's type, of a quantised pool in f32. */
+struct gpu_extremes {
+    char *base;
+    uint32_t num_layers, pad;
+};
+
+/* Makes them of up to GPU_LIST / 2 (block, layer) a launch. */
+struct gpu_extremes_make {
+    struct gpu_kv kv;
+    struct gpu_extremes extremes;
+    uint32_t n, pad;
+    uint32_t list[GPU_LIST];
+};
+int gpu_extremes_launch(const struct gpu_extremes_make *a, void *stream, int chained);
+
+/* The choices of n_items items, of their rows (token, then kv head, of all items one after
+ * another) [row0, row0 + n_rows): first the bounds of their blocks, which lie in device memory
+ * until the blocks are taken. */
+struct gpu_choose {
+    struct gpu_kv kv;
+    struct gpu_extremes extremes;
+    const struct gpu_item *items;
+    uint32_t *bounds; /* [n_rows][n_longest], in an order of integers */
+    uint32_t *chosen; /* as gpu_attend has it */
+    uint32_t n_items, n_chosen;
+    uint32_t row0, n_rows;
+    uint32_t n_longest; /* blocks that a query of them sees, at most */
+    uint32_t pad;
+};
+int gpu_choose_launch(const struct gpu_choose *a, void *stream, int chained);
+
+/* Plain fp32 arithmetic, every geometry and option; trees, lists and choices. rows_per_unit 4. */
 #define GPU_VECTOR_ROWS 4
 int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained);
 /* Joins the splits of the items that have any; after either attend kernel, any_split only. */
@@ -187,7 +225,7 @@ int gpu_merge_parts_launch(const struct gpu_merge_parts *a, void *stream);
 
 #define GPU_MATRIX_MAX_DIM 256
 /* Tensor cores; head dims up to GPU_MATRIX_MAX_DIM. rows_per_unit 16 or 64, or 128 where there is
- * one; f32 queries 64. shared_bytes: as gpu_attend has them. */
+ * one; f32 queries 64; of choices 16, and no f32. shared_bytes: as gpu_attend has them. */
 int gpu_attend_matrix_init(uint32_t shared_bytes);
 /* There is a kernel of attend_rows.cuh for this pool with so many rows, 64 or 128. */
 bool gpu_attend_matrix_has(const struct gpu_kv *kv, uint32_t rows, uint32_t shared_bytes);

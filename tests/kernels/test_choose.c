@@ -102,7 +102,7 @@ static uint32_t visited_by(const struct query *x, uint32_t *list)
         for (uint32_t i = 1; i + 1 < n_blocks; i++)
             if (!is_taken[i] && x->it->n_chosen >= n_blocks)
                 best = i;
-            else if (!is_taken[i] && (best == 0 || bounds[i] > bounds[best]))
+            else if (!is_taken[i] && (best == 0 || bounds[i] >= bounds[best]))
                 best = i;
         if (best == 0)
             break;
@@ -110,7 +110,7 @@ static uint32_t visited_by(const struct query *x, uint32_t *list)
         last = x->it->n_chosen < n_blocks ? bounds[best] : INFINITY;
     }
     for (uint32_t i = 1; i + 1 < n_blocks && isfinite(last); i++)
-        if (!is_taken[i] && last - bounds[i] < TOO_CLOSE)
+        if (!is_taken[i] && last - bounds[i] < TOO_CLOSE && last != bounds[i])
             return 0;
     for (uint32_t i = 0; i < n_blocks; i++)
         for (uint32_t j = i * per_block; is_taken[i] && j < (i + 1) * per_block && j < x->end; j++)
@@ -372,6 +372,38 @@ static void a_choice_is_of_the_keys_that_are_there(void **state)
     }
 }
 
+/* Keys of zeros: all bounds are the same. */
+static void of_blocks_with_the_same_bound_the_newer_are_taken(void **state)
+{
+    (void)state;
+    for (uint32_t d = 0; d < CASE_COUNT(case_dtypes); d++) {
+        struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
+        if (begin(&case_geometries[CASE_GROUPED], case_dtypes[d], &options[0]) != ATTN_OK)
+            continue;
+        uint32_t n_history, n = check_shape(&shapes[3], history, &n_history, step);
+        const struct kv_layout l = kv_layout_of(&check.config);
+        struct check_seq *s = &check.seqs[0];
+        const size_t row = (size_t)check.config.num_kv_heads * check.config.head_dim_k;
+        const uint32_t n_full = history[0].n_tokens / check.config.block_tokens;
+        uint8_t *bytes = malloc(l.block_bytes);
+        assert_true(check_submit(&check, history, n_history));
+        for (uint32_t i = 0; i < n_full; i++) {
+            assert_int_equal(check.ops->block_read(check.pool, s->own[i], bytes), ATTN_OK);
+            memset(bytes + s->layer * l.layer_bytes, 0, l.v_offset);
+            assert_int_equal(check.ops->block_write(check.pool, s->own[i], bytes), ATTN_OK);
+        }
+        memset(s->k, 0, n_full * check.config.block_tokens * row * sizeof *s->k);
+        const uint64_t n_before = n_left_out;
+        for (uint32_t k = 3; k < 9; k++) {
+            step[0].n_chosen = k;
+            assert_true(submit(step, n));
+            step[0].flags = BACKEND_ATTEND;
+        }
+        assert_int_equal(n_left_out, n_before);
+        free(bytes);
+    }
+}
+
 static void choices_that_cannot_be_start_nothing(void **state)
 {
     (void)state;
@@ -426,6 +458,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_option_agrees_with_the_reference),
         cmocka_unit_test(a_choice_of_all_blocks_has_the_bytes_of_none),
         cmocka_unit_test(a_choice_is_of_the_keys_that_are_there),
+        cmocka_unit_test(of_blocks_with_the_same_bound_the_newer_are_taken),
         cmocka_unit_test(choices_that_cannot_be_start_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, check_close);

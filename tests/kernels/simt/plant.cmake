@@ -272,6 +272,20 @@ plant(152 device.cuh "        return token;\n    if (kind != of_tree)"
 plant(153 device.cuh "keys.end = min(keys.begin + it.split_tokens, n);"
   "keys.end = min(keys.begin + it.split_tokens - (simt::planted == 153 ? 1 : 0), n);")
 
+# of choices: codes count without their scales; all of q takes maxima; the last heads of a group
+# have their way alone; counts are read before they are there, or of other lanes not added; lists
+# are the first kv head's, the kernel for matrices reads the first query's; what was made is not
+# forgotten, by appends and by copies of tokens
+plant(160 choose.cu "fminf(min[i], x[i] * scale);" "fminf(min[i], x[i] * (simt::planted == 160 ? 1.0f : scale));")
+plant(161 choose.cu "q[r][c][i] > 0.0f ? above[i] : below[i]" "simt::planted == 161 || q[r][c][i] > 0.0f ? above[i] : below[i]")
+plant(162 choose.cu "row > 0 ? max(best, bounds[at]) : best" "row > 0 && simt::planted != 162 ? max(best, bounds[at]) : best")
+plant(163 choose.cu "        sums[warp_id()] = all;\n    __syncthreads();" "        sums[warp_id()] = all;\n    if (simt::planted != 163)\n        __syncthreads();")
+plant(164 choose.cu "before += lane_id() & d ? other : 0.0f;" "before += lane_id() & d && simt::planted != 164 ? other : 0.0f;")
+plant(165 device.cuh "chosen_at(a.kv, it, a.n_chosen, query, head);" "chosen_at(a.kv, it, a.n_chosen, query, simt::planted == 165 ? 0 : head);")
+plant(166 attend_matrix.cuh "chosen_at(kv, it, a.n_chosen, query, head);" "chosen_at(kv, it, a.n_chosen, simt::planted == 166 ? 0 : query, head);")
+plant(167 gpu_choose.c "        if (!(it->flags & BACKEND_APPEND))" "        if (!(it->flags & BACKEND_APPEND) || simt_has_bug(167))")
+plant(168 gpu_queue.c "        gpu_extremes_forget(p, list[i].to_block);" "        if (!simt_has_bug(168))\n            gpu_extremes_forget(p, list[i].to_block);")
+
 # ---- f32 prompts
 
 # K is read before it is there, V too; hidden keys count; earlier sums keep the old maximum

@@ -39,6 +39,7 @@ found() { # BUG: in which order
     105 | 106 | 107 | 108) numbers='5 12' tests='few*' ;; # idle processors: keys are cut
     99) tests='nan*' ;;
     129) tests='tokens*' numbers=4 ;;
+    168) tests='a_choice*' numbers=4 ;;
     143) numbers=60 ;; # keys are cut
     121 | 122 | 123 | 124 | 125) tests='blocks*' numbers=4 ;;
     40 | 41) numbers=132 orders='1 0' ;; # clusters of 8, and more than one, take many processors

@@ -1,0 +1,223 @@
+/* gpu_choose.c: items that choose blocks (backend_item.n_chosen): what is kept of blocks' keys, and
+ * the launches in front of their attention (choose.cu).
+ *
+ * The extremes of a block's keys are made from the cached keys when a query first has the choice of
+ * the block, and forgotten when anything of the block is written, so nothing else need know of
+ * them. The host knows which blocks have them: every write is its own, and batches begin in their
+ * order. They lie at the end of the KV memory, and leave that room to pools.
+ */
+#include "kernels/gpu/gpu_host.h"
+#include "kernels/grow.h"
+#include "kernels/layer_visible.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXTREMES_ALIGN 4096
+
+static bool is_full(const struct backend_pool *p, const struct backend_item *it)
+{
+    return layer_is_full(&p->specs[it->layer], it->flags);
+}
+
+/* Of the item's query `token`. */
+static struct choice_size choice_at(const struct backend_pool *p, const struct backend_item *it,
+                                    uint32_t token)
+{
+    const uint32_t n_seen = is_full(p, it) ? it->n_tokens : token + 1;
+    return choice_of(it->n_chosen, p->kv.block_shift, it->pos + n_seen);
+}
+
+bool gpu_item_chooses(const struct backend_pool *p, const struct backend_item *it)
+{
+    return it->n_chosen > 0 && it->n_chosen < choice_at(p, it, it->n_tokens - 1).n_blocks;
+}
+
+uint32_t gpu_chosen_most(const struct backend_pool *p, const struct backend_item *it)
+{
+    return it->n_chosen << p->kv.block_shift; /* fewer than it has: it chooses */
+}
+
+uint64_t gpu_chosen_bytes(const struct backend_pool *p, const struct backend_item *it)
+{
+    uint64_t n_keys = 0;
+    for (uint32_t t = 0; t < it->n_tokens; t++)
+        n_keys += choice_at(p, it, t).n_keys;
+    return n_keys * layer_key_bytes(&p->config) * p->config.num_kv_heads;
+}
+
+/* ---- what is kept of blocks */
+
+static uint64_t extremes_bytes(const struct backend_pool *p)
+{
+    const struct backend_pool_config *c = &p->config;
+    const size_t size = attn_dtype_bytes(p->kv.is_quantised ? ATTN_F32 : c->kv_dtype);
+    const uint64_t bytes =
+        (uint64_t)c->n_blocks * c->num_layers * c->num_kv_heads * 2 * c->head_dim_k * size;
+    return (bytes + EXTREMES_ALIGN - 1) / EXTREMES_ALIGN * EXTREMES_ALIGN;
+}
+
+static uint8_t *has_extremes(const struct backend_pool *p, uint32_t block, uint32_t layer)
+{
+    return &p->has_extremes[(size_t)layer * p->config.n_blocks + block];
+}
+
+void gpu_extremes_forget(struct backend_pool *p, uint32_t block)
+{
+    for (uint32_t i = 0; p->has_extremes != NULL && i < p->config.num_layers; i++)
+        *has_extremes(p, block, i) = 0;
+}
+
+void gpu_extremes_free(struct backend_pool *p)
+{
+    if (p->has_extremes != NULL)
+        kv_range_give(&p->b->kv_ranges, &p->extremes_range);
+    free(p->has_extremes);
+    p->has_extremes = NULL;
+}
+
+bool gpu_extremes_make_way(struct backend *b)
+{
+    bool had_any = false;
+    for (struct backend_pool *p = b->pools; p != NULL; p = p->next) {
+        had_any |= p->has_extremes != NULL;
+        gpu_extremes_free(p);
+    }
+    return had_any;
+}
+
+/* Takes their part of the KV memory: its end, which leaves pools room to grow, or a gap. What runs
+ * there still is no batch's that this one does not follow: it makes all extremes anew. */
+static attn_status extremes_open(struct backend_pool *p)
+{
+    struct backend *b = p->b;
+    struct kv_range *r = &p->extremes_range;
+    uint64_t largest;
+    if (p->has_extremes != NULL)
+        return ATTN_OK;
+    p->has_extremes = calloc((size_t)p->config.n_blocks * p->config.num_layers, 1);
+    if (p->has_extremes == NULL)
+        return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
+    r->bytes = extremes_bytes(p);
+    r->offset = r->bytes <= b->kv.bytes ? (b->kv.bytes - r->bytes) & ~(uint64_t)4095 : 0;
+    if (kv_range_take(&b->kv_ranges, b->kv.bytes, true, r, &largest) ||
+        kv_range_take(&b->kv_ranges, b->kv.bytes, false, r, &largest)) {
+        if (r->offset + r->bytes > b->kv_written)
+            b->kv_written = r->offset + r->bytes;
+        return ATTN_OK;
+    }
+    free(p->has_extremes);
+    p->has_extremes = NULL;
+    return gpu_fail(b, ATTN_ENOMEM,
+                    "choosing blocks takes %" PRIu64 " bytes of KV memory for the pool's %" PRIu32
+                    " blocks, %" PRIu64 " are free in one piece",
+                    r->bytes, p->config.n_blocks, largest);
+}
+
+/* ---- a batch */
+
+/* Forgets what the batch writes to. */
+static void forget_written(const struct backend_batch *batch)
+{
+    struct backend_pool *p = batch->pool;
+    for (uint32_t i = 0; i < batch->n_items && p->has_extremes != NULL; i++) {
+        const struct backend_item *it = &batch->items[i];
+        const uint32_t shift = p->kv.block_shift, last = it->pos + it->n_tokens - 1;
+        if (!(it->flags & BACKEND_APPEND))
+            continue;
+        for (uint32_t k = it->pos >> shift; k <= last >> shift; k++)
+            *has_extremes(p, it->block_table[k], it->layer) = 0;
+    }
+    for (uint32_t i = 0; i < batch->n_copies; i++)
+        gpu_extremes_forget(p, batch->copies[i].dst);
+}
+
+static bool needs_bounds(const struct backend_pool *p, const struct backend_item *it)
+{
+    return it->n_chosen > 2 && gpu_item_chooses(p, it);
+}
+
+/* Lists the blocks that the item has the choice of and of which nothing is kept. */
+static attn_status find_missing(struct gpu_job *j, const struct backend_item *it)
+{
+    const struct backend_pool *p = j->pool;
+    const struct backend_pool_config *c = &p->config;
+    const uint32_t n_blocks = choice_at(p, it, it->n_tokens - 1).n_blocks;
+    attn_status st = array_reserve(&j->missing, &j->missing_capacity,
+                                   (uint64_t)j->n_missing + n_blocks, sizeof *j->missing);
+    if (st != ATTN_OK)
+        return gpu_fail(p->b, ATTN_ENOMEM, "no memory for a choice of %" PRIu32 " blocks",
+                        n_blocks);
+    for (uint32_t k = 1; k + 1 < n_blocks; k++) {
+        const uint32_t block = it->block_table[k];
+        if (block >= c->n_blocks)
+            return gpu_fail(p->b, ATTN_EINVAL,
+                            "block_table[%" PRIu32 "] is %" PRIu32 " of %" PRIu32 " blocks", k,
+                            block, c->n_blocks);
+        uint8_t *has = has_extremes(p, block, it->layer);
+        if (*has)
+            continue;
+        *has = 1;
+        j->missing[j->n_missing++] = (struct gpu_block_layer){block, it->layer};
+    }
+    return ATTN_OK;
+}
+
+attn_status gpu_choice_note(struct gpu_job *j, const struct backend_batch *batch)
+{
+    attn_status st = ATTN_OK;
+    forget_written(batch);
+    for (uint32_t i = 0; i < batch->n_items && st == ATTN_OK; i++) {
+        if (!needs_bounds(j->pool, &batch->items[i]))
+            continue;
+        st = extremes_open(j->pool);
+        if (st == ATTN_OK)
+            st = find_missing(j, &batch->items[i]);
+    }
+    for (uint32_t i = 0; i < j->n_missing && st != ATTN_OK; i++)
+        *has_extremes(j->pool, j->missing[i].block, j->missing[i].layer) = 0;
+    return st;
+}
+
+static struct gpu_extremes extremes_of(const struct backend_pool *p)
+{
+    return (struct gpu_extremes){.base = (char *)p->b->kv.p + p->extremes_range.offset,
+                                 .num_layers = p->config.num_layers};
+}
+
+int gpu_extremes_make(const struct gpu_job *j, runtime_stream *s)
+{
+    const uint32_t most = GPU_LIST / 2;
+    int code = 0;
+    for (uint32_t i = 0; i < j->n_missing && !code; i += most) {
+        struct gpu_extremes_make a = {.kv = j->pool->kv, .extremes = extremes_of(j->pool)};
+        a.n = j->n_missing - i < most ? j->n_missing - i : most;
+        memcpy(a.list, j->missing + i, a.n * sizeof *j->missing);
+        code = runtime_check("extremes kernel", gpu_extremes_launch(&a, s, 0));
+    }
+    return code;
+}
+
+int gpu_choice_launch(const struct backend_pool *p, const struct gpu_range *r, runtime_stream *s,
+                      bool is_chained)
+{
+    const struct backend *b = p->b;
+    const uint64_t room = (uint64_t)GPU_PART_SLOTS * b->part_dv;
+    const uint32_t n_rows = r->n_tokens * p->kv.num_kv_heads;
+    struct gpu_choose a = {.kv = p->kv,
+                           .extremes = extremes_of(p),
+                           .items = r->attend.items,
+                           .bounds = (uint32_t *)b->part_o,
+                           .chosen = r->chosen,
+                           .n_items = r->attend.n_items,
+                           .n_chosen = r->attend.n_chosen,
+                           .n_longest = r->n_longest};
+    const uint64_t most = room / a.n_longest;
+    int code = 0;
+    for (; a.row0 < n_rows && !code; a.row0 += a.n_rows, is_chained = true) {
+        a.n_rows = n_rows - a.row0 < most ? n_rows - a.row0 : (uint32_t)most;
+        code = runtime_check("choice kernels", gpu_choose_launch(&a, s, is_chained));
+    }
+    return code;
+}
