@@ -25,7 +25,7 @@
 #include "kernels/tree.h"
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 16
+#define BACKEND_ABI 17
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* What leaves f32 room on the way to a score, at any distance, of values of about unit size.
@@ -87,9 +87,9 @@ struct backend_pool_config {
 enum {
     BACKEND_APPEND = 1 << 0, /* write k and v at [pos, pos + n_tokens) */
     BACKEND_ATTEND = 1 << 1, /* compute out (and lse) of the n_tokens queries */
-    BACKEND_FULL =
-        1 << 2, /* every query sees [0, pos + n_tokens), as in a full layer; not of layers
-                              with windows or branches */
+    /* every query sees [0, pos + n_tokens), as in a full layer; in layers with windows or branches
+     * only of items with `ahead` */
+    BACKEND_FULL = 1 << 2,
 };
 
 /* The tokens that each query of an item visits, and no others: query t those at tokens[starts[t]]
@@ -135,6 +135,14 @@ struct backend_item {
      * largest and smallest value of a block's keys. Of items that attend; not of trees, with lists,
      * in pools of stripes, nor in layers with a window, branches or ALiBi */
     uint32_t n_chosen;
+    /* The sequence is a part of a longer one, where its first token is the key_base-th: sink tokens
+     * are the longer one's, and sink logits count where it is 0. A multiple of the segments of the
+     * layer's branches; not in pools of stripes */
+    uint32_t key_base;
+    /* Of full items, whose queries are behind all keys that they may see: query t is at
+     * pos + t + ahead, from where its window reaches back, and its segments. 0, or n_tokens and
+     * more */
+    uint32_t ahead;
 };
 
 /* entry `index` of `row` of the block table becomes `block`; backends with a mirror apply it before
@@ -262,6 +270,7 @@ enum {
     BACKEND_HAS_TREES = 1 << 4, /* items may have nodes; it has tokens_copy */
     BACKEND_HAS_LISTS = 1 << 5, /* items may have lists */
     BACKEND_HAS_CHOICE = 1 << 6, /* items may have n_chosen */
+    BACKEND_HAS_PARTS = 1 << 7, /* items may have key_base and ahead */
 };
 
 /* Which device it is, for a process that would share memory of it. All zeros: host memory. */

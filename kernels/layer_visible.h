@@ -36,43 +36,80 @@ static inline bool layer_is_full(const struct attn_layer_spec *s, uint32_t item_
     return s->is_full || (item_flags & BACKEND_FULL) != 0;
 }
 
-/* The keys of the branch that the query at `position` of an item of these flags sees of
- * n_tokens, of those that are here. */
-static inline struct visible layer_visible(const struct attn_layer_spec *s, struct stripes stripes,
-                                           uint32_t flags, struct branch b, uint32_t position,
-                                           uint32_t n_tokens)
+/* The layer's sink tokens that are in a sequence which is the part from key_base on. */
+static inline uint32_t layer_sinks(const struct attn_layer_spec *s, uint32_t key_base)
 {
-    bool is_full = layer_is_full(s, flags);
-    if (b.segment_tokens > 0)
-        return stripes_visible(stripes, b, branch_visible(b, is_full, position, n_tokens));
-    return visible_to(s->window_tokens, s->sink_tokens, is_full, position, n_tokens);
+    return s->sink_tokens > key_base ? s->sink_tokens - key_base : 0;
 }
 
-/* The keys that some query of those at [low, high] sees. */
-static inline struct visible layer_visible_to_some(const struct attn_layer_spec *s,
-                                                   struct stripes stripes, uint32_t flags,
-                                                   struct branch b, uint32_t low, uint32_t high,
-                                                   uint32_t n_tokens)
+/* What a query further on than all n_tokens keys sees of them. */
+static inline struct visible layer_visible_behind(const struct attn_layer_spec *s, struct branch b,
+                                                  uint32_t key_base, uint32_t position,
+                                                  uint32_t n_tokens)
 {
+    if (b.segment_tokens > 0) {
+        const uint32_t begin = position - position % b.segment_tokens;
+        const uint32_t n_keys = (n_tokens + b.rate - 1 - b.offset) / b.rate; /* of the branch */
+        if (begin < n_tokens)
+            return branch_visible(b, true, position, n_tokens);
+        return (struct visible){.first = n_keys, .end = n_keys};
+    }
+    struct visible v =
+        visible_to(s->window_tokens, layer_sinks(s, key_base), true, position, n_tokens);
+    v.first = v.first < v.end ? v.first : v.end;
+    v.sinks = v.sinks < v.first ? v.sinks : v.first;
+    return v;
+}
+
+/* The keys of the branch that the item's query `token` sees, of those that are here. */
+static inline struct visible layer_visible(const struct attn_layer_spec *s, struct stripes stripes,
+                                           const struct backend_item *item, struct branch b,
+                                           uint32_t token)
+{
+    const uint32_t position = item->pos + token, n_tokens = item->pos + item->n_tokens;
+    bool is_full = layer_is_full(s, item->flags);
+    if (item->ahead > 0)
+        return layer_visible_behind(s, b, item->key_base, position + item->ahead, n_tokens);
+    if (b.segment_tokens > 0)
+        return stripes_visible(stripes, b, branch_visible(b, is_full, position, n_tokens));
+    return visible_to(s->window_tokens, layer_sinks(s, item->key_base), is_full, position,
+                      n_tokens);
+}
+
+/* The keys that some query of the item's from token `low` to token `high` sees. */
+static inline struct visible layer_visible_to_some(const struct attn_layer_spec *s,
+                                                   struct stripes stripes,
+                                                   const struct backend_item *item, struct branch b,
+                                                   uint32_t low, uint32_t high)
+{
+    const uint32_t pos = item->pos + item->ahead;
     if (b.segment_tokens == 0)
-        return visible_to_some(layer_visible(s, stripes, flags, b, low, n_tokens),
-                               layer_visible(s, stripes, flags, b, high, n_tokens));
-    struct branch_range some = branch_visible_to(b, layer_is_full(s, flags), low, high, n_tokens);
+        return visible_to_some(layer_visible(s, stripes, item, b, low),
+                               layer_visible(s, stripes, item, b, high));
+    if (item->ahead > 0) { /* from the first that the branch takes to the last */
+        const uint32_t skipped = (b.offset + b.rate - (pos + low) % b.rate) % b.rate;
+        if (skipped > high - low)
+            return (struct visible){0};
+        high = low + skipped + (high - low - skipped) / b.rate * b.rate;
+        return visible_to_some(layer_visible(s, stripes, item, b, low + skipped),
+                               layer_visible(s, stripes, item, b, high));
+    }
+    struct branch_range some = branch_visible_to(b, layer_is_full(s, item->flags), pos + low,
+                                                 pos + high, item->pos + item->n_tokens);
     return stripes_visible(stripes, b, visible_to_some(some.lowest, some.highest));
 }
 
-/* Keys here that some query at [pos, pos + n_tokens) sees, summed over branches and kv heads. */
+/* Keys here that some query of the item's sees, summed over branches and kv heads. */
 static inline uint64_t layer_keys_seen(const struct attn_layer_spec *s,
-                                       const struct backend_pool_config *c, uint32_t pos,
-                                       uint32_t n_tokens)
+                                       const struct backend_pool_config *c,
+                                       const struct backend_item *item)
 {
-    const uint32_t n_heads = s->n_branches > 0 ? c->num_kv_heads : 1, last = pos + n_tokens - 1;
+    const uint32_t n_heads = s->n_branches > 0 ? c->num_kv_heads : 1, last = item->n_tokens - 1;
     uint64_t n = 0;
     for (uint32_t h = 0; h < n_heads; h++)
         for (uint32_t i = 0; i < layer_n_branches(s); i++) {
             struct branch b = layer_branch(s, i, c->first_kv_head + h);
-            n += visible_count(
-                layer_visible_to_some(s, stripes_of(c), 0, b, pos, last, pos + n_tokens));
+            n += visible_count(layer_visible_to_some(s, stripes_of(c), item, b, 0, last));
         }
     return s->n_branches > 0 ? n : n * c->num_kv_heads;
 }
@@ -87,10 +124,10 @@ static inline uint64_t layer_key_bytes(const struct backend_pool_config *c)
 
 /* Bytes of K and V of those that some query sees, each counted once however many rows read them. */
 static inline uint64_t layer_bytes_seen(const struct attn_layer_spec *s,
-                                        const struct backend_pool_config *c, uint32_t pos,
-                                        uint32_t n_tokens)
+                                        const struct backend_pool_config *c,
+                                        const struct backend_item *item)
 {
-    return layer_keys_seen(s, c, pos, n_tokens) * layer_key_bytes(c);
+    return layer_keys_seen(s, c, item) * layer_key_bytes(c);
 }
 
 /* The same of a list's tokens: each list is read by itself. */

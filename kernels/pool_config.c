@@ -207,8 +207,17 @@ const char *backend_item_fault(const struct backend_pool_config *c, const struct
 {
     const struct attn_layer_spec *l = &c->layers[item->layer];
     const uint32_t both = BACKEND_APPEND | BACKEND_ATTEND;
-    if ((item->flags & BACKEND_FULL) && (l->window_tokens != 0 || l->n_branches != 0))
+    if ((item->flags & BACKEND_FULL) && item->ahead == 0 &&
+        (l->window_tokens != 0 || l->n_branches != 0))
         return "full, in a layer with a window or branches";
+    if (item->ahead > 0 && (!(item->flags & BACKEND_FULL) || item->ahead < item->n_tokens ||
+                            item->ahead > INT32_MAX - backend_item_end(c, item)))
+        return "ahead, of an item that is not full, or among its keys";
+    if ((item->ahead > 0 || item->key_base > 0) && (c->n_stripes > 0 || item->n_chosen > 0))
+        return "key_base or ahead, in a pool of stripes or with n_chosen";
+    for (uint32_t i = 0; i < l->n_branches; i++)
+        if (item->key_base % l->branches[i].segment_tokens != 0)
+            return "key_base, inside a segment of a branch";
     if (item->nodes != NULL && item->n_tokens > TREE_MAX_NODES)
         return "a tree of more than 64 nodes";
     if (item->nodes != NULL && (layer_is_full(l, item->flags) || l->n_branches != 0))

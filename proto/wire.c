@@ -172,6 +172,8 @@ static attn_status step_check(const Attnd__Step *s, const char *prefix, char *wh
         const char *name;
         size_t n;
     } arrays[] = {{"epoch", s->n_epoch}, {"pos", s->n_pos}, {"n_tokens", s->n_n_tokens}};
+    const bool is_part = (s->flags & WIRE_STEP_PART) != 0;
+    const bool is_behind = is_part && (s->flags & WIRE_STEP_FULL) != 0;
     for (unsigned i = 0; i < s->base.n_unknown_fields; i++) {
         if (s->base.unknown_fields[i].tag != STEP_PLAN_FIELD)
             continue;
@@ -193,6 +195,13 @@ static attn_status step_check(const Attnd__Step *s, const char *prefix, char *wh
     if ((s->choose_blocks > 0) != ((s->flags & WIRE_STEP_CHOOSE) != 0)) {
         snprintf(why, why_bytes, "%sstep.choose_blocks is %u, step.flags is 0x%x: choose is 64",
                  prefix, s->choose_blocks, s->flags);
+        return ATTN_EPROTO;
+    }
+    if (s->n_key_base != (is_part ? s->n_seq : 0) || s->n_n_keys != (is_behind ? s->n_seq : 0)) {
+        snprintf(why, why_bytes,
+                 "%sstep.key_base has %zu elements, n_keys %zu, %sstep.seq has %zu, step.flags is "
+                 "0x%x: part is 128, full 16",
+                 prefix, s->n_key_base, s->n_n_keys, prefix, s->n_seq, s->flags);
         return ATTN_EPROTO;
     }
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {

@@ -35,7 +35,8 @@ enum {
     WIRE_STEP_TREE = 8,
     WIRE_STEP_FULL = 16,
     WIRE_STEP_SPARSE = 32,
-    WIRE_STEP_CHOOSE = 64
+    WIRE_STEP_CHOOSE = 64,
+    WIRE_STEP_PART = 128
 };
 
 struct wire_preamble {

@@ -49,7 +49,7 @@ attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint
                                 size_t why_bytes)
 {
     const uint32_t known = WIRE_STEP_APPEND | WIRE_STEP_ATTEND | WIRE_STEP_LSE | WIRE_STEP_TREE |
-                           WIRE_STEP_FULL | WIRE_STEP_SPARSE | WIRE_STEP_CHOOSE;
+                           WIRE_STEP_FULL | WIRE_STEP_SPARSE | WIRE_STEP_CHOOSE | WIRE_STEP_PART;
     bool is_append = s->flags & WIRE_STEP_APPEND, is_attend = s->flags & WIRE_STEP_ATTEND;
     uint64_t element_bytes = attn_dtype_bytes(dtype);
     struct wire_step_layout l = {0};
@@ -57,7 +57,7 @@ attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint
     if ((!is_append && !is_attend) || (s->flags & ~known)) {
         snprintf(why, why_bytes,
                  "step.flags is 0x%x, it must be append 1, attend 2 or both; lse is 4, tree 8, "
-                 "full 16, sparse 32, choose 64",
+                 "full 16, sparse 32, choose 64, part 128",
                  s->flags);
         return ATTN_EINVAL;
     }
@@ -84,6 +84,13 @@ attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint
         (!is_attend || (s->flags & (WIRE_STEP_TREE | WIRE_STEP_SPARSE)))) {
         snprintf(why, why_bytes,
                  "step.flags is 0x%x, choose 64 needs attend 2 without tree 8 and sparse 32",
+                 s->flags);
+        return ATTN_EINVAL;
+    }
+    if ((s->flags & WIRE_STEP_CHOOSE) && (s->flags & WIRE_STEP_PART)) {
+        snprintf(why, why_bytes,
+                 "step.flags is 0x%x, choose 64 is not of parts 128: blocks are chosen of a whole "
+                 "sequence",
                  s->flags);
         return ATTN_EINVAL;
     }

@@ -603,6 +603,17 @@ struct attn_in_place {
     void *user;
 };
 
+/* Of an item whose sequence is a part of a longer one, as where one daemon has no room for it. */
+struct attn_part {
+    /* position in the longer sequence of the part's first token; an item's pos counts from there:
+     * sink tokens are the longer one's, and sink logits count where it is 0. A multiple of the
+     * segments of a dilated layer's branches */
+    uint32_t key_base;
+    /* of a step of is_full, else not looked at: its queries, which stand at pos and on, see at most
+     * the part's first n_keys tokens, all of them behind: n_tokens <= n_keys <= pos */
+    uint32_t n_keys;
+};
+
 /* One layer's new tokens of n_items sequences; T is the sum of their n_tokens, in items' order. k
  * and v: they are appended. q: it attends, over what is cached then. The arrays are borrowed until
  * the step completes; nothing touches them after that.
@@ -634,7 +645,8 @@ struct attn_step {
     /* 1, of a step that only attends: every query sees all of [0, pos + n_tokens), whatever its own
      * position is, as where these are the first tokens of a sequence whose rest is elsewhere, in
      * another pool or daemon. out and lse are merged with those of the rest by the caller. Layers
-     * with windows, ALiBi, sink logits or branches refuse it (ATTN_ENOTSUP). */
+     * with windows, ALiBi, sink logits or branches refuse it (ATTN_ENOTSUP) unless `parts` says
+     * where the queries are. */
     uint32_t is_full;
     uint32_t n_indices; /* with indices, 1 or more */
     /* Of a sparse step, which attends: [T][n_indices] what each query visits of the tokens that it
@@ -653,6 +665,10 @@ struct attn_step {
      * Of steps that attend, without parents and indices; layers with windows, branches or ALiBi,
      * lanes, split pools and GPUs refuse it (ATTN_ENOTSUP). */
     uint32_t choose_blocks;
+    /* [n_items] where the items' sequences are in longer ones; NULL: they are whole. Lanes refuse
+     * it, and split pools and GPUs where a window, ALiBi, sink logits or branches need it
+     * (ATTN_ENOTSUP). */
+    const struct attn_part *parts;
 };
 
 /* How a step ended. With 0 < n_failed < n_items the step partly failed: out and lse are written,

@@ -49,9 +49,7 @@ static void naive_row(const struct backend_pool *p, const struct backend_item *i
 {
     const struct attend_geometry *g = &p->geometry;
     const struct attn_layer_spec *spec = &p->layers[item->layer];
-    struct visible v =
-        layer_visible(spec, (struct stripes){0}, item->flags, layer_branch(spec, 0, 0),
-                      item->pos + t, item->pos + item->n_tokens);
+    struct visible v = layer_visible(spec, (struct stripes){0}, item, layer_branch(spec, 0, 0), t);
     float o[MAX_V_DIM] = {0}, *scale;
     float max = spec->sink_logits ? spec->sink_logits[head] : -INFINITY, sum = 0;
     for (uint32_t j = 0; j < v.end; j++) {

@@ -200,7 +200,7 @@ static uint64_t bytes_visited(const struct backend_pool *p, const struct backend
     if (item->lists.starts != NULL)
         return layer_bytes_listed(c, backend_listed(&item->lists, item->n_tokens));
     if (cpu_chosen_blocks(p, item) == 0)
-        return layer_bytes_seen(&p->layers[item->layer], c, item->pos, item->n_tokens);
+        return layer_bytes_seen(&p->layers[item->layer], c, item);
     for (uint32_t t = 0; t < item->n_tokens; t++)
         n_keys += cpu_chosen_keys(p, item, t);
     return layer_bytes_listed(c, n_keys);

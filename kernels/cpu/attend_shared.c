@@ -154,7 +154,8 @@ uint64_t cpu_shared_bytes(const struct backend *b, const struct backend_batch *b
             << g->block_shift;
     /* a token of a layer: what all queries see of one token */
     const struct attn_layer_spec plain = {.is_full = true};
-    return n_tokens * layer_bytes_seen(&plain, &batch->pool->config, 0, 1);
+    return n_tokens *
+           layer_bytes_seen(&plain, &batch->pool->config, &(struct backend_item){.n_tokens = 1});
 }
 
 /* The group's result of one q head of those of the kv head; query: its place in queries. */

@@ -30,7 +30,7 @@
 #define CPU_MAX_TAKERS 8
 #define CPU_FEATURES                                                                               \
     (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES | \
-     BACKEND_HAS_TREES | BACKEND_HAS_LISTS | BACKEND_HAS_CHOICE)
+     BACKEND_HAS_TREES | BACKEND_HAS_LISTS | BACKEND_HAS_CHOICE | BACKEND_HAS_PARTS)
 
 /* Memory that is made ready for a pool by a thread of its own: its pages taken, what was in them
  * zeroed. */

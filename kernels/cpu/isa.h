@@ -82,7 +82,7 @@ static inline struct shared_query rows_query(const struct attend_rows *r, uint32
 /* The keys that some row sees; of several kv heads all have the same. */
 static inline struct visible rows_visible(const struct attend_rows *r, struct branch b)
 {
-    uint32_t pos = r->item->pos, first = r->row0 / r->g->group;
+    uint32_t first = r->row0 / r->g->group;
     uint32_t last = (r->row0 + r->n_rows - 1) / r->g->group;
     if (r->list != NULL || r->blocks != NULL)
         return (struct visible){.end = r->n_listed};
@@ -92,8 +92,7 @@ static inline struct visible rows_visible(const struct attend_rows *r, struct br
         first = 0;
         last = r->item->n_tokens - 1;
     }
-    return layer_visible_to_some(r->spec, r->g->stripes, r->item->flags, b, pos + first, pos + last,
-                                 pos + r->item->n_tokens);
+    return layer_visible_to_some(r->spec, r->g->stripes, r->item, b, first, last);
 }
 
 /* The i-th branch as the rows' kv head has it. */

@@ -318,7 +318,8 @@ struct columns {
 INLINE uint32_t position_of_row(const struct tile_state *t, uint32_t row)
 {
     const struct shared_query q = rows_query(t->r, row);
-    return q.item->pos + (q.item->nodes != NULL ? q.item->nodes[q.token].depth : q.token);
+    return q.item->pos + q.item->ahead +
+           (q.item->nodes != NULL ? q.item->nodes[q.token].depth : q.token);
 }
 
 /* Of the nodes, those in the tile of keys from `key` on. */
@@ -337,15 +338,15 @@ static struct columns columns_of(const struct tile_state *t, const struct step *
     const struct backend_item *item = t->r->item;
     const struct attn_layer_spec *spec = t->r->spec;
     const struct tree_node *node = item->nodes ? &item->nodes[row / t->g->group] : NULL;
+    const uint32_t sinks = layer_sinks(spec, item->key_base);
     struct visible v =
-        node ? tree_visible(node, spec->window_tokens, spec->sink_tokens, item->pos)
-             : layer_visible(spec, t->g->stripes, item->flags, step->branch,
-                             item->pos + row / t->g->group, item->pos + item->n_tokens);
+        node ? tree_visible(node, spec->window_tokens, sinks, item->pos)
+             : layer_visible(spec, t->g->stripes, item, step->branch, row / t->g->group);
     uint32_t ends[2][2] = {{0, v.sinks}, {v.first, v.end}}, key = step->key;
     struct columns c = {.nodes = 0};
     if (node)
-        c.nodes = node_columns(tree_seen(node, spec->window_tokens, spec->sink_tokens, item->pos),
-                               item->pos, key);
+        c.nodes =
+            node_columns(tree_seen(node, spec->window_tokens, sinks, item->pos), item->pos, key);
     for (int i = 0; i < 2; i++) {
         uint32_t from = ends[i][0] > key ? ends[i][0] - key : 0;
         uint32_t to = ends[i][1] > key ? ends[i][1] - key : 0;
@@ -738,7 +739,8 @@ static void finish(const struct attend_rows *r, const struct attend_partial *p)
         uint32_t row = r->row0 + i % r->n_rows;
         uint32_t head = (r->kv_head + i / r->n_rows) * g->group + row % g->group;
         float max = p->max[i], sum = p->sum[i], scale = vec_code_unit(g->kv_dtype);
-        if (r->spec->sink_logits != NULL && r->spec->sink_logits[head] != -INFINITY) {
+        if (r->spec->sink_logits != NULL && r->spec->sink_logits[head] != -INFINITY &&
+            r->item->key_base == 0) {
             float sink = r->spec->sink_logits[head] * LOG2E;
             float m = max > sink ? max : sink;
             scale *= exp2f(max - m);

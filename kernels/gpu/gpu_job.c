@@ -113,6 +113,10 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
         if (st != ATTN_OK)
             return st;
         tokens += batch->items[i].n_tokens;
+        if (batch->items[i].key_base > 0 || batch->items[i].ahead > 0)
+            return gpu_fail(b, ATTN_ENOTSUP,
+                            "item %u: key_base is %u, ahead %u, this backend has no parts", i,
+                            batch->items[i].key_base, batch->items[i].ahead);
         listed += backend_item_listed(c, &batch->items[i]);
     }
     if (listed > BACKEND_MAX_LISTED)
@@ -393,7 +397,8 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
         }
         if (!is_sparse(kernel))
             j->kv_bytes +=
-                layer_bytes_seen(&p->specs[it->layer], &p->config, it->pos, it->n_tokens);
+                layer_bytes_seen(&p->specs[it->layer], &p->config,
+                                 &(struct backend_item){.pos = it->pos, .n_tokens = it->n_tokens});
     }
     return ATTN_OK;
 }
@@ -646,7 +651,8 @@ static void plan_prefill(struct gpu_job *j, const struct job_lists *l, uint32_t 
     for (uint32_t i = from; i < to; i++) {
         const struct gpu_item *it = &l->items[i];
         const struct attn_layer_spec *s = &j->pool->specs[it->layer];
-        j->kv_bytes += layer_bytes_seen(s, &j->pool->config, it->pos, it->n_tokens);
+        j->kv_bytes += layer_bytes_seen(
+            s, &j->pool->config, &(struct backend_item){.pos = it->pos, .n_tokens = it->n_tokens});
         j->prefill_flop += flop_of(j->pool, it);
     }
     j->n_splits += c->n_entries * j->pool->config.num_kv_heads;

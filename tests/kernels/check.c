@@ -342,7 +342,9 @@ static struct backend_item *make_items(struct check *c, const struct check_item 
                                         .lse = it->lse,
                                         .nodes = nodes,
                                         .lists = it->lists,
-                                        .n_chosen = it->n_chosen};
+                                        .n_chosen = it->n_chosen,
+                                        .key_base = it->key_base,
+                                        .ahead = it->ahead};
     }
     return list;
 }
@@ -509,10 +511,61 @@ static bool is_close(double got, double want, double atol, double rtol)
     return fabs(got - want) <= atol + rtol * fabs(want);
 }
 
-static struct reference_seen seen_by(const struct check_item *it)
+/* Rows of `width` floats as they would be in the longer sequence: behind key_base zeros, of n. */
+static float *rows_of_whole(const float *rows, size_t width, uint32_t key_base, uint32_t n_rows,
+                            uint32_t n)
 {
-    return (struct reference_seen){
-        .parents = it->parents, .starts = it->lists.starts, .tokens = it->lists.tokens};
+    float *whole = calloc((size_t)n * width + 1, sizeof *whole);
+    memcpy(whole + key_base * width, rows, n_rows * width * sizeof *rows);
+    return whole;
+}
+
+/* The reference of an item of a part: that of the longer sequence, whose queries visit only the
+ * part's tokens. */
+static void reference_of_part(const struct check *c, const struct check_item *it, const float *q,
+                              const float *v, double *out, double *lse)
+{
+    const struct backend_pool_config *g = &c->config;
+    const struct check_seq *s = &c->seqs[it->seq];
+    const uint32_t n_keys = it->pos + it->n_tokens, n = it->key_base + n_keys + it->ahead;
+    struct attn_layer_spec spec = c->specs[s->layer];
+    float *k = rows_of_whole(s->k, g->num_kv_heads * g->head_dim_k, it->key_base, n_keys, n);
+    float *all_v = rows_of_whole(v, g->num_kv_heads * g->head_dim_v, it->key_base, n_keys, n);
+    uint32_t *starts = malloc((it->n_tokens + 1) * sizeof *starts), n_listed = 0;
+    uint32_t *tokens = malloc(((size_t)it->n_tokens * n_keys + 1) * sizeof *tokens);
+    for (uint32_t t = 0; t < it->n_tokens; t++) {
+        const uint32_t *of = it->lists.starts;
+        const uint32_t n_of = of == NULL ? n_keys : of[t + 1] - of[t];
+        starts[t] = n_listed;
+        for (uint32_t i = 0; i < n_of; i++)
+            tokens[n_listed++] = it->key_base + (of == NULL ? i : it->lists.tokens[of[t] + i]);
+    }
+    starts[it->n_tokens] = n_listed;
+    const struct reference_seen seen = {it->parents, starts, tokens};
+    spec.is_full |= (it->flags & BACKEND_FULL) != 0;
+    if (it->key_base > 0)
+        spec.sink_logits = NULL;
+    reference_attend_seen(&spec, g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v,
+                          ATTN_F32, q, it->n_tokens, it->key_base + it->pos + it->ahead, k, all_v,
+                          n, &seen, out, lse);
+    free(k);
+    free(all_v);
+    free(starts);
+    free(tokens);
+}
+
+static void reference_of(const struct check *c, const struct check_item *it, const float *q,
+                         const float *v, double *out, double *lse)
+{
+    const struct backend_pool_config *g = &c->config;
+    const struct check_seq *s = &c->seqs[it->seq];
+    const struct reference_seen seen = {it->parents, it->lists.starts, it->lists.tokens};
+    if (it->key_base > 0 || it->ahead > 0)
+        reference_of_part(c, it, q, v, out, lse);
+    else
+        reference_attend_seen(&c->specs[s->layer], g->num_q_heads, g->num_kv_heads, g->head_dim_k,
+                              g->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, v,
+                              it->pos + it->n_tokens, &seen, out, lse);
 }
 
 /* The proven bound of |got - want| in L2 for 16-bit queries, relative to |want|.
@@ -532,15 +585,12 @@ static double proven_l2(const struct check *c, const struct check_item *it, cons
     uint32_t n_kv = it->pos + it->n_tokens;
     size_t n = (size_t)it->n_tokens * g->num_q_heads * g->head_dim_v;
     size_t n_v = (size_t)n_kv * g->num_kv_heads * g->head_dim_v;
-    const struct reference_seen seen = seen_by(it);
     double u = g->q_dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-11, norm = 0, sum = 0;
     double *terms = malloc(n * sizeof *terms);
     float *v = malloc(n_v * sizeof *v);
     for (size_t i = 0; i < n_v; i++)
         v[i] = fabsf(s->v[i]);
-    reference_attend_seen(&c->specs[s->layer], g->num_q_heads, g->num_kv_heads, g->head_dim_k,
-                          g->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, v, n_kv, &seen,
-                          terms, NULL);
+    reference_of(c, it, q, v, terms, NULL);
     for (size_t i = 0; i < n; i++) {
         norm += want[i] * want[i];
         sum += (fabs(want[i]) + terms[i]) * (fabs(want[i]) + terms[i]);
@@ -553,20 +603,16 @@ static double proven_l2(const struct check *c, const struct check_item *it, cons
 static bool check_item_output(struct check *c, const struct check_item *it)
 {
     const struct backend_pool_config *g = &c->config;
-    const struct check_seq *s = &c->seqs[it->seq];
     size_t rows = (size_t)it->n_tokens * g->num_q_heads, n = rows * g->head_dim_v;
     size_t n_q = rows * g->head_dim_k;
     float *q = malloc(n_q * sizeof *q);
     double *want = malloc(n * sizeof *want), *lse = malloc(rows * sizeof *lse);
     struct reference_bound bound = reference_bound_of(g->q_dtype, g->q_dtype);
-    const struct reference_seen seen = seen_by(it);
     bool ok = true;
 
     for (size_t i = 0; i < n_q; i++)
         q[i] = (float)reference_get(g->q_dtype, it->q, i);
-    reference_attend_seen(&c->specs[s->layer], g->num_q_heads, g->num_kv_heads, g->head_dim_k,
-                          g->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, s->v,
-                          it->pos + it->n_tokens, &seen, want, lse);
+    reference_of(c, it, q, c->seqs[it->seq].v, want, lse);
     double diff = 0, norm = 0;
     for (size_t i = 0; ok && i < n; i++) {
         double got = reference_get(g->q_dtype, it->out, i);
@@ -646,13 +692,13 @@ bool check_again(struct check *c, const struct check_item *items, uint32_t n_ite
     const struct check_seq *s = &c->seqs[items[0].seq];
     if (c->had_patches && s->n_blocks > 0)
         show_entry(c, items[0].seq, 0, s->table[0]);
-    return compare_with(c, items, n_items, BACKEND_APPEND | BACKEND_ATTEND);
+    return compare_with(c, items, n_items, BACKEND_APPEND | BACKEND_ATTEND | BACKEND_FULL);
 }
 
 bool check_alone(struct check *c, const struct check_item *items, uint32_t n_items)
 {
     for (uint32_t i = 0; i < n_items; i++)
-        if (!compare_with(c, &items[i], 1, BACKEND_ATTEND))
+        if (!compare_with(c, &items[i], 1, BACKEND_ATTEND | BACKEND_FULL))
             return false;
     return true;
 }

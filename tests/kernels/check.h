@@ -31,6 +31,7 @@ struct check_item {
     const int32_t *parents; /* [n_tokens] of a tree; NULL: none */
     struct backend_lists lists; /* the caller's, until the next run */
     uint32_t n_chosen; /* check_outputs does not know it */
+    uint32_t key_base, ahead;
     void *q, *k, *v, *out; /* filled by check_submit */
     float *lse;
 };

@@ -259,6 +259,16 @@ FILL(choose)
             .seq = step_seq, .n_epoch = 1, .epoch = step_epoch, .n_pos = 1, .pos = step_pos,
             .n_n_tokens = 1, .n_tokens = tree_n_tokens, .choose_blocks = 64);
 }
+static uint32_t part_pos[] = {5000}, part_key_base[] = {131072}, part_n_keys[] = {4096};
+FILL(part)
+{
+    REQUEST(step, STEP, Attnd__Step, attnd__step__init, .pool = 1, .layer = 1,
+            .flags = WIRE_STEP_ATTEND | WIRE_STEP_LSE | WIRE_STEP_FULL | WIRE_STEP_PART,
+            .dtype = ATTND__DTYPE__BF16, .n_seq = 1, .seq = step_seq, .n_epoch = 1,
+            .epoch = step_epoch, .n_pos = 1, .pos = part_pos, .n_n_tokens = 1,
+            .n_tokens = tree_n_tokens, .n_key_base = 1, .key_base = part_key_base, .n_n_keys = 1,
+            .n_keys = part_n_keys);
+}
 static uint32_t plan_layers[] = {0, 1};
 FILL(plan)
 {
@@ -490,6 +500,10 @@ const struct sample samples[] = {
      false, 1596, fill_sparse},
     {"request_step_choose", "three queries that visit 64 blocks each, which attnd chooses", false,
      1536, fill_choose},
+    {"request_step_part",
+     "three queries over the 4096 tokens of a part that begins at 131072, from 904 tokens behind "
+     "it",
+     false, 1536, fill_part},
     {"request_plan", "the same items in both layers, whose bells will be 4294967295 and 0", false,
      0, fill_plan},
     {"request_export", "one block, and 16 ids", false, 0, fill_export},

@@ -81,17 +81,17 @@ static void steps_that_make_no_sense_are_refused_by_name(void **state)
     Attnd__Step s = step_of(0, 1, 1);
     expect_invalid(&s, ATTN_BF16,
                    "step.flags is 0x0, it must be append 1, attend 2 or both; lse is 4, tree 8, "
-                   "full 16, sparse 32, choose 64");
-    s.flags = 128 | WIRE_STEP_ATTEND;
+                   "full 16, sparse 32, choose 64, part 128");
+    s.flags = 256 | WIRE_STEP_ATTEND;
     expect_invalid(&s, ATTN_BF16,
-                   "step.flags is 0x82, it must be append 1, attend 2 or both; lse is 4, tree 8, "
-                   "full 16, sparse 32, choose 64");
+                   "step.flags is 0x102, it must be append 1, attend 2 or both; lse is 4, tree 8, "
+                   "full 16, sparse 32, choose 64, part 128");
     s.flags = WIRE_STEP_FULL | WIRE_STEP_ATTEND | WIRE_STEP_APPEND;
     expect_invalid(&s, ATTN_BF16, "step.flags is 0x13, full 16 needs attend 2 without append 1");
     s.flags = WIRE_STEP_LSE;
     expect_invalid(&s, ATTN_BF16,
                    "step.flags is 0x4, it must be append 1, attend 2 or both; lse is 4, tree 8, "
-                   "full 16, sparse 32, choose 64");
+                   "full 16, sparse 32, choose 64, part 128");
     s.flags = WIRE_STEP_LSE | WIRE_STEP_APPEND;
     expect_invalid(&s, ATTN_BF16, "step.flags is 0x5, lse 4 needs attend 2");
     s.flags = WIRE_STEP_TREE | WIRE_STEP_ATTEND;
@@ -106,6 +106,11 @@ static void steps_that_make_no_sense_are_refused_by_name(void **state)
     s.flags = WIRE_STEP_CHOOSE | WIRE_STEP_SPARSE | WIRE_STEP_ATTEND;
     expect_invalid(&s, ATTN_BF16,
                    "step.flags is 0x62, choose 64 needs attend 2 without tree 8 and sparse 32");
+    s.flags = WIRE_STEP_CHOOSE | WIRE_STEP_PART | WIRE_STEP_ATTEND;
+    expect_invalid(
+        &s, ATTN_BF16,
+        "step.flags is 0xc2, choose 64 is not of parts 128: blocks are chosen of a whole "
+        "sequence");
     s.flags = WIRE_STEP_ATTEND;
     expect_invalid(&s, ATTN_F16, "step.dtype is bf16 (3), the pool's q_dtype is f16");
     s.dtype = (Attnd__Dtype)77;

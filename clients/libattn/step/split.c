@@ -171,6 +171,7 @@ static struct attn_step next_piece(struct split *s)
         p.parents = all->parents + s->row;
     p.is_full = all->is_full;
     p.choose_blocks = all->choose_blocks;
+    p.parts = all->parts != NULL ? all->parts + s->piece_first : NULL;
     if (all->indices != NULL) {
         p.indices = all->indices + (size_t)s->row * all->n_indices;
         p.n_indices = all->n_indices;

@@ -17,12 +17,14 @@
 #define STACK_ITEMS 64
 #define STEP_HEAD_BYTES 256u /* of a request before its tensors, at most, and per item */
 #define STEP_HEAD_ITEM_BYTES 24u
+#define STEP_HEAD_PART_BYTES 10u
 #define STEP_LARGE_BYTES (256u << 10) /* there and back: 0.1 ms on 25 Gbit/s, or of TLS */
 
 /* The header's parallel arrays. */
 struct item_arrays {
     uint64_t seq[STACK_ITEMS];
     uint32_t epoch[STACK_ITEMS], pos[STACK_ITEMS], n_tokens[STACK_ITEMS];
+    uint32_t key_base[STACK_ITEMS], n_keys[STACK_ITEMS];
 };
 
 static uint32_t step_flags(const struct attn_step *s)
@@ -34,7 +36,7 @@ static uint32_t step_flags(const struct attn_step *s)
     return (is_append ? WIRE_STEP_APPEND : 0) | (is_attend ? WIRE_STEP_ATTEND : 0) |
            (has_lse ? WIRE_STEP_LSE : 0) | (s->parents != NULL ? WIRE_STEP_TREE : 0) |
            (s->is_full ? WIRE_STEP_FULL : 0) | (s->indices != NULL ? WIRE_STEP_SPARSE : 0) |
-           (s->choose_blocks > 0 ? WIRE_STEP_CHOOSE : 0);
+           (s->choose_blocks > 0 ? WIRE_STEP_CHOOSE : 0) | (s->parts != NULL ? WIRE_STEP_PART : 0);
 }
 
 /* The caller's arrays are f32, the pool's tensors bf16. */
@@ -54,6 +56,20 @@ static void set_scalars(Attnd__Step *h, const struct attn_pool *p, const struct 
     h->n_indices = s->n_indices;
     h->index_tokens = s->index_tokens;
     h->choose_blocks = s->choose_blocks;
+}
+
+/* Points h's arrays of parts into memory, of 8 bytes an item. */
+static void set_parts(Attnd__Step *h, const struct attn_step *s, uint32_t *key_base,
+                      uint32_t *n_keys)
+{
+    for (uint32_t i = 0; i < s->n_items; i++) {
+        key_base[i] = s->parts[i].key_base;
+        n_keys[i] = s->parts[i].n_keys;
+    }
+    h->key_base = key_base;
+    h->n_keys = n_keys;
+    h->n_key_base = s->n_items;
+    h->n_n_keys = s->is_full ? s->n_items : 0;
 }
 
 /* Points h's arrays into memory, of 20 bytes an item. */
@@ -126,13 +142,17 @@ static attn_status set_header(Attnd__Step *step, const struct client_request *r,
     set_scalars(step, r->pool, s);
     if (s->n_items <= STACK_ITEMS) {
         set_items(step, s, on_stack->seq, on_stack->epoch, on_stack->pos, on_stack->n_tokens);
+        if (s->parts != NULL)
+            set_parts(step, s, on_stack->key_base, on_stack->n_keys);
         return ATTN_OK;
     }
-    void *heap = malloc((sizeof(uint64_t) + 3 * sizeof(uint32_t)) * (size_t)s->n_items);
+    void *heap = malloc((sizeof(uint64_t) + 5 * sizeof(uint32_t)) * (size_t)s->n_items);
     if (heap == NULL)
         return ATTN_ENOMEM;
     uint32_t *u32 = (uint32_t *)((uint64_t *)heap + s->n_items);
     set_items(step, s, heap, u32, u32 + s->n_items, u32 + 2 * (size_t)s->n_items);
+    if (s->parts != NULL)
+        set_parts(step, s, u32 + 3 * (size_t)s->n_items, u32 + 4 * (size_t)s->n_items);
     *out_heap = heap;
     return ATTN_OK;
 }
@@ -251,10 +271,11 @@ static attn_status step_cut(const struct attn_pool *p, const struct attn_step *s
     uint64_t most = client_max_message(p->client);
     uint64_t head = STEP_HEAD_BYTES + (uint64_t)s->n_items * STEP_HEAD_ITEM_BYTES +
                     (s->parents != NULL ? l->n_tokens : 0); /* each is below 64: a byte */
+    head += s->parts != NULL ? (uint64_t)s->n_items * STEP_HEAD_PART_BYTES : 0;
     uint64_t reply_head = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items;
     z->max_tokens = UINT32_MAX;
     z->is_whole = (step_flags(s) & WIRE_STEP_ATTEND) != 0 && step_sees_all(&p->spec, s->layer);
-    z->is_whole |= s->parents != NULL || s->is_full;
+    z->is_whole |= s->parents != NULL || (s->is_full && s->parts == NULL);
     const uint64_t listed = step_listed(p, s);
     if (l->n_tokens <= info->max_step_tokens && head + l->request_bytes <= most &&
         reply_head + l->reply_bytes <= most && l->n_tokens * listed <= WIRE_MAX_INDICES)
@@ -271,7 +292,8 @@ static attn_status step_cut(const struct attn_pool *p, const struct attn_step *s
     uint32_t least = 1;
     for (uint32_t i = 0; i < s->n_items; i++) {
         const struct attn_item *it = &s->items[i];
-        if ((uint64_t)it->pos + it->n_tokens > info->max_seq_tokens)
+        const bool is_behind = s->is_full && s->parts != NULL; /* of tokens that are elsewhere */
+        if (!is_behind && (uint64_t)it->pos + it->n_tokens > info->max_seq_tokens)
             return error_set(ATTN_EINVAL,
                              "items[%u] ends at token %llu, a sequence has at most %u "
                              "(cache.max_seq_tokens)",
@@ -348,8 +370,8 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
         return error_set(ATTN_EINVAL,
                          "choose_blocks is %u: such a step has q, no parents and no indices",
                          s->choose_blocks);
-    if (!(flags & WIRE_STEP_ATTEND) && flags != WIRE_STEP_APPEND)
-        return error_set(ATTN_EINVAL, "%s without q", flags != 0 ? "lse" : "no k and v");
+    if (!(flags & WIRE_STEP_ATTEND) && (flags & ~(uint32_t)WIRE_STEP_PART) != WIRE_STEP_APPEND)
+        return error_set(ATTN_EINVAL, "%s without q", flags & WIRE_STEP_LSE ? "lse" : "no k and v");
 
     uint64_t n_tokens = 0;
     for (uint32_t i = 0; i < s->n_items; i++) {

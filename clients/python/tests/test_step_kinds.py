@@ -1,6 +1,6 @@
 """Steps that say more of what queries see: sparse ones, each query of which visits what its row of
-indices names, and trees, whose nodes attend as the ends of their paths and of which a commit keeps
-one."""
+indices names; trees, whose nodes attend as the ends of their paths and of which a commit keeps one;
+and those of parts of longer sequences, whose outputs merged by lse are those of the whole."""
 
 from __future__ import annotations
 
@@ -258,5 +258,202 @@ def test_trees_over_asyncio(daemon):
             await seq.commit([0, 2])
             x = tree_rows([4], 0, 0)
             await pool.step(0, [(seq, 2, 1)], x, x, x)
+
+    asyncio.run(run())
+
+
+# ---- parts of longer sequences
+
+KV_HEADS = 2
+SLOPES = [0.5, 0.1, 0.02, 0.004]
+LOGITS = [0.3, -1.0, 2.0, 0.0]
+PART_LAYERS = {
+    "plain": {},
+    "window": {"window_tokens": 50},
+    "sinks": {"window_tokens": 30, "sink_tokens": 70},
+    "alibi": {"alibi_slopes": SLOPES},
+    "logits": {"sink_logits": LOGITS, "soft_cap": 4.0},
+    "all": {
+        "window_tokens": 90,
+        "sink_tokens": 5,
+        "alibi_slopes": SLOPES,
+        "sink_logits": LOGITS,
+    },
+    "dilated": {"branches": [(16, 1), (64, 2)]},
+}
+
+
+def part_spec(name: str, **layer) -> attnd.PoolSpec:
+    return attnd.PoolSpec(
+        name=f"parts-{name}",
+        num_layers=1,
+        num_q_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim_k=DIM,
+        head_dim_v=DIM,
+        n_blocks=128,
+        layers=[attnd.LayerSpec(**layer)],
+    )
+
+
+def part_tensors(n: int, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    return [reference.random(rng, n, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+
+
+def merged(parts):
+    """(out, lse) of results over other keys."""
+    lse = np.array([r.lse for r in parts], np.float64)
+    most = lse.max(0)
+    weights = np.exp(lse - most)
+    out = sum(w[..., None] * r.out for w, r in zip(weights, parts)) / weights.sum(0)[..., None]
+    return out, most + np.log(weights.sum(0))
+
+
+def starts_of(name: str) -> list[int]:
+    """Of parts, and the end: anywhere, but for dilated layers, whose segments are whole."""
+    return [0, 64, 192, 200] if name == "dilated" else [0, 67, 68, 131, 200]
+
+
+@pytest.mark.parametrize("name", PART_LAYERS)
+def test_parts_together_are_the_whole(client, name):
+    pool = client.create_pool(part_spec(name, **PART_LAYERS[name]))
+    layer = pool.spec.layers[0]
+    q, k, v = part_tensors(200)
+    starts = starts_of(name)
+    seqs = []
+    for base, end in zip(starts, starts[1:]):
+        tail = pool.open()
+        for pos in range(base, end, 40):  # a prompt in chunks
+            n = min(40, end - pos)
+            rows = slice(pos, pos + n)
+            results = [
+                pool.step(
+                    0,
+                    [(tail, pos - base, n)],
+                    q[rows],
+                    k[rows],
+                    v[rows],
+                    lse=True,
+                    parts=[(base, 0)],
+                )
+            ]
+            for (first, seq), past in zip(seqs, starts[1:]):
+                n_keys = past - first
+                for at in range(0, n, n_keys):  # no more queries than keys
+                    m = min(n_keys, n - at)
+                    results.append(
+                        pool.step(
+                            0,
+                            [(seq, pos + at - first, m)],
+                            q[pos + at : pos + at + m],
+                            lse=True,
+                            is_full=True,
+                            parts=[(first, n_keys)],
+                        )
+                    )
+                if n_keys < n:  # as one result
+                    pieces = results[-(-(-n // n_keys)) :]
+                    del results[-len(pieces) :]
+                    results.append(
+                        pieces[0]._replace(
+                            out=np.concatenate([r.out for r in pieces]),
+                            lse=np.concatenate([r.lse for r in pieces]),
+                        )
+                    )
+            out, lse = merged(results)
+            want, want_lse = reference.attention(
+                q[rows], k[: pos + n], v[: pos + n], pos, layer
+            )
+            np.testing.assert_allclose(out, want, atol=2e-5)
+            np.testing.assert_allclose(lse, want_lse, atol=2e-5)
+        seqs.append((base, tail))
+
+
+@pytest.mark.parametrize("name", PART_LAYERS)
+def test_every_place_of_a_border_of_parts(client, name):
+    """A query over a part and its tail, wherever the part ends."""
+    pool = client.create_pool(part_spec(f"border-{name}", **PART_LAYERS[name]))
+    layer = pool.spec.layers[0]
+    q, k, v = part_tensors(130, 1)
+    step = 64 if name == "dilated" else 7
+    for border in range(step, 129, step):
+        old, tail = pool.open(), pool.open()
+        pool.step(0, [(old, 0, border)], k=k[:border], v=v[:border])
+        pool.step(
+            0, [(tail, 0, 129 - border)], k=k[border:129], v=v[border:129], parts=[(border, 0)]
+        )
+        items = [(tail, 129 - border, 1)]
+        new = pool.step(0, items, q[129:], k[129:], v[129:], lse=True, parts=[(border, 0)])
+        far = pool.step(
+            0, [(old, 129, 1)], q[129:], lse=True, is_full=True, parts=[(0, border)]
+        )
+        out, lse = merged([new, far])
+        want, want_lse = reference.attention(q[129:], k, v, 129, layer)
+        np.testing.assert_allclose(out, want, atol=2e-5)
+        np.testing.assert_allclose(lse, want_lse, atol=2e-5)
+        old.close()
+        tail.close()
+
+
+def test_queries_may_be_further_on_than_a_daemon_has_tokens(client):
+    pool = client.create_pool(part_spec("far", alibi_slopes=[1e-8] * HEADS))
+    q, k, v = part_tensors(20, 2)
+    seq = pool.open()
+    pool.step(0, [(seq, 0, 20)], k=k, v=v)
+    r = pool.step(
+        0, [(seq, 1_000_000_000, 20)], q, lse=True, is_full=True, parts=[(1_000_000_000, 20)]
+    )
+    layer = attnd.LayerSpec(is_full=True)
+    want, want_lse = reference.attention(q, k, v, 0, layer)
+    np.testing.assert_allclose(r.out, want, atol=2e-5)
+    np.testing.assert_allclose(r.lse, want_lse - 10, atol=2e-5)
+
+
+def test_parts_that_do_not_fit_are_refused_by_name(client):
+    pool = client.create_pool(part_spec("refused", window_tokens=8))
+    dilated = client.create_pool(part_spec("refused-dilated", branches=[(16, 1), (64, 2)]))
+    q, k, v = part_tensors(20, 3)
+    seq = pool.open()
+    pool.step(0, [(seq, 0, 20)], k=k, v=v)
+    one = q[:1]
+    full = {"is_full": True, "lse": True}
+    for pos, parts, sentence in (
+        (21, (0, 21), "n_keys is 21, layer 0 of the part has 20 tokens"),
+        (19, (0, 20), r"step.n_keys\[0\] is 20, must be n_tokens 1 at least, and pos 19 at most"),
+        (20, (0, 0), r"step.n_keys\[0\] is 0, must be n_tokens 1 at least"),
+        (20, (2**31 - 21, 20), r"step.key_base\[0\] 2147483627 \+ pos 20 \+ n_tokens 1 pass"),
+    ):
+        with pytest.raises(attnd.InvalidArgumentError, match=sentence):
+            pool.step(0, [(seq, pos, 1)], one, parts=[parts], **full)
+    with pytest.raises(attnd.UnsupportedError, match="full 16, but layer 0 has a window"):
+        pool.step(0, [(seq, 19, 1)], one, **full)
+    with pytest.raises(attnd.InvalidArgumentError, match="choose 64 is not of parts 128"):
+        pool.step(0, [(seq, 19, 1)], one, choose_blocks=1, parts=[(0, 0)])
+    with pytest.raises(ValueError, match="parts has 2 entries, the step has 1 items"):
+        pool.step(0, [(seq, 19, 1)], one, parts=[(0, 0), (0, 0)])
+    other = dilated.open()
+    with pytest.raises(attnd.UnsupportedError, match="has segments of 16 tokens"):
+        dilated.step(0, [(other, 0, 20)], q, k, v, parts=[(20, 0)])
+    assert pool.step(0, [(seq, 20, 1)], one, k[:1], v[:1], parts=[(0, 0)]).item_status == (0,)
+
+
+def test_parts_over_asyncio(daemon):
+    async def run() -> None:
+        q, k, v = part_tensors(40, 4)
+        async with await attnd.aio.connect(daemon.url) as client:
+            pool = await client.create_pool(part_spec("later", window_tokens=25))
+            old, tail = await pool.open(), await pool.open()
+            await pool.step(0, [(old, 0, 30)], k=k[:30], v=v[:30])
+            rows = slice(30, 40)
+            new = await pool.step(
+                0, [(tail, 0, 10)], q[rows], k[rows], v[rows], lse=True, parts=[(30, 0)]
+            )
+            far = await pool.step(
+                0, [(old, 30, 10)], q[rows], lse=True, is_full=True, parts=[(0, 30)]
+            )
+            out, _ = merged([new, far])
+            want, _ = reference.attention(q[rows], k, v, 30, attnd.LayerSpec(window_tokens=25))
+            np.testing.assert_allclose(out, want, atol=2e-5)
 
     asyncio.run(run())

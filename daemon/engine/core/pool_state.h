@@ -30,6 +30,7 @@ struct pool {
     bool has_trees; /* its steps may be trees, and their paths be committed */
     bool has_lists; /* its steps may be sparse */
     bool has_choice; /* its steps may have choose_blocks */
+    bool has_parts; /* its items may have key_base and ahead */
     uint64_t device_bytes;
     uint32_t generation; /* number of earlier pools at this index */
     struct ready_queue ready;

@@ -43,7 +43,8 @@ struct item {
     TAILQ_ENTRY(item) link; /* in its sequence's queue or its task's ready list */
     struct task *task;
     uint32_t seq; /* kv_seq_id; SEQ_NONE: its name is not, or no longer, that of a sequence */
-    uint32_t pos, n_tokens;
+    uint32_t pos, n_tokens; /* of queries behind their keys: where they would be at its end */
+    uint32_t key_base, ahead; /* as a backend's item has them */
     uint32_t row; /* its first token's row in the step's tensors */
     const struct tree_node *nodes; /* [n_tokens] of a tree; NULL: its tokens follow each other */
     struct backend_lists lists; /* what its queries visit, if the step is sparse */

@@ -53,6 +53,7 @@ static void pool_choose_backend(struct engine *e, struct pool *p)
     p->has_trees = (info.features & BACKEND_HAS_TREES) != 0;
     p->has_lists = (info.features & BACKEND_HAS_LISTS) != 0;
     p->has_choice = (info.features & BACKEND_HAS_CHOICE) != 0;
+    p->has_parts = (info.features & BACKEND_HAS_PARTS) != 0;
 }
 
 /* Bytes of a block on this device. */

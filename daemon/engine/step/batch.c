@@ -80,7 +80,12 @@ static uint32_t visible_tokens(const struct pool *p, const struct item *it)
     const uint32_t end = it->pos + it->n_tokens, n = it->task->n_chosen;
     if (n > 0 && n < end / p->config.block_tokens)
         return n * p->config.block_tokens;
-    return (uint32_t)(layer_keys_seen(l, &p->config, it->pos + it->n_tokens - 1, 1) / heads);
+    const struct backend_item last = {.flags = it->ahead > 0 ? BACKEND_FULL : 0,
+                                      .pos = end - 1,
+                                      .n_tokens = 1,
+                                      .key_base = it->key_base,
+                                      .ahead = it->ahead};
+    return (uint32_t)(layer_keys_seen(l, &p->config, &last) / heads);
 }
 
 enum taken { TAKEN, NOT_TAKEN, BATCH_IS_FULL }; /* not taken: failed or deferred */
@@ -182,6 +187,8 @@ static struct backend_item device_item(struct engine *e, const struct item *it)
         .nodes = it->nodes,
         .lists = it->lists,
         .n_chosen = t->n_chosen,
+        .key_base = it->key_base,
+        .ahead = it->ahead,
     };
     if (t->flags & WIRE_STEP_APPEND) {
         d.flags |= BACKEND_APPEND;
@@ -238,7 +245,7 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
         return r;
     if (t->flags & WIRE_STEP_APPEND) {
         /* reserved */
-    } else if (kv_seq_sees(e->env.kv, (kv_seq_id){it->seq}, it->pos) != ATTN_OK) {
+    } else if (kv_seq_sees(e->env.kv, (kv_seq_id){it->seq}, it->pos + it->ahead) != ATTN_OK) {
         return cannot_take(e, it, ATTN_EINVAL);
     } else if (kv_seq_materialize(e->env.kv, (kv_seq_id){it->seq}, &b->pool->fx) != ATTN_OK) {
         return BATCH_IS_FULL; /* full of patches; an empty batch has room for any table row */

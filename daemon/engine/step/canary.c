@@ -104,7 +104,8 @@ static struct visible seen_of(const struct canary *c)
 {
     if (c->spec.n_branches > 0)
         return (struct visible){.end = c->n_keys};
-    return layer_visible(&c->spec, (struct stripes){0}, 0, (struct branch){0}, c->pos, c->n_keys);
+    const struct backend_item last = {.pos = c->pos, .n_tokens = 1};
+    return layer_visible(&c->spec, (struct stripes){0}, &last, (struct branch){0}, 0);
 }
 
 bool canary_sees_block(const struct canary *c, uint32_t i)

@@ -153,7 +153,8 @@ static bool is_suitable(const struct engine *e, const struct item *it)
     const struct request *req = it->task->req;
     bool is_shared = req->transport->label == STATS_SHM && e->env.tenants != NULL;
     return (it->task->flags & WIRE_STEP_ATTEND) && it->nodes == NULL && it->lists.starts == NULL &&
-           it->task->n_chosen == 0 && req->bell == NULL && !is_shared;
+           it->task->n_chosen == 0 && it->key_base == 0 && it->ahead == 0 && req->bell == NULL &&
+           !is_shared;
 }
 
 /* Blocks that a window has let go may be written to by a move at this moment. */

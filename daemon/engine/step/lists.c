@@ -168,14 +168,17 @@ attn_status lists_make(const struct engine *e, struct task *t, char *why, size_t
         struct item *it = &t->items[i];
         const bool is_here = it->state != ITEM_DONE &&
                              (uint64_t)it->pos + it->n_tokens <= e->env.cfg->max_seq_tokens;
+        const struct backend_item d = {.flags = t->flags & WIRE_STEP_FULL ? BACKEND_FULL : 0,
+                                       .pos = it->pos,
+                                       .n_tokens = it->n_tokens,
+                                       .key_base = it->key_base,
+                                       .ahead = it->ahead};
         it->lists = (struct backend_lists){.starts = l.starts, .tokens = l.tokens};
         for (uint32_t k = 0; k < it->n_tokens && st == ATTN_OK; k++) {
             *l.starts++ = (uint32_t)l.n;
-            q.pos = it->pos + k;
+            q.pos = it->pos + it->ahead + k;
             q.row = it->row + k;
-            q.sees = layer_visible(q.layer, (struct stripes){0},
-                                   t->flags & WIRE_STEP_FULL ? BACKEND_FULL : 0, (struct branch){0},
-                                   q.pos, it->pos + it->n_tokens);
+            q.sees = layer_visible(q.layer, (struct stripes){0}, &d, (struct branch){0}, k);
             if (is_here)
                 st = list_add(&l, &q, indices + q.row * s->n_indices, s->n_indices, why, why_bytes);
         }

@@ -30,11 +30,12 @@ static attn_status check_layers(const Attnd__Plan *h, const struct pool *p, char
                  i, h->layers[i], p->config.num_layers);
         return ATTN_EINVAL;
     }
-    if (h->step->flags & (WIRE_STEP_TREE | WIRE_STEP_FULL | WIRE_STEP_SPARSE | WIRE_STEP_CHOOSE)) {
+    if (h->step->flags &
+        (WIRE_STEP_TREE | WIRE_STEP_FULL | WIRE_STEP_SPARSE | WIRE_STEP_CHOOSE | WIRE_STEP_PART)) {
         snprintf(why, why_bytes,
                  "plan.step.flags is 0x%" PRIx32
-                 ": a lane's steps have no trees, are not full, not sparse and "
-                 "choose no blocks",
+                 ": a lane's steps have no trees, are not full, not sparse, "
+                 "choose no blocks and are not of parts",
                  h->step->flags);
         return ATTN_ENOTSUP;
     }

@@ -50,7 +50,7 @@ attn_status step_check_seq(const struct engine *e, const Attnd__Step *s, uint32_
                  pool_handle(e, pool_of_kv(e, info->pool)), s->pool);
         return ATTN_EINVAL;
     }
-    if ((uint64_t)pos + n_tokens > e->env.cfg->max_seq_tokens) {
+    if (s->n_n_keys == 0 && (uint64_t)pos + n_tokens > e->env.cfg->max_seq_tokens) {
         snprintf(why, why_bytes,
                  "pos %" PRIu32 " + n_tokens %" PRIu32 " passes the limit of %" PRIu32
                  " tokens per sequence (cache.max_seq_tokens)",
@@ -64,6 +64,14 @@ attn_status step_check_pos(const Attnd__Step *s, uint32_t i, uint32_t layer, uin
                            char *why, size_t why_bytes)
 {
     uint32_t pos = s->pos[i], n_tokens = s->n_tokens[i];
+    if (s->n_n_keys > 0 && s->n_keys[i] > len) {
+        snprintf(why, why_bytes,
+                 "n_keys is %" PRIu32 ", layer %" PRIu32 " of the part has %" PRIu32 " tokens",
+                 s->n_keys[i], layer, len);
+        return ATTN_EINVAL;
+    }
+    if (s->n_n_keys > 0)
+        return ATTN_OK;
     if ((s->flags & WIRE_STEP_APPEND) && pos > len) {
         snprintf(why, why_bytes, "pos is %" PRIu32 ", layer %" PRIu32 " has %" PRIu32 " tokens",
                  pos, layer, len);
@@ -275,6 +283,72 @@ static attn_status check_full(const Attnd__Step *s, const struct pool *p, char *
     return ATTN_ENOTSUP;
 }
 
+/* Whether what the queries of an item see depends on where its part begins, or on how far they are
+ * behind it. */
+static bool needs_base(const struct attn_layer_spec *l)
+{
+    return l->sink_logits != NULL || (l->window_tokens > 0 && l->sink_tokens > 0);
+}
+static bool needs_ahead(const struct attn_layer_spec *l)
+{
+    return l->window_tokens > 0 || l->alibi_slopes != NULL || l->n_branches > 0;
+}
+
+static attn_status check_part(const Attnd__Step *s, uint32_t i, const struct attn_layer_spec *l,
+                              char *why, size_t why_bytes)
+{
+    const uint64_t end = (uint64_t)s->key_base[i] + s->pos[i] + s->n_tokens[i];
+    if (end > INT32_MAX) {
+        snprintf(why, why_bytes,
+                 "step.key_base[%" PRIu32 "] %" PRIu32 " + pos %" PRIu32 " + n_tokens %" PRIu32
+                 " pass %d tokens",
+                 i, s->key_base[i], s->pos[i], s->n_tokens[i], INT32_MAX);
+        return ATTN_EINVAL;
+    }
+    for (uint32_t k = 0; k < l->n_branches; k++) {
+        if (s->key_base[i] % l->branches[k].segment_tokens == 0)
+            continue;
+        snprintf(why, why_bytes,
+                 "step.key_base[%" PRIu32 "] is %" PRIu32 ", layer %" PRIu32
+                 " has segments of %" PRIu32 " tokens (branch_segment_tokens): parts are to begin "
+                 "with one",
+                 i, s->key_base[i], s->layer, l->branches[k].segment_tokens);
+        return ATTN_ENOTSUP;
+    }
+    if (s->n_n_keys > 0 && (s->n_keys[i] < s->n_tokens[i] || s->n_keys[i] > s->pos[i])) {
+        snprintf(why, why_bytes,
+                 "step.n_keys[%" PRIu32 "] is %" PRIu32 ", must be n_tokens %" PRIu32
+                 " at least, and pos %" PRIu32 " at most",
+                 i, s->n_keys[i], s->n_tokens[i], s->pos[i]);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+/* Checks the items of a step of parts, and whether its layer may have any. */
+static attn_status check_parts(const Attnd__Step *s, const struct pool *p, char *why,
+                               size_t why_bytes)
+{
+    const struct attn_layer_spec *l = &p->config.layers[s->layer];
+    for (uint32_t i = 0; i < s->n_seq; i++) {
+        attn_status st = check_part(s, i, l, why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+    }
+    if (p->has_parts || (!needs_base(l) && !(s->n_n_keys > 0 && needs_ahead(l))))
+        return ATTN_OK;
+    snprintf(why, why_bytes,
+             "step.key_base: layer %" PRIu32 " has %s, and the backend of pool %s has no parts of "
+             "sequences",
+             s->layer,
+             l->window_tokens > 0      ? "a window (window_tokens)"
+             : l->alibi_slopes != NULL ? "ALiBi (alibi_slopes)"
+             : l->sink_logits != NULL  ? "sink logits (sink_logits)"
+                                       : "branches (branch_rates)",
+             p->spec.wire->name);
+    return ATTN_ENOTSUP;
+}
+
 /* Checks everything about a step that does not depend on its sequences. */
 static attn_status step_check(struct engine *e, const struct request *req, struct pool *p,
                               struct wire_step_layout *out, char *why, size_t why_bytes)
@@ -283,7 +357,9 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
     attn_status st = step_check_shape(e, s, p, out, why, why_bytes);
     if (st == ATTN_OK && (s->flags & WIRE_STEP_TREE))
         st = check_trees(s, p, out->n_tokens, why, why_bytes);
-    if (st == ATTN_OK && (s->flags & WIRE_STEP_FULL))
+    if (st == ATTN_OK && (s->flags & WIRE_STEP_PART))
+        st = check_parts(s, p, why, why_bytes);
+    else if (st == ATTN_OK && (s->flags & WIRE_STEP_FULL))
         st = check_full(s, p, why, why_bytes);
     if (st == ATTN_OK && (s->flags & WIRE_STEP_SPARSE))
         st = lists_check(s, p, out->n_tokens, why, why_bytes);
@@ -319,6 +395,7 @@ static attn_status step_items(struct engine *e, struct task *t, char *why, size_
     uint64_t stamp = e->next_stamp++; /* no earlier step has it */
     uint32_t row = 0;
     struct tree_node *nodes = NULL;
+    const struct attn_layer_spec *l = &t->pool->config.layers[t->layer];
     if (s->n_parent > 0) {
         nodes = wire_arena_alloc(&t->req->arena, s->n_parent * sizeof *nodes);
         if (nodes == NULL) {
@@ -329,6 +406,12 @@ static attn_status step_items(struct engine *e, struct task *t, char *why, size_
     for (uint32_t i = 0; i < t->n_items; i++) {
         struct item *it = &t->items[i];
         *it = (struct item){.task = t, .pos = s->pos[i], .n_tokens = s->n_tokens[i], .row = row};
+        if (s->n_key_base > 0 && needs_base(l))
+            it->key_base = s->key_base[i];
+        if (s->n_n_keys > 0) {
+            it->pos = s->n_keys[i] - it->n_tokens;
+            it->ahead = needs_ahead(l) ? s->pos[i] - it->pos : 0;
+        }
         if (nodes != NULL) {
             tree_nodes_of(s->parent + row, it->n_tokens, nodes + row);
             it->nodes = nodes + row;

@@ -24,7 +24,7 @@ enum {
 struct rig_item {
     uint32_t row, layer, pos, n_tokens, flags;
     uint32_t n_listed, first_listed; /* of lists: tokens, and the first of them */
-    uint32_t n_chosen;
+    uint32_t n_chosen, key_base, ahead;
 };
 struct rig_batch {
     uint32_t first_item, n_items, n_patches;
@@ -42,7 +42,7 @@ struct backend {
     bool is_held; /* poll gives nothing back */
     bool is_right; /* outputs are those of a cache of zeros, which block_read gives; else not */
     uint32_t features; /* BACKEND_HAS_... */
-    bool lacks_lists, lacks_choice;
+    bool lacks_lists, lacks_choice, lacks_parts;
     attn_status fail_register; /* of host memory */
     uint32_t n_registered;
     uint64_t launch_ns, batch_ns, item_ns; /* by the engine's clock: to a start; of a batch */
@@ -186,6 +186,7 @@ struct rig_step {
     const int32_t *indices; /* [tokens][n_indices] of a sparse one */
     uint32_t n_indices, index_tokens;
     uint32_t choose_blocks;
+    const uint32_t *key_base, *n_keys; /* of a step of parts */
 };
 uint64_t rig_send_step(struct rig *r, const struct rig_step *s);
 /* One item, append and attend. */

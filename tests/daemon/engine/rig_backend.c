@@ -38,6 +38,7 @@ static void fake_info(const struct backend *b, struct backend_info *out)
                                  .features = b->features | BACKEND_HAS_TREES};
     out->features |= b->lacks_lists ? 0 : BACKEND_HAS_LISTS;
     out->features |= b->lacks_choice ? 0 : BACKEND_HAS_CHOICE;
+    out->features |= b->lacks_parts ? 0 : BACKEND_HAS_PARTS;
 }
 
 static attn_status fake_pool_check(struct backend *b, const struct backend_pool_config *c)
@@ -246,7 +247,9 @@ static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
                                   x->flags,
                                   n,
                                   n > 0 ? x->lists.tokens[x->lists.starts[0]] : 0,
-                                  x->n_chosen};
+                                  x->n_chosen,
+                                  x->key_base,
+                                  x->ahead};
         }
     }
     uint64_t start_ns = rig_now_ns + b->launch_ns;

@@ -228,6 +228,10 @@ uint64_t rig_send_step(struct rig *r, const struct rig_step *s)
     b.n_indices = s->n_indices;
     b.index_tokens = s->index_tokens;
     b.choose_blocks = s->choose_blocks;
+    b.key_base = (uint32_t *)(uintptr_t)s->key_base;
+    b.n_key_base = s->key_base != NULL ? s->n_items : 0;
+    b.n_keys = (uint32_t *)(uintptr_t)s->n_keys;
+    b.n_n_keys = s->n_keys != NULL ? s->n_items : 0;
     h.session = r->session;
     h.timeout_us = s->timeout_us;
     h.body_case = ATTND__REQUEST__BODY_STEP;

@@ -369,7 +369,7 @@ static void a_wrong_step_is_refused_and_changes_nothing(void **state)
         {0, 0, BOTH, 1, 1, {1}, 1, 0, ATTN_ENOTFOUND, "step.pool is 0"},
         {1, 4, BOTH, 1, 1, {1}, 1, 0, ATTN_EINVAL, "step.layer is 4"},
         {1, 0, 0, 1, 1, {1}, 1, 0, ATTN_EINVAL, "flags is 0x0"},
-        {1, 0, 128 | BOTH, 1, 1, {1}, 1, 0, ATTN_EINVAL, "flags is 0x83"},
+        {1, 0, 256 | BOTH, 1, 1, {1}, 1, 0, ATTN_EINVAL, "flags is 0x103"},
         {1, 0, BOTH, 1, 3, {1}, 1, 0, ATTN_EINVAL, "dtype is bf16"},
         {1, 0, BOTH, 1, 1, {1}, 0, 0, ATTN_EINVAL, "n_tokens[0] is 0"},
         {1, 0, BOTH, 1, 1, {1}, 1, 4, ATTN_EINVAL, "payload has"},

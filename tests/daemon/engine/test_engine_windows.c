@@ -236,9 +236,72 @@ static void one_layer_without_a_window_keeps_everything(void **state)
     rig_close(&r);
 }
 
+/* The reply to a query at pos behind n_keys tokens of sequence 1, which is the part from key_base
+ * on. */
+static const Attnd__Reply *attend_behind(uint32_t key_base, uint32_t pos, uint32_t n_keys)
+{
+    static const uint64_t seq = 1;
+    const uint32_t n = 1;
+    struct rig_step s = {.flags = WIRE_STEP_ATTEND | WIRE_STEP_FULL | WIRE_STEP_PART,
+                         .n_items = 1,
+                         .seq = &seq,
+                         .pos = &pos,
+                         .n_tokens = &n,
+                         .key_base = &key_base,
+                         .n_keys = &n_keys};
+    uint64_t id = rig_send_step(&r, &s);
+    rig_run(&r);
+    return rig_answer(&r, id);
+}
+
+static void queries_behind_a_part_see_what_their_windows_reach(void **state)
+{
+    (void)state;
+    begin(64);
+    append(1, 0, 90);
+    append(1, 90, 1); /* frees what no later query of the part sees */
+    const uint32_t far = 1000000; /* more than a sequence may have */
+    assert_int_equal(attend_behind(SINKS - 1, far, 91)->status, ATTN_OK);
+    const struct rig_item *d = &r.backend.items[r.backend.n_items - 1];
+    assert_int_equal(d->flags, BACKEND_ATTEND | BACKEND_FULL);
+    assert_int_equal(d->pos + d->n_tokens, 91);
+    assert_int_equal(d->pos + d->ahead, far);
+    assert_int_equal(d->key_base, SINKS - 1);
+    assert_int_equal(r.engine->batches[0].n_visible, 1); /* the last sink token */
+    assert_int_equal(attend_behind(0, 92, 91)->status, ATTN_OK);
+    assert_int_equal(r.engine->batches[0].n_visible, SINKS + WINDOW - 2);
+    rig_assert_says(attend_behind(0, 93, 92), ATTN_EINVAL, "n_keys is 92, layer 0 of the part has");
+    rig_assert_says(attend_behind(0, 40, 40), ATTN_EINVAL, "sees tokens that are freed");
+    rig_close(&r);
+}
+
+static void lack_parts(struct rig *x)
+{
+    x->backend.lacks_parts = true;
+}
+
+static void a_backend_without_parts_refuses_those_that_need_it_by_name(void **state)
+{
+    (void)state;
+    rig_open(&r, lack_parts);
+    assert_int_equal(rig_open_seq(&r, 1), ATTN_OK);
+    append(1, 0, 9);
+    assert_int_equal(attend_behind(77, 20, 9)->status, ATTN_OK); /* sees all, wherever it is */
+    assert_int_equal(rig_close_seq(&r, 1, rig_epoch(&r, 1)), ATTN_OK);
+    r.pool = rig_pool_of_windows(&r, "windows", 16, WINDOW, SINKS);
+    assert_int_equal(rig_open_seq(&r, 1), ATTN_OK);
+    append(1, 0, 9);
+    rig_assert_says(attend_behind(77, 20, 9), ATTN_ENOTSUP,
+                    "step.key_base: layer 0 has a window (window_tokens), and the backend of pool "
+                    "windows has no parts");
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(queries_behind_a_part_see_what_their_windows_reach),
+        cmocka_unit_test(a_backend_without_parts_refuses_those_that_need_it_by_name),
         cmocka_unit_test(a_sequence_of_any_length_holds_its_window_and_a_block),
         cmocka_unit_test(the_layer_that_is_furthest_back_keeps_its_blocks),
         cmocka_unit_test(what_would_see_freed_tokens_is_refused_by_name),

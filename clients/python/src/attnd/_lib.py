@@ -216,6 +216,13 @@ class Item(Structure):
     ]
 
 
+class Part(Structure):
+    _fields_ = [
+        ("key_base", c_uint32),
+        ("n_keys", c_uint32),
+    ]
+
+
 class Step(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -237,6 +244,7 @@ class Step(Structure):
         ("indices", c_void_p),
         ("index_tokens", c_uint32),
         ("choose_blocks", c_uint32),
+        ("parts", POINTER(Part)),
     ]
 
 

@@ -91,6 +91,7 @@ class Prepared:
         indices: Any = None,
         index_tokens: int = 1,
         choose_blocks: int = 0,
+        parts: Iterable[tuple[int, int]] | None = None,
     ):
         if not isinstance(items, Items):
             items = Items(items)
@@ -126,6 +127,12 @@ class Prepared:
             c.out = point(out, "out", dtype, (n, q_heads, dim_v), True)
         c.is_full = is_full
         c.choose_blocks = whole("choose_blocks", choose_blocks)
+        if parts is not None:
+            rows = [(whole("key_base", base), whole("n_keys", n_keys)) for base, n_keys in parts]
+            if len(rows) != items.n_items:
+                raise ValueError(f"parts has {len(rows)} entries, the step has {items.n_items} items")
+            c.parts = (_lib.Part * max(1, len(rows)))(*rows)
+            keep.append(c.parts)
         if indices is not None:
             shape = tuple(getattr(indices, "shape", ()))
             if len(shape) != 2 or shape[1] == 0:

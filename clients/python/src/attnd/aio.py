@@ -327,6 +327,7 @@ class Pool(_Closing):
         indices: Any = None,
         index_tokens: int = 1,
         choose_blocks: int = 0,
+        parts: Iterable[tuple[int, int]] | None = None,
         timeout: float | None = None,
     ) -> Result:
         """As attnd.Pool.step(). Cancelling the wait leaves the arrays borrowed until the step ends."""
@@ -347,6 +348,7 @@ class Pool(_Closing):
             indices,
             index_tokens,
             choose_blocks,
+            parts,
         )
         loop = asyncio.get_running_loop()
         if loop is not self.client._loop:

@@ -431,6 +431,7 @@ class Pool(Closing, NotPicklable):
         indices: Any = None,
         index_tokens: int = 1,
         choose_blocks: int = 0,
+        parts: Iterable[tuple[int, int]] | None = None,
         timeout: float | None = None,
     ) -> Result:
         """One layer's new tokens of some sequences: appends k and v, then q attends over the cache.
@@ -448,7 +449,14 @@ class Pool(Closing, NotPicklable):
                 is_full  of a step that only attends: every query sees all of [0, pos + n_tokens),
                      as where the rest of its sequence is in another pool or daemon; the caller
                      merges out and lse with those of the rest. Not with windows, ALiBi, sink logits
-                     or branches
+                     or branches, unless with parts
+                parts  of each item, whose sequence is a part of a longer one: (key_base, n_keys).
+                     key_base is the position there of the part's first token, from which the item's
+                     pos counts: sink tokens are the longer one's, sink logits count where it is 0.
+                     With is_full the queries stand behind the part's first n_keys tokens and see
+                     what their windows reach of them: n_tokens <= n_keys <= pos; else n_keys is not
+                     looked at. Split pools and GPUs refuse it where windows, ALiBi, sink logits or
+                     branches need it
                 indices  [T, n] int32, n of any size: each query visits, of the tokens that it
                      sees, those that its row names, and no others: positions in its sequence, those
                      that this step appends included, in any order; -1 names none, and one that is
@@ -487,6 +495,7 @@ class Pool(Closing, NotPicklable):
             indices,
             index_tokens,
             choose_blocks,
+            parts,
         )
         r = new_result()
         with self._inside():
@@ -533,6 +542,7 @@ class Pool(Closing, NotPicklable):
         indices: Any = None,
         index_tokens: int = 1,
         choose_blocks: int = 0,
+        parts: Iterable[tuple[int, int]] | None = None,
         timeout: float | None = None,
     ) -> Step:
         """Sends a step as step() does and returns at once; several may be in flight.
@@ -555,6 +565,7 @@ class Pool(Closing, NotPicklable):
                 indices,
                 index_tokens,
                 choose_blocks,
+                parts,
             )
         )
 
