@@ -25,12 +25,13 @@ def free_ports(n: int) -> list[int]:
 
 
 class Etcd:
-    """hosts  (network namespace or None, address) of each member"""
+    """hosts    (network namespace or None, address) of each member
+    options  of each, as --election-timeout: a lease is 1.5 of them at least, in whole seconds"""
 
-    def __init__(self, directory: pathlib.Path, n: int, hosts=None):
+    def __init__(self, directory: pathlib.Path, n: int, hosts=None, options=()):
         if shutil.which("etcd") is None:
             pytest.skip("etcd is not installed (apt-get install etcd-server)")
-        self._dir = directory
+        self._dir, self._options = directory, list(options)
         self._hosts = hosts or [(None, "127.0.0.1")] * n
         ports = free_ports(2 * n)
         self.clients = [f"http://{a}:{p}" for (_, a), p in zip(self._hosts, ports[:n])]
@@ -60,7 +61,7 @@ class Etcd:
         command += ["--listen-peer-urls", self._peers[i]]
         command += ["--initial-advertise-peer-urls", self._peers[i], "--log-level", "error"]
         cluster = ",".join(f"m{j}={p}" for j, p in enumerate(self._peers))
-        command += ["--initial-cluster", cluster]
+        command += ["--initial-cluster", cluster, *self._options]
         if namespace is not None:
             command = ["ip", "netns", "exec", namespace, *command]
         with open(self._dir / f"m{i}.log", "ab") as log:

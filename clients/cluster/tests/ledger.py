@@ -45,6 +45,10 @@ def rebuild(seq) -> None:
         seq.pool.step(layer, [(seq, first, len(ids))], k=k, v=v)
 
 
+def next_id(ids) -> int:
+    return (ids[-1] * 31 + len(ids)) % VOCAB
+
+
 class Text:
     def __init__(self, pool, ids):
         self.ids = list(map(int, ids))
@@ -65,7 +69,7 @@ class Text:
         """n more tokens, each with its ids known before its layers."""
         for _ in range(n):
             pos = len(self.ids)
-            id = (self.ids[-1] * 31 + pos) % VOCAB
+            id = next_id(self.ids)
             self.seq.set_tokens(pos, [id])
             self.ids.append(id)
             for layer in range(L):
@@ -87,7 +91,7 @@ def decode_together(pool, texts) -> None:
     """One token of each, in one step a layer."""
     at = [len(t.ids) for t in texts]
     for t, pos in zip(texts, at):
-        id = (t.ids[-1] * 31 + pos) % VOCAB
+        id = next_id(t.ids)
         t.seq.set_tokens(pos, [id])
         t.ids.append(id)
     items = pool.items((t.seq, pos, 1) for t, pos in zip(texts, at))

@@ -293,6 +293,7 @@ def test_sigterm_sends_every_sequence_away_whole(hosts, members, gone):
             out = target.step(1, [(moved, 19 + i, 1)], q=q).out
             assert np.array_equal(out, want[i])
             moved.close()
+        await_("that it is said to be gone", lambda: gone)  # no member a moment before
         assert [m.moved_to for m in gone] == [("b",)]
         # an empty daemon that left in order is no dead one when it comes back
         a.start_agent()

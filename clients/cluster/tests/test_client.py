@@ -391,6 +391,25 @@ def test_a_sequence_is_placed_though_all_that_were_asked_are_gone_when_it_is_ope
     t.verify()
 
 
+def test_a_host_is_of_one_registration(cluster):
+    cluster.start("a")
+    client = cluster.connect()
+    hosts, first = client.hosts, client.members.now()["a"]
+    host = client.host(first)
+    again = first._replace(registration="again", was=())
+    other = client.host(again)  # seen before what came first is said to be gone
+    assert other is not host and not host.is_gone
+    hosts.end(first)
+    assert host.is_gone and not other.is_gone
+    assert client.host(again) is other
+    assert client.host(first).is_gone  # for who has listed members before
+    back = again._replace(registration="back", was=("again",))
+    assert client.host(back) is other and client.host(again) is other
+    assert hosts.all() == [other]
+    hosts.end(back)
+    assert other.is_gone and hosts.all() == [] and client.host(again).is_gone
+
+
 def test_a_member_that_does_not_answer_is_not_waited_for_by_each_that_opens(cluster, monkeypatch):
     cluster.start("a", "b")
     client = cluster.connect(connect_timeout=2)

@@ -6,6 +6,7 @@ has declared gone ends with HostGone, not by its time-out.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import logging
 import threading
@@ -20,6 +21,7 @@ from .keys import Member
 
 _T = TypeVar("_T")
 _POLL_SECONDS = 0.02
+_MAX_ENDED = 1024
 _PAUSE_SECONDS = 1.0  # after a connection that was not made: who comes meanwhile is told so at once
 log = logging.getLogger("attnd.cluster")
 
@@ -172,32 +174,45 @@ class Host:
 
 
 class Hosts:
-    """Of all members. Hosts of members that are gone end themselves."""
+    """Of all members, by registration: what is on its way to one that is gone does not touch the one
+    that came in its place. Hosts of members that are gone end themselves."""
 
     def __init__(self, options: dict[str, Any], connect_timeout: float):
         self._options, self._connect_timeout = options, connect_timeout
         self._lock = threading.Lock()
-        self._hosts: dict[str, Host] = {}
+        self._hosts: dict[str, Host] = {}  # of one that goes on with earlier ones, by each of them
+        self._ended: collections.deque[str] = collections.deque(maxlen=_MAX_ENDED)
+
+    @staticmethod
+    def _keys(member: Member) -> list[str]:
+        return [r or f"static {member.name}" for r in (member.registration, *member.was)]
 
     def of(self, member: Member) -> Host:
+        """One that is gone where the member is: who asks knew it before."""
         with self._lock:
-            host = self._hosts.get(member.name)
+            host = next((h for k in self._keys(member) if (h := self._hosts.get(k))), None)
             if host is None or host.is_gone or host.member.url != member.url:
                 host = Host(member, self._options, self._connect_timeout)
-                self._hosts[member.name] = host
+                if member.registration in self._ended:
+                    host.end()
+                    return host
+            for key in self._keys(member):
+                self._hosts[key] = host
             host.member = member
             return host
 
     def end(self, member: Member) -> None:
         with self._lock:
-            host = self._hosts.pop(member.name, None)
-        if host is not None:
-            host.member = member  # as it was last: where its sequences went
-            host.end()
+            ended = [self._hosts.pop(key, None) for key in self._keys(member)]
+            self._ended.extend(r for r in (member.registration, *member.was) if r)
+        for host in ended:
+            if host is not None:
+                host.member = member  # as it was last: where its sequences went
+                host.end()
 
     def all(self) -> list[Host]:
         with self._lock:
-            return list(self._hosts.values())
+            return list(set(self._hosts.values()))
 
     def close(self) -> None:
         for host in self.all():
