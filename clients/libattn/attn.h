@@ -201,9 +201,10 @@ ATTN_API attn_status attn_client_kill_seq(attn_client *c, const char *tenant, ui
  * ATTN_ENOTFOUND. */
 ATTN_API attn_status attn_client_retire_seq(attn_client *c, const char *tenant, uint64_t seq,
                                             uint64_t timeout_us);
-/* Lets a daemon with engine.fence serve appends for that long from now on. ATTN_EINVAL: it has no
- * fence. */
-ATTN_API attn_status attn_client_fence(attn_client *c, uint64_t timeout_us);
+/* Lets a daemon with engine.fence serve appends for that long from since_ns on, by CLOCK_MONOTONIC
+ * of this host; 0: from now on. Who decides by a clock whether it may is to say when it looked: it
+ * may have waited since. ATTN_EINVAL: it has no fence. */
+ATTN_API attn_status attn_client_fence(attn_client *c, uint64_t since_ns, uint64_t timeout_us);
 /* Moves a sequence, named as above, to another of the daemon's cards while it is used; it may be
  * there already. Returns when it has arrived.
  * Errors   ATTN_EOVERLOAD another sequence is being moved, or this one is never idle;

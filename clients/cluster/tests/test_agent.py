@@ -345,3 +345,34 @@ def test_wrong_options_are_named(options, named, capsys):
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
     assert e.value.code in (2, 78) and named in capsys.readouterr().err
+
+
+def test_in_strict_mode_a_fence_and_its_lease_are_of_one_look_at_the_clock(etcd1, monkeypatch):
+    """However long the agent waits in between: the lease does not end before the fence, also where a
+    daemon is silent whose requests arrive."""
+    options = ["--registry", etcd1.url, "--url", "tcp://127.0.0.1:1", "--http", "127.0.0.1:0"]
+    a = agent.Agent(agent.arguments([*options, "--fence", "2"]))
+    ended, sent, now = [], [], [1000.0]
+    try:
+        a._lease = type("ALease", (Lease,), {"end": lambda self, timeout: ended.append(now[0])})()
+        monkeypatch.setattr(agent.time, "monotonic", lambda: now[0])
+
+        def fence(since):
+            now[0] += 1.9  # it gets no time
+            sent.append(since)
+
+        monkeypatch.setattr(a._daemon, "fence", fence)
+        a._kept_at = 999.0
+        a._renew_fence()
+        assert sent == [1000.0]  # 3 s of lease, kept a second ago
+        a._renew_fence()
+        assert sent == [1000.0]
+        a._let_go()
+        assert a._lease is not None and ended == []
+        now[0] = 1002.0
+        a._let_go()
+        assert a._lease is None and ended == [1002.0]
+    finally:
+        monkeypatch.undo()
+        a._registry.close()
+        a._members.close()

@@ -96,11 +96,11 @@ attn_status attn_client_retire_seq(attn_client *c, const char *tenant, uint64_t 
     return client_call(c, &req, timeout_us, NULL, NULL);
 }
 
-attn_status attn_client_fence(attn_client *c, uint64_t timeout_us)
+attn_status attn_client_fence(attn_client *c, uint64_t since_ns, uint64_t timeout_us)
 {
     Attnd__Request req = ATTND__REQUEST__INIT;
     Attnd__Fence fence = ATTND__FENCE__INIT;
-    fence.sent_ns = attn_now_ns();
+    fence.sent_ns = since_ns == 0 ? attn_now_ns() : since_ns;
     req.body_case = ATTND__REQUEST__BODY_FENCE;
     req.fence = &fence;
     return client_call(c, &req, timeout_us, NULL, NULL);

@@ -1,6 +1,7 @@
 """Sequences in files and between daemons, by Python at real daemons."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -185,7 +186,11 @@ def test_appends_are_fenced_without_an_operators_word():
         with pool.open() as seq:
             with pytest.raises(attnd.FencedError, match=r"engine\.fence"):
                 pool.step(0, [(seq, 0, 1)], None, *np.ones((2, 1, 2, 32), "f4"), timeout=0.2)
-            client.fence()
+            client.fence(since=time.monotonic() - 3601)  # who looked so long ago allows nothing
+            with pytest.raises(attnd.FencedError, match=r"engine\.fence"):
+                pool.step(0, [(seq, 0, 1)], None, *np.ones((2, 1, 2, 32), "f4"), timeout=0.2)
+            client.fence(since=time.monotonic() - 3000)
             append(pool, seq, 0, 20)
+            client.fence()
             seq.adopt()
             assert seq.layer_len == (20, 20)

@@ -81,7 +81,7 @@ class Agent:
         self._registration = ""
         self._was: tuple[str, ...] = ()
         self._told: Member | None = None
-        self._told_at = self._kept_at = float("-inf")
+        self._told_at = self._kept_at = self._fenced_at = float("-inf")
         self._is_registry_there = False
         self._beat = time.monotonic()
         self._ends = threading.Event()
@@ -153,6 +153,8 @@ class Agent:
         """Of a daemon that does not answer, so that nobody waits for it."""
         if self._lease is None:
             return
+        if self._fenced_for() > 0:
+            return  # it may be only its answers that do not come
         log.error("the daemon is silent for %.1f s: unregistered", self._daemon.silent_for())
         self._lease.end(self.options.ttl / 3)
         self._lease = None
@@ -199,9 +201,15 @@ class Agent:
 
     def _renew_fence(self) -> None:
         """Strict mode: the daemon appends only while its lease can't have ended."""
+        fence, now = self.options.fence, time.monotonic()
+        if fence is not None and now + fence <= self._kept_at + self.options.ttl:
+            self._fenced_at = now  # whether or not it is answered
+            self._daemon.fence(now)
+
+    def _fenced_for(self) -> float:
+        """Seconds for which the daemon may still append in strict mode; else 0."""
         fence = self.options.fence
-        if fence is not None and time.monotonic() + fence <= self._kept_at + self.options.ttl:
-            self._daemon.fence()
+        return 0.0 if fence is None else max(0.0, self._fenced_at + fence - time.monotonic())
 
     def _goes_on_with(self, was: str, timeout: float) -> bool:
         """What was registered before, by this agent or another, goes on under the new registration;
@@ -285,7 +293,9 @@ class Agent:
         if self._lease is not None:
             try:
                 self._tell(self.options.ttl)  # where all went, for who comes later
-                if is_empty:
+                if not is_empty:
+                    time.sleep(self._fenced_for())
+                else:
                     self._registry.delete(INCARNATIONS + self.options.name, self.options.ttl)
                 self._lease.end(self.options.ttl)
             except (RegistryLost, LeaseGone) as e:

@@ -121,9 +121,9 @@ class LocalDaemon:
         """A page of a list. Raises AttndError."""
         return self._ask(lambda client: client.inspect(topic, after))
 
-    def fence(self) -> None:
-        """Lets it append for engine.fence from now on. Raises AttndError."""
-        self._ask(lambda client: client.fence())
+    def fence(self, since: float) -> None:
+        """Lets it append for engine.fence from then on, by time.monotonic(). Raises AttndError."""
+        self._ask(lambda client: client.fence(since=since))
 
     def retire(self) -> int:
         """Frees every sequence, since this daemon was declared dead while it had them: they are made

@@ -352,7 +352,7 @@ _FUNCTIONS = {
     "attn_client_ping": (c_int, [c_void_p, c_uint64, POINTER(c_uint64)]),
     "attn_client_stats": (c_int, [c_void_p, c_uint64, POINTER(c_void_p)]),
     "attn_client_drain": (c_int, [c_void_p, c_uint64, c_uint64]),
-    "attn_client_fence": (c_int, [c_void_p, c_uint64]),
+    "attn_client_fence": (c_int, [c_void_p, c_uint64, c_uint64]),
     "attn_client_retire_seq": (c_int, [c_void_p, c_char_p, c_uint64, c_uint64]),
     "attn_client_kill_seq": (c_int, [c_void_p, c_char_p, c_uint64, c_uint64]),
     "attn_client_reload": (c_int, [c_void_p, c_uint64, POINTER(c_void_p)]),

@@ -389,12 +389,14 @@ class Client(Closing, NotPicklable):
             guard=self._guard,
         )
 
-    def fence(self, *, timeout: float | None = None) -> None:
-        """Lets a daemon with engine.fence serve appends for that long from now on. For
-        operators."""
+    def fence(self, *, since: float | None = None, timeout: float | None = None) -> None:
+        """Lets a daemon with engine.fence serve appends for that long from since on, a
+        time.monotonic() of this host; by default from now on. For operators."""
         us = timeout_us(timeout)
+        since_ns = 0 if since is None else whole("since", int(since * 1e9), U64_MAX)
         interruptible(
-            lambda: check(self._lib.attn_client_fence(self._handle, us)), guard=self._guard
+            lambda: check(self._lib.attn_client_fence(self._handle, since_ns, us)),
+            guard=self._guard,
         )
 
     def move(self, seq_id: int, to: Pool, *, timeout: float | None = None) -> Sequence:
