@@ -1,7 +1,7 @@
 """Old handles never append: links between workers, daemons, agents and etcd are cut, daemons and
 agents stopped and killed, thousands of times (old_handles.py says how, and what is checked).
 
-CLUSTER_CUTS is the number of cuts (60), CLUSTER_GROUPS of clusters of eight daemons that share an etcd
+CLUSTER_CUTS is the number of cuts (40), CLUSTER_GROUPS of clusters of eight daemons that share an etcd
 (1); CLUSTER_SEED repeats a choice of cuts.
 """
 
@@ -16,7 +16,7 @@ import pytest
 from conftest import HERE
 from etcd import Etcd
 
-CUTS = int(os.environ.get("CLUSTER_CUTS", 60))
+CUTS = int(os.environ.get("CLUSTER_CUTS", 40))
 GROUPS = int(os.environ.get("CLUSTER_GROUPS", 1))
 OF_A_SECOND = ("--heartbeat-interval", "50", "--election-timeout", "500")  # leases, at least
 SEED = int(os.environ.get("CLUSTER_SEED", random.randrange(1 << 30)))
