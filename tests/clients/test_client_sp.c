@@ -333,6 +333,40 @@ static void nothing_waits_for_a_large_message_beside(void **state)
     close(beside);
 }
 
+/* All that has come. */
+static size_t come(int fd)
+{
+    static uint8_t bytes[1 << 20];
+    size_t n = 0;
+    for (ssize_t k; (k = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT)) > 0;)
+        n += (size_t)k;
+    return n;
+}
+
+/* The thread that receives has the others' messages, too: it goes on with one beside in slices. */
+static void a_large_message_beside_is_written_in_slices(void **state)
+{
+    struct fixture *f = *state;
+    struct client_message m;
+    enum { N = 16 << 20, SLICE = 64 << 10 }; /* more than a socket holds */
+    connect_peer(f);
+    int beside = connect_beside(f, 5);
+    send_filled(f, 77, N, true);
+    size_t n = come(beside), n_turns = 0;
+    assert_in_range(n, 1, N - 2 * SLICE); /* what the socket took */
+    for (; n < N + 13; n_turns++) {
+        assert_false(ops->recv(f->t, &m));
+        size_t more = come(beside);
+        assert_in_range(more, 1, SLICE);
+        n += more;
+        if (n < N + 13)
+            ops->wait(f->t, PATIENCE_NS); /* it is woken for the next */
+    }
+    assert_int_equal(n, N + 13);
+    assert_true(n_turns > 8);
+    close(beside);
+}
+
 static void a_connection_beside_that_is_lost_is_made_when_it_is_needed(void **state)
 {
     struct fixture *f = *state;
@@ -608,6 +642,7 @@ int main(void)
         T(a_large_message_is_read_and_written_in_pieces),
         T(a_connection_that_ends_in_a_message_is_made_anew),
         T(nothing_waits_for_a_large_message_beside),
+        T(a_large_message_beside_is_written_in_slices),
         T(a_connection_beside_that_is_lost_is_made_when_it_is_needed),
         T(bytes_outside_the_protocol_end_the_connection),
         T(a_peer_of_another_protocol_is_named),

@@ -9,8 +9,8 @@
  * a forked process can open clients of its own.
  *
  * Large messages that may go beside others have a second connection, so that these wait neither for
- * their bytes nor for their encryption. Answers that come over it are read in slices, between which
- * the first one is looked at.
+ * their bytes nor for their encryption. What the receiving thread writes and reads of it goes in
+ * slices, between which the first one is looked at.
  */
 #include <errno.h>
 #include <sched.h>
@@ -30,7 +30,7 @@
 #define SP_MIN_SPIN_NS 5000u
 #define SP_LOOK_NS 1000000u /* between looks at a lookup, which wakes nobody */
 #define SP_POLITE_NS 20000u /* spinning for longer lets others run in between */
-#define SP_SLICE_BYTES (64u << 10) /* of a large answer beside, before others are looked for */
+#define SP_SLICE_BYTES (64u << 10) /* beside, before others are looked for */
 
 /* ---- sending and receiving ---- */
 
@@ -40,13 +40,13 @@ static bool connection_send(struct sp *sp, uint32_t id, void *message)
         return false;
     pthread_mutex_lock(&sp->lock);
     bool had_rest = sp->out != NULL;
-    bool is_taken = sp->socket >= 0 && (!had_rest || sp_message_write_locked(sp));
+    bool is_taken = sp->socket >= 0 && (!had_rest || sp_message_write_locked(sp, SIZE_MAX));
     if (is_taken) {
         sp->has_sent = true;
         sp->out = (struct sp_message *)message - 1;
         sp->out_at = 0;
         sp_message_put_head(sp, sp->out->bytes, id);
-        bool has_rest = !sp_message_write_locked(sp);
+        bool has_rest = !sp_message_write_locked(sp, SIZE_MAX);
         if (has_rest != had_rest)
             sp_watch(sp, EPOLL_CTL_MOD, has_rest);
     }
@@ -70,10 +70,10 @@ static bool sp_send(struct client_transport *t, uint32_t id, void *message, bool
     return connection_send(sp, id, message);
 }
 
-static void send_rest(struct sp *sp)
+static void send_rest(struct sp *sp, size_t max)
 {
     pthread_mutex_lock(&sp->lock);
-    if (sp->out != NULL && sp_message_write_locked(sp))
+    if (sp->out != NULL && sp_message_write_locked(sp, max))
         sp_watch(sp, EPOLL_CTL_MOD, false);
     pthread_mutex_unlock(&sp->lock);
 }
@@ -92,7 +92,7 @@ static bool connection_recv(struct sp *sp, size_t max, bool *out_has_more,
     sp_connect_on(sp);
     if (sp->state != SP_READY)
         return false;
-    send_rest(sp);
+    send_rest(sp, max);
     if (!sp_message_read(sp, max, out_has_more))
         return false;
     *out_m = (struct client_message){.base = sp->in + 1, .bytes = sp->in->bytes, .id = sp->in_id};

@@ -102,7 +102,8 @@ void sp_memory_end(struct sp_memory *sm, bool is_ours);
 bool sp_message_read(struct sp *sp, size_t max, bool *out_has_more);
 /* sp->out has this head. */
 void sp_message_put_head(struct sp *sp, size_t message_bytes, uint32_t id);
-/* Writes of sp->out what the socket takes. true: all of it. Under the lock. */
-bool sp_message_write_locked(struct sp *sp);
+/* Writes of sp->out what the socket takes, at most max bytes (more than a head). true: all of it
+ * is written. Under the lock. */
+bool sp_message_write_locked(struct sp *sp, size_t max);
 
 #endif

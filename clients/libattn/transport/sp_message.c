@@ -95,15 +95,17 @@ static bool read_body(struct sp *sp, size_t max, bool *out_has_more)
     return true;
 }
 
-bool sp_message_write_locked(struct sp *sp)
+bool sp_message_write_locked(struct sp *sp, size_t max)
 {
     struct sp_message *m = sp->out;
     size_t head_bytes = SP_HEAD_BYTES - !sp->address.is_ipc;
-    while (sp->out_at < head_bytes + m->bytes) {
+    const size_t end =
+        max < head_bytes + m->bytes - sp->out_at ? sp->out_at + max : head_bytes + m->bytes;
+    while (sp->out_at < end) {
         size_t at = sp->out_at < head_bytes ? sp->out_at : head_bytes;
         size_t body_at = sp->out_at - at;
         struct iovec iov[2] = {{sp->out_head + at, head_bytes - at},
-                               {(uint8_t *)(m + 1) + body_at, m->bytes - body_at}};
+                               {(uint8_t *)(m + 1) + body_at, end - head_bytes - body_at}};
         struct msghdr hdr = {.msg_iov = iov, .msg_iovlen = 2};
         ssize_t n = sp->secure != NULL ? secure_send(sp->secure, sp->socket, iov, 2)
                                        : sendmsg(sp->socket, &hdr, MSG_NOSIGNAL);
@@ -113,6 +115,8 @@ bool sp_message_write_locked(struct sp *sp)
             return false; /* full; or broken, which the receiving thread learns from epoll */
         sp->out_at += (size_t)n;
     }
+    if (end < head_bytes + m->bytes)
+        return false;
     if (sp->secure != NULL && !secure_flush(sp->secure, sp->socket))
         return false;
     sp_message_free(sp->memory, m);
