@@ -1,6 +1,5 @@
-/* attend_matrix.cuh: attention on tensor cores for what no other kernel computes: up to 16 query
- * rows of a kv head, and quantised K and V; on HIP all of bf16 and f16. Tiles as in
- * FlashAttention-2 (Dao, 2023): S = Q K^T and O += P V by 16 x 16 tiles of 16-bit products, S and P
+/* attend_matrix.cuh: attention on tensor cores for what no other kernel computes: quantised K and V;
+ * on HIP all of bf16 and f16. Tiles as in FlashAttention-2 (Dao, 2023): S = Q K^T and O += P V by 16 x 16 tiles of 16-bit products, S and P
  * stay in registers.
  *
  * A thread block takes 16 * row_warps query rows (token x head of a group) of one kv head and one
@@ -530,11 +529,12 @@ int with_dim(const gpu_attend *a, Use use)
 template <bool is_bf16, class Use> int with_config(const gpu_attend *a, Use use)
 {
     int code = 0;
-    if (!a || (!a->kv.is_quantised && a->rows_per_unit == 16))
-        code = with_dim<is_bf16, false, 1>(a, use);
-    if constexpr (!has_rows_kernels)
+    if constexpr (!has_rows_kernels) {
+        if (!a || (!a->kv.is_quantised && a->rows_per_unit == 16))
+            code = with_dim<is_bf16, false, 1>(a, use);
         if (!code && (!a || (!a->kv.is_quantised && a->rows_per_unit == 64)))
             code = with_dim<is_bf16, false, 4>(a, use);
+    }
     if (!code && (!a || (a->kv.is_quantised && a->rows_per_unit == 16)))
         code = with_dim<is_bf16, true, 1>(a, use);
     if (!code && (!a || (a->kv.is_quantised && a->rows_per_unit == 64)))
@@ -570,11 +570,11 @@ int codes_init();
 bool codes_fit(const gpu_attend *a);
 int codes_launch(const gpu_attend *a, void *stream, bool chained);
 
-/* attend_rows.cuh: more than 16 query rows that are not quantised, where has_rows_kernels. A thread
- * block of so many rows fits a device whose thread blocks may have so much shared memory. */
+/* attend_rows.cuh: K and V that are not quantised, where has_rows_kernels. rows_blocks: as
+ * gpu_attend_matrix_blocks. */
 int rows_init_bf16(uint32_t shared_bytes);
 int rows_init_f16(uint32_t shared_bytes);
-bool rows_fit(const gpu_kv &kv, uint32_t rows, uint32_t shared_bytes);
+uint32_t rows_blocks(const gpu_kv &kv, uint32_t rows, uint32_t shared_bytes);
 int rows_launch_bf16(const gpu_attend *a, void *stream, bool chained);
 int rows_launch_f16(const gpu_attend *a, void *stream, bool chained);
 

@@ -29,11 +29,11 @@ bool gpu_attend_matrix_takes(const struct gpu_kv *kv, uint64_t rows)
     return kv->q_dtype != ATTN_F32 || (rows > 16 && gpu::f32_fits(*kv));
 }
 
-bool gpu_attend_matrix_has(const struct gpu_kv *kv, uint32_t rows, uint32_t shared_bytes)
+uint32_t gpu_attend_matrix_blocks(const struct gpu_kv *kv, uint32_t rows, uint32_t shared_bytes)
 {
     if constexpr (gpu::has_rows_kernels)
-        return gpu::rows_fit(*kv, rows, shared_bytes);
-    return false;
+        return gpu::rows_blocks(*kv, rows, shared_bytes);
+    return 0;
 }
 
 int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chained)
@@ -43,7 +43,7 @@ int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chain
     if (a->kv.q_dtype == ATTN_F32)
         return gpu::f32_launch(a, stream, chained != 0);
     if constexpr (gpu::has_rows_kernels)
-        if (!a->kv.is_quantised && a->rows_per_unit > 16)
+        if (!a->kv.is_quantised)
             return a->kv.q_dtype == ATTN_BF16 ? gpu::rows_launch_bf16(a, stream, chained != 0)
                                               : gpu::rows_launch_f16(a, stream, chained != 0);
     if (a->kv.q_dtype == ATTN_BF16)

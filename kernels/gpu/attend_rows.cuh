@@ -1,13 +1,16 @@
-/* attend_rows.cuh: attention of more than 16 query rows of a kv head, bf16 and f16: prompts, and
- * decode steps of many heads on one kv head. For warps of 32 lanes, with the instructions that
- * every device from sm_80 on has: asynchronous copies, ldmatrix, mma.sync. Tiles as in
- * FlashAttention-2 (Dao, 2023).
+/* attend_rows.cuh: attention over bf16 and f16: prompts and decode steps. For warps of 32 lanes,
+ * with the instructions that every device from sm_80 on has: asynchronous copies, ldmatrix,
+ * mma.sync. Tiles as in FlashAttention-2 (Dao, 2023).
  *
  * A thread block takes `rows` query rows (token x head of a group) of one kv head and one split of
  * the cached tokens, in tiles of `tile` tokens. `stages` tiles of K and V are in shared memory: one
  * is computed, the others are on their way, and the block meets once a tile. Each warp has
- * row_tiles * 16 rows to itself, so that what it loads of K and V serves as many products. Rows lie
- * in shared memory as 16-byte pieces, piece c of row r at c ^ (r % 8).
+ * row_tiles * 16 rows, so that what it loads of K and V serves as many products: to itself, or,
+ * where rows are few, with others that take other tokens of the tile (token_warps), whose results
+ * meet at the end. Rows lie in shared memory as 16-byte pieces, piece c of row r at c ^ (r % 8).
+ *
+ * The splits of rows meet in device memory. Where that is little, the thread block that is the last
+ * to arrive there joins them (is_joined), else a launch behind this one does.
  *
  * A row's maximum lags behind by up to 2^rows_lag, so that most tiles leave the sums as they are.
  */
@@ -15,6 +18,7 @@
 #define ATTND_GPU_ATTEND_ROWS_CUH
 
 #include "kernels/gpu/attend_matrix.cuh"
+#include "kernels/gpu/merge_splits.cuh"
 
 namespace gpu
 {
@@ -34,13 +38,19 @@ struct alignas(16) rows_key {
     uint64_t k, v;
 };
 
-template <bool is_bf16_, int dim_, int warps_, int row_tiles_, int tile_, int stages_, int blocks_>
+template <bool is_bf16_, int dim_, int row_warps_, int row_tiles_, int token_warps_, int tile_,
+          int stages_, int blocks_, bool has_branches_>
 struct rows_form {
     static constexpr bool is_bf16 = is_bf16_;
+    static constexpr bool has_branches = has_branches_; /* else no layer is dilated: less code */
+    static constexpr bool is_short =
+        row_warps_ == 1; /* the code is fetched about as long as it runs */
     static constexpr int dim = dim_; /* head dim, rounded up: 64, 128, 256 */
-    static constexpr int warps = warps_, row_tiles = row_tiles_, tile = tile_, stages = stages_;
+    static constexpr int row_warps = row_warps_, row_tiles = row_tiles_, token_warps = token_warps_;
+    static constexpr int tile = tile_, warp_tokens = tile / token_warps, stages = stages_;
     static constexpr int blocks = blocks_; /* of a processor, that registers must be enough for */
-    static constexpr int threads = warps * warp_width, rows = warps * row_tiles * 16;
+    static constexpr int warps = row_warps * token_warps, threads = warps * warp_width;
+    static constexpr int rows = row_warps * row_tiles * 16;
     static constexpr int row_bytes = dim * 2, pieces = dim / 8;
     static constexpr bool keeps_q = row_tiles == 1 && dim <= 128; /* in registers */
     static constexpr int q_bytes = rows * row_bytes, part_bytes = tile * row_bytes;
@@ -48,9 +58,23 @@ struct rows_form {
     static constexpr int stages_at = q_bytes, keys_at = stages_at + stages * stage_bytes;
     static constexpr int rows_at = keys_at + stages * tile * (int)sizeof(rows_key);
     static constexpr int shared_bytes = rows_at + rows * (int)sizeof(rows_row);
+    /* over the stages when they have been used: the results of token_warps, [token_warp][rows] of
+     * sums and behind them (m, sum); what splits are multiplied by, [rows][GPU_MAX_SPLITS], and a
+     * word */
+    static constexpr int o_stride = dim + 4;
+    static constexpr int o_bytes = token_warps * rows * (o_stride * 4 + 8);
+    static constexpr int weights_bytes = rows * GPU_MAX_SPLITS * 4 + 16;
     static_assert(threads % pieces == 0 && tile % (threads / pieces) == 0 && tile <= threads,
                   "rows are dealt to threads");
+    static_assert(token_warps == 1 || o_bytes <= stages * stage_bytes, "results lie over stages");
+    static_assert(weights_bytes <= stages * stage_bytes, "weights lie over stages");
 };
+
+/* The token that a key is. */
+template <class C> GPU_DEVICE uint32_t rows_token(const branch &from, uint32_t key)
+{
+    return C::has_branches ? branch_token(from, key) : key;
+}
 
 /* Not 0: an element of the word is NaN or inf. */
 template <bool is_bf16> GPU_DEVICE uint32_t bad_of(uint32_t two)
@@ -83,11 +107,12 @@ GPU_DEVICE rows_place rows_place_of(const gpu_kv &kv, const gpu_item &it, uint32
  * and become zero in shared memory. Collective. */
 template <class C>
 GPU_DEVICE void rows_hide_bad(char *v, float (&o)[C::row_tiles][C::dim / 16][tile_values],
-                              const rows_row *rows, int warp_row, uint32_t base, uint32_t end)
+                              const rows_row *rows, int warp_row, int warp_token, uint32_t base,
+                              uint32_t end)
 {
     constexpr int n = C::part_bytes / 16;
     uint32_t found = 0;
-#pragma unroll
+#pragma unroll(C::is_short ? 2 : n / C::threads)
     for (int i = threadIdx.x; i < n; i += C::threads) {
         const uint4 x = ((const uint4 *)v)[i];
         found |= bad_of<C::is_bf16>(x.x) | bad_of<C::is_bf16>(x.y) | bad_of<C::is_bf16>(x.z) |
@@ -96,7 +121,7 @@ GPU_DEVICE void rows_hide_bad(char *v, float (&o)[C::row_tiles][C::dim / 16][til
     if (!block_any(found != 0))
         return;
     const int lane = lane_id();
-    for (int t = 0; t < C::tile; ++t) {
+    for (int t = warp_token; t < warp_token + C::warp_tokens; ++t) {
 #pragma unroll
         for (int m = 0; m < C::row_tiles; ++m)
 #pragma unroll
@@ -142,7 +167,7 @@ GPU_DEVICE float rows_capped(float s, float cap, float inverse)
 
 /* Products become scores in units of log 2. */
 template <class C>
-GPU_DEVICE void rows_scores(float (&s)[C::row_tiles][C::tile / 16][tile_values],
+GPU_DEVICE void rows_scores(float (&s)[C::row_tiles][C::warp_tokens / 16][tile_values],
                             const gpu_layer &layer, const rows_row *rows, const branch &from,
                             uint32_t base, bool is_plain)
 {
@@ -152,7 +177,7 @@ GPU_DEVICE void rows_scores(float (&s)[C::row_tiles][C::tile / 16][tile_values],
 #pragma unroll
         for (int m = 0; m < C::row_tiles; ++m)
 #pragma unroll
-            for (int j = 0; j < C::tile / 16; ++j)
+            for (int j = 0; j < C::warp_tokens / 16; ++j)
 #pragma unroll
                 for (int i = 0; i < tile_values; ++i)
                     s[m][j][i] *= scale_log2;
@@ -167,7 +192,7 @@ GPU_DEVICE void rows_scores(float (&s)[C::row_tiles][C::tile / 16][tile_values],
             const float slope = row.slope;
             const uint32_t position = row.position;
 #pragma unroll
-            for (int j = 0; j < C::tile / 16; ++j)
+            for (int j = 0; j < C::warp_tokens / 16; ++j)
 #pragma unroll
                 for (int i = 0; i < tile_values; ++i) {
                     if (tile_row_of(i) != r)
@@ -175,7 +200,7 @@ GPU_DEVICE void rows_scores(float (&s)[C::row_tiles][C::tile / 16][tile_values],
                     float x = s[m][j][i] * layer.scale;
                     if (cap > 0.0f)
                         x = rows_capped(x, cap, inverse);
-                    const uint32_t key = branch_token(from, base + j * 16 + tile_column(lane, i));
+                    const uint32_t key = rows_token<C>(from, base + j * 16 + tile_column(lane, i));
                     if (slope != 0.0f)
                         x += slope * distance_of(key, position);
                     s[m][j][i] = x * log2e;
@@ -185,7 +210,7 @@ GPU_DEVICE void rows_scores(float (&s)[C::row_tiles][C::tile / 16][tile_values],
 
 /* Keys that a row does not see. */
 template <class C>
-GPU_DEVICE void rows_hide_keys(float (&s)[C::row_tiles][C::tile / 16][tile_values],
+GPU_DEVICE void rows_hide_keys(float (&s)[C::row_tiles][C::warp_tokens / 16][tile_values],
                                const rows_row *rows, uint32_t base, uint32_t end)
 {
     const int lane = lane_id();
@@ -197,7 +222,7 @@ GPU_DEVICE void rows_hide_keys(float (&s)[C::row_tiles][C::tile / 16][tile_value
             const uint32_t n = max(min(see.end, end), see.first) - see.first;
             const uint32_t sinks = min(see.sinks, end);
 #pragma unroll
-            for (int j = 0; j < C::tile / 16; ++j)
+            for (int j = 0; j < C::warp_tokens / 16; ++j)
 #pragma unroll
                 for (int i = 0; i < tile_values; ++i) {
                     const uint32_t key = base + j * 16 + tile_column(lane, i);
@@ -207,25 +232,235 @@ GPU_DEVICE void rows_hide_keys(float (&s)[C::row_tiles][C::tile / 16][tile_value
         }
 }
 
+/* The item of a thread block: every lane of a warp looks at another one. */
+GPU_DEVICE uint32_t rows_item(const gpu_item *items, uint32_t n_items, uint32_t unit)
+{
+    uint32_t lo = 0;
+    for (uint32_t n = n_items; n > 1;) {
+        const uint32_t step = (n + warp_width - 1) / warp_width, at = lane_id() * step;
+        const bool is_before = at < n && items[lo + at].unit0 <= unit;
+        const uint32_t skipped = (uint32_t)warp_max(is_before ? (float)lane_id() : 0.0f) * step;
+        lo += skipped;
+        n = min(step, n - skipped);
+    }
+    return lo;
+}
+
+/* The results of token_warps as those of the thread block. Collective. */
+template <class C>
+GPU_DEVICE void rows_join_warps(const gpu_attend &a, const gpu_item &it, const gpu_layer &layer,
+                                const rows_place &place, const rows_row *rows, uint64_t slot0,
+                                const float (&o)[C::row_tiles][C::dim / 16][tile_values],
+                                const float (&top)[C::row_tiles][tile_rows],
+                                const float (&sum)[C::row_tiles][tile_rows], float *all_o)
+{
+    constexpr int stride = C::o_stride, count = C::token_warps * C::rows;
+    constexpr uint32_t dtype = C::is_bf16 ? ATTN_BF16 : ATTN_F16;
+    const gpu_kv &kv = a.kv;
+    const int lane = lane_id(), first = warp_id() / C::row_warps * C::rows +
+                                        warp_id() % C::row_warps * C::row_tiles * 16;
+    float2 *const all_ml = (float2 *)(all_o + count * stride);
+#pragma unroll
+    for (int m = 0; m < C::row_tiles; ++m)
+#pragma unroll
+        for (int r = 0; r < tile_rows; ++r) {
+            const int row = first + m * 16 + tile_row(lane, r);
+            const float all = warp_sum<tile_lanes, tile_step>(sum[m][r]);
+            if (tile_is_first(lane))
+                all_ml[row] = make_float2(top[m][r], all);
+#pragma unroll
+            for (int j = 0; j < C::dim / 16; ++j)
+#pragma unroll
+                for (int i = 0; i < tile_values; i += 2)
+                    if (tile_row_of(i) == r)
+                        *(float2 *)(all_o + row * stride + j * 16 + tile_column(lane, i)) =
+                            make_float2(o[m][j][i], o[m][j][i + 1]);
+        }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < C::rows * C::dim / 4; i += C::threads) {
+        const uint32_t row = i / (C::dim / 4), e = i % (C::dim / 4) * 4;
+        if (row >= place.n || e >= kv.dv)
+            continue;
+        softmax_row all;
+        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int w = 0; w < C::token_warps; ++w)
+            all.m = fmaxf(all.m, all_ml[w * C::rows + row].x);
+#pragma unroll
+        for (int w = 0; w < C::token_warps; ++w) {
+            const float f = all.take((const float *)&all_ml[w * C::rows + row]);
+            const float4 y = *(const float4 *)(all_o + (w * C::rows + row) * stride + e);
+            x.x = fmaf(f, y.x, x.x);
+            x.y = fmaf(f, y.y, x.y);
+            x.z = fmaf(f, y.z, x.z);
+            x.w = fmaf(f, y.w, x.w);
+        }
+        const uint32_t at = rows[row].at;
+        if (it.n_splits > 1) {
+            *(float4 *)(a.part_o + (slot0 + at) * kv.dv + e) = x;
+            if (e == 0)
+                *(float2 *)(a.part_ml + (slot0 + at) * 2) = make_float2(all.m, all.sum);
+            continue;
+        }
+        float lse;
+        const float f = finish_row(layer, at % kv.num_q_heads, all.m, all.sum, lse);
+        x = make_float4(x.x * f, x.y * f, x.z * f, x.w * f);
+        store4((char *)it.out + ((uint64_t)at * kv.dv + e) * element_bytes(dtype), x, dtype);
+        if (e == 0 && it.lse)
+            it.lse[at] = lse;
+    }
+}
+
+/* The results of warps that have their rows to themselves. shared: the block's memory. */
+template <class C>
+GPU_DEVICE void rows_store(const gpu_attend &a, const gpu_item &it, const gpu_layer &layer,
+                           const rows_place &place, const rows_row *rows, uint64_t slot0,
+                           const float (&o)[C::row_tiles][C::dim / 16][tile_values],
+                           const float (&top)[C::row_tiles][tile_rows],
+                           const float (&sum)[C::row_tiles][tile_rows], char *shared)
+{
+    const bool is_part = it.n_splits > 1;
+    constexpr uint32_t dtype = C::is_bf16 ? ATTN_BF16 : ATTN_F16;
+    constexpr int n_m = C::row_tiles, n_o = C::dim / 16;
+    const gpu_kv &kv = a.kv;
+    const int lane = lane_id(), warp_row = warp_id() * n_m * 16;
+#pragma unroll
+    for (int m = 0; m < n_m; ++m)
+#pragma unroll
+        for (int r = 0; r < tile_rows; ++r) {
+            const uint32_t r_warp = m * 16 + tile_row(lane, r), row = warp_row + r_warp;
+            const bool is_live = row < place.n;
+            const uint32_t at = rows[row].at;
+            const float all = warp_sum<tile_lanes, tile_step>(sum[m][r]);
+            if (is_part) {
+                float *to = a.part_o + (slot0 + at) * kv.dv;
+#pragma unroll
+                for (int j = 0; j < n_o; ++j)
+#pragma unroll
+                    for (int i = 0; i < tile_values; i += 2) {
+                        const uint32_t e = j * 16 + tile_column(lane, i);
+                        if (tile_row_of(i) == r && is_live && e < kv.dv)
+                            *(float2 *)(to + e) = make_float2(o[m][j][i], o[m][j][i + 1]);
+                    }
+                if (is_live && tile_is_first(lane))
+                    *(float2 *)(a.part_ml + (slot0 + at) * 2) = make_float2(top[m][r], all);
+                continue;
+            }
+            float lse;
+            const float f = finish_row(layer, at % kv.num_q_heads, top[m][r], all, lse);
+            if (is_live && tile_is_first(lane) && it.lse)
+                it.lse[at] = lse;
+#pragma unroll
+            for (int j = 0; j < n_o; ++j)
+#pragma unroll
+                for (int i = 0; i < tile_values; i += 2) {
+                    if (tile_row_of(i) != r)
+                        continue;
+                    const float x = o[m][j][i] * f, y = o[m][j][i + 1] * f;
+                    const uint32_t e = j * 16 + tile_column(lane, i);
+                    char *to = shared + row * C::row_bytes + ((e / 8 ^ (row & 7)) << 4) + e % 8 * 2;
+                    *(uint32_t *)to = C::is_bf16 ? bf16_encode2(x, y) : f16_encode2(x, y);
+                }
+        }
+    if (is_part)
+        return;
+    sync_warp(); /* each warp's own rows, where its rows of Q were */
+    for (uint32_t i = lane; i < n_m * 16 * C::pieces; i += warp_width) {
+        const uint32_t row = warp_row + i / C::pieces, piece = i % C::pieces;
+        if (row < place.n && piece * 8 < kv.dv)
+            *(uint4 *)((char *)it.out +
+                       ((uint64_t)rows[row].at * kv.dv + piece * 8) * element_bytes(dtype)) =
+                *(const uint4 *)(shared + row * C::row_bytes + ((piece ^ (row & 7)) << 4));
+    }
+}
+
+/* The thread block has stored its split's results; if all others of its rows have, it joins them.
+ * Collective. memory: of weights_bytes, that no thread needs any more after a barrier. */
+template <class C>
+GPU_DEVICE void rows_join_splits(const gpu_attend &a, const gpu_item &it, const rows_place &place,
+                                 const rows_row *rows, float *memory)
+{
+    constexpr uint32_t dtype = C::is_bf16 ? ATTN_BF16 : ATTN_F16, quads = C::dim / 4;
+    constexpr int at_once = 4;
+    const gpu_kv &kv = a.kv;
+    uint32_t *const is_last = (uint32_t *)(memory + C::rows * GPU_MAX_SPLITS);
+    __syncthreads(); /* all have stored */
+    if (threadIdx.x == 0) {
+        uint32_t *const arrivals = a.arrivals + (blockIdx.x - place.split);
+        __threadfence();
+        *is_last = atomicAdd(arrivals, 1) == it.n_splits - 1;
+        if (*is_last)
+            *arrivals = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!*is_last)
+        return;
+#pragma unroll 1
+    for (uint32_t row = threadIdx.x / split_lanes; row < C::rows; row += C::threads / split_lanes) {
+        const uint32_t at = rows[row].at;
+        float lse;
+        split_weights(memory + row * GPU_MAX_SPLITS, a, it, at, lse);
+        if (threadIdx.x % split_lanes == 0 && row < place.n && it.lse)
+            it.lse[at] = lse;
+    }
+    __syncthreads();
+    const uint64_t stride = (uint64_t)it.n_tokens * kv.num_q_heads * kv.dv;
+    const float *const parts = a.part_o + it.slot0 * (uint64_t)kv.dv;
+#pragma unroll 1
+    for (uint32_t i0 = threadIdx.x; i0 < place.n * quads; i0 += C::threads * at_once) {
+        const float *from[at_once], *weights[at_once];
+        float4 x[at_once];
+#pragma unroll
+        for (int k = 0; k < at_once; ++k) {
+            const uint32_t i = min(i0 + k * C::threads, place.n * quads - 1), row = i / quads;
+            weights[k] = memory + row * GPU_MAX_SPLITS;
+            from[k] = parts + (uint64_t)rows[row].at * kv.dv + min(i % quads * 4, kv.dv - 4);
+        }
+        sum_splits(x, from, weights, stride, it.n_splits);
+#pragma unroll
+        for (int k = 0; k < at_once; ++k) {
+            const uint32_t i = i0 + k * C::threads, row = i / quads, e = i % quads * 4;
+            if (row < place.n && e < kv.dv)
+                store4((char *)it.out + ((uint64_t)rows[row].at * kv.dv + e) * element_bytes(dtype),
+                       x[k], dtype);
+        }
+    }
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(gpu_attend, a))
 {
     GPU_SHARED(char, shared);
-    constexpr int n_m = C::row_tiles, n_s = C::tile / 16, n_o = C::dim / 16;
+    constexpr int n_m = C::row_tiles, n_s = C::warp_tokens / 16, n_o = C::dim / 16;
     const gpu_kv &kv = a.kv;
-    const int lane = lane_id(), warp_row = warp_id() * n_m * 16;
+    constexpr bool has_own_rows = C::token_warps == 1;
+    const int lane = lane_id();
+    const int warp_row = (has_own_rows ? warp_id() : warp_id() % C::row_warps) * n_m * 16;
+    const int warp_token = has_own_rows ? 0 : warp_id() / C::row_warps * C::warp_tokens;
     rows_key *const all_keys = (rows_key *)(shared + C::keys_at);
     rows_row *const rows = (rows_row *)(shared + C::rows_at);
     const shared_at s_q = shared_address(shared) + warp_row * C::row_bytes;
     chain_release();
     chain_wait();
 
-    const gpu_item &it = a.items[find_item<&gpu_item::unit0>(a.items, a.n_items, blockIdx.x)];
+    /* the faster search leaves the compiler without the knowledge that all lanes have one item,
+     * which takes registers */
+    const gpu_item &it =
+        a.items[C::has_branches ? find_item<&gpu_item::unit0>(a.items, a.n_items, blockIdx.x)
+                                : rows_item(a.items, a.n_items, blockIdx.x)];
     const rows_place place = rows_place_of<C>(kv, it, blockIdx.x - it.unit0);
     const uint32_t kv_len = it.pos + it.n_tokens;
     const gpu_layer &layer = kv.layers[it.layer];
+    /* the first blocks' numbers come while the layer does; that of a window is elsewhere */
+    if (!C::has_branches && threadIdx.x < C::stages * C::tile)
+        prefetch(kv.table + (uint64_t)it.row * kv.row_blocks +
+                 (min(place.split * it.split_tokens + threadIdx.x, kv_len - 1) >> kv.block_shift));
     const uint32_t is_full = layer.is_full | it.is_full;
-    const token_order order = order_of(layer, it);
+    token_order order = {1, it.n_tokens};
+    if (C::has_branches)
+        order = order_of(layer, it);
     const query_range queries =
         queries_of(order, it, place.row0 / kv.group, (place.row0 + place.n - 1) / kv.group);
 
@@ -281,14 +516,14 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
         [&](uint32_t base) { /* of this thread's key, of C::tile from base on */
                              const uint32_t key = base + threadIdx.x;
                              return threadIdx.x < C::tile && key < keys.end
-                                        ? table[branch_token(from, key) >> kv.block_shift]
+                                        ? table[rows_token<C>(from, key) >> kv.block_shift]
                                         : 0;
         };
     auto keep_key = [&](uint32_t base, uint32_t block, rows_key *to) {
         const uint32_t key = base + threadIdx.x;
         if (threadIdx.x >= C::tile)
             return;
-        const uint32_t slot = branch_token(from, key) & (kv.block_tokens - 1);
+        const uint32_t slot = rows_token<C>(from, key) & (kv.block_tokens - 1);
         const uint64_t at = block * kv.block_bytes;
         const bool is_live = key < keys.end;
         to[threadIdx.x].k = is_live ? at + slot * k_part.row_bytes : 0;
@@ -297,7 +532,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
     auto load_tile = [&](uint32_t base, int stage) {
         const shared_at dst = shared_address(shared) + C::stages_at + stage * C::stage_bytes;
         if (base < keys.end) {
-#pragma unroll
+#pragma unroll(C::is_short ? 4 : C::tile / step)
             for (int i = 0; i < C::tile / (int)step; ++i) {
                 const uint32_t r = my_row + i * step;
                 const rows_key key = all_keys[stage * C::tile + r];
@@ -325,8 +560,9 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
     tile_operand kept_q[C::keeps_q ? n_o : 1];
     bool has_q = false;
 
-    for (uint32_t nth = 0; nth < n_branches_of(layer); ++nth) {
-        from = branch_at(kv, layer, nth, place.head);
+    const uint32_t n_branches = C::has_branches ? n_branches_of(layer) : 1;
+    for (uint32_t nth = 0; nth < n_branches; ++nth) {
+        from = C::has_branches ? branch_at(kv, layer, nth, place.head) : branch_of(0, 1, 0);
         keys = part_of_branch(kv, layer, from, it, queries, place.split);
         for (int r = threadIdx.x; r < C::rows; r += C::threads) {
             const uint32_t position = rows[r].position;
@@ -342,17 +578,15 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
         }
         __syncthreads();
         uint32_t fetched = base;
-#pragma unroll
-        for (int s = 0; s < C::stages - 1; ++s) {
-            load_tile(fetched, s);
+#pragma unroll(C::is_short ? 1 : C::stages)
+        for (int i = 0; i < C::stages; ++i) {
+            load_tile(fetched, i);
             fetched = next_tile(fetched + C::tile);
         }
+        copy_wait<C::stages - 1>();
+        __syncthreads(); /* the first tile is there */
         int stage = 0;
         while (base < keys.end) {
-            copy_wait<C::stages - 2>();
-            __syncthreads(); /* the tile is there; the one before has been used */
-            load_tile(fetched, stage == 0 ? C::stages - 1 : stage - 1);
-            fetched = next_tile(fetched + C::tile);
             const uint32_t next_block = block_of(brought);
 
             if (C::keeps_q && !has_q) {
@@ -391,7 +625,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
                 for (int j = 0; j < n_s; ++j) {
                     tile_operand k;
                     tile_load_columns(k, lane, [&](uint32_t r, uint32_t piece) {
-                        return s_k + (r + j * 16) * C::row_bytes +
+                        return s_k + (warp_token + r + j * 16) * C::row_bytes +
                                (((piece ^ (r & 7)) << 4) ^ (kk * 32));
                     });
 #pragma unroll
@@ -406,9 +640,9 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
              * row's bits do not depend on the rows beside it */
             const float unit = folds_scale ? scale_log2 : 1.0f;
             if (!folds_scale)
-                rows_scores<C>(s, layer, rows + warp_row, from, base, is_plain);
+                rows_scores<C>(s, layer, rows + warp_row, from, base + warp_token, is_plain);
             if (!is_open)
-                rows_hide_keys<C>(s, rows + warp_row, base, keys.end);
+                rows_hide_keys<C>(s, rows + warp_row, base + warp_token, keys.end);
 #pragma unroll
             for (int m = 0; m < n_m; ++m) {
                 float factor[tile_rows];
@@ -451,7 +685,8 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
                 }
             }
             if (!is_open)
-                rows_hide_bad<C>(parts + C::part_bytes, o, rows, warp_row, base, keys.end);
+                rows_hide_bad<C>(parts + C::part_bytes, o, rows, warp_row, warp_token, base,
+                                 keys.end);
 
 #pragma unroll
             for (int j = 0; j < n_s; ++j) {
@@ -465,7 +700,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
                         break;
                     tile_operand v;
                     tile_load_transposed(v, lane, [&](uint32_t r, uint32_t piece) {
-                        return s_v + (r + j * 16) * C::row_bytes +
+                        return s_v + (warp_token + r + j * 16) * C::row_bytes +
                                (((piece ^ (r & 7)) << 4) ^ (d * 32));
                     });
 #pragma unroll
@@ -476,95 +711,65 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
             keep_key(brought, next_block, all_keys + stage * C::tile);
             brought = next_tile(brought + C::tile);
             base = next_tile(base + C::tile);
+            copy_wait<C::stages - 2>();
+            __syncthreads(); /* the next tile is there; this one has been used */
+            load_tile(fetched, stage);
+            fetched = next_tile(fetched + C::tile);
             stage = stage == C::stages - 1 ? 0 : stage + 1;
         }
         copy_wait<0>();
         __syncthreads();
     }
 
-    const bool is_part = it.n_splits > 1;
-    constexpr uint32_t dtype = C::is_bf16 ? ATTN_BF16 : ATTN_F16;
     const uint64_t slot0 = it.slot0 + (uint64_t)place.split * it.n_tokens * kv.num_q_heads;
-#pragma unroll
-    for (int m = 0; m < n_m; ++m)
-#pragma unroll
-        for (int r = 0; r < tile_rows; ++r) {
-            const uint32_t r_warp = m * 16 + tile_row(lane, r), row = warp_row + r_warp;
-            const bool is_live = row < place.n;
-            const uint32_t at = rows[row].at;
-            const float all = warp_sum<tile_lanes, tile_step>(sum[m][r]);
-            if (is_part) {
-                float *to = a.part_o + (slot0 + at) * kv.dv;
-#pragma unroll
-                for (int j = 0; j < n_o; ++j)
-#pragma unroll
-                    for (int i = 0; i < tile_values; i += 2) {
-                        const uint32_t e = j * 16 + tile_column(lane, i);
-                        if (tile_row_of(i) == r && is_live && e < kv.dv)
-                            *(float2 *)(to + e) = make_float2(o[m][j][i], o[m][j][i + 1]);
-                    }
-                if (is_live && tile_is_first(lane))
-                    *(float2 *)(a.part_ml + (slot0 + at) * 2) = make_float2(top[m][r], all);
-                continue;
-            }
-            float lse;
-            const float f = finish_row(layer, at % kv.num_q_heads, top[m][r], all, lse);
-            if (is_live && tile_is_first(lane) && it.lse)
-                it.lse[at] = lse;
-#pragma unroll
-            for (int j = 0; j < n_o; ++j)
-#pragma unroll
-                for (int i = 0; i < tile_values; i += 2) {
-                    if (tile_row_of(i) != r)
-                        continue;
-                    const float x = o[m][j][i] * f, y = o[m][j][i + 1] * f;
-                    const uint32_t e = j * 16 + tile_column(lane, i);
-                    char *to = shared + row * C::row_bytes + ((e / 8 ^ (row & 7)) << 4) + e % 8 * 2;
-                    *(uint32_t *)to = C::is_bf16 ? bf16_encode2(x, y) : f16_encode2(x, y);
-                }
-        }
-    if (is_part)
-        return;
-    sync_warp(); /* each warp's own rows, where its rows of Q were */
-    for (uint32_t i = lane; i < n_m * 16 * C::pieces; i += warp_width) {
-        const uint32_t row = warp_row + i / C::pieces, piece = i % C::pieces;
-        if (row < place.n && piece * 8 < kv.dv)
-            *(uint4 *)((char *)it.out +
-                       ((uint64_t)rows[row].at * kv.dv + piece * 8) * element_bytes(dtype)) =
-                *(const uint4 *)(shared + row * C::row_bytes + ((piece ^ (row & 7)) << 4));
-    }
+    if constexpr (C::token_warps > 1)
+        rows_join_warps<C>(a, it, layer, place, rows, slot0, o, top, sum,
+                           (float *)(shared + C::stages_at));
+    else
+        rows_store<C>(a, it, layer, place, rows, slot0, o, top, sum, shared);
+    if (C::is_short && it.n_splits > 1 && a.is_joined)
+        rows_join_splits<C>(a, it, place, rows, (float *)(shared + C::stages_at));
 }
 
 /* The forms, and the least KiB of shared memory that a thread block has on cards they are for. Of
  * those of one head dim and as many rows the first that a card can have is taken. On a card all
- * forms of head dims up to 128 have tiles of one size: an output's bits are the same whatever the
- * rows. */
+ * forms of 64 and 128 rows and head dims up to 128 have tiles of one size: an output's bits are the
+ * same whatever the rows. */
 #define ROWS_FORMS(FORM)                                                                           \
-    /* dim, warps, row tiles, tokens, stages, blocks; KiB */                                       \
-    FORM(64, 8, 1, 64, 2, 2, 99)                                                                   \
-    FORM(64, 4, 1, 64, 2, 3, 99)                                                                   \
-    FORM(128, 4, 2, 64, 2, 2, 227) /* sm_90, sm_100 */                                             \
-    FORM(128, 4, 1, 64, 2, 2, 227)                                                                 \
-    FORM(128, 4, 2, 32, 2, 2, 163) /* sm_80 */                                                     \
-    FORM(128, 8, 1, 32, 2, 1, 99) /* sm_86, sm_89, sm_120 */                                       \
-    FORM(128, 4, 1, 32, 2, 3, 99)                                                                  \
-    FORM(256, 8, 1, 64, 2, 1, 227)                                                                 \
-    FORM(256, 8, 1, 32, 2, 1, 163)                                                                 \
-    FORM(256, 4, 1, 32, 2, 2, 99)
+    /* dim, row warps, row tiles, token warps, tokens, stages, blocks, has branches; KiB */        \
+    FORM(64, 1, 1, 4, 64, 3, 4, false, 99)                                                         \
+    FORM(64, 8, 1, 1, 64, 2, 2, true, 99)                                                          \
+    FORM(64, 4, 1, 1, 64, 2, 3, true, 99)                                                          \
+    FORM(128, 1, 1, 4, 64, 3, 2, false, 227)                                                       \
+    FORM(128, 1, 1, 4, 64, 2, 2, false, 163)                                                       \
+    FORM(128, 1, 1, 2, 32, 2, 2, false, 99)                                                        \
+    FORM(128, 4, 2, 1, 64, 2, 2, true, 227) /* sm_90, sm_100 */                                    \
+    FORM(128, 4, 1, 1, 64, 2, 2, true, 227)                                                        \
+    FORM(128, 4, 2, 1, 32, 2, 2, true, 163) /* sm_80 */                                            \
+    FORM(128, 8, 1, 1, 32, 2, 1, true, 99) /* sm_86, sm_89, sm_120 */                              \
+    FORM(128, 4, 1, 1, 32, 2, 3, true, 99)                                                         \
+    FORM(256, 1, 1, 4, 64, 2, 1, false, 163)                                                       \
+    FORM(256, 1, 1, 2, 32, 2, 1, false, 99)                                                        \
+    FORM(256, 4, 1, 1, 32, 2, 2, false, 99)                                                        \
+    FORM(256, 8, 1, 1, 64, 2, 1, true, 227)                                                        \
+    FORM(256, 8, 1, 1, 32, 2, 1, true, 163)                                                        \
+    FORM(256, 4, 1, 1, 32, 2, 2, true, 99)
 
 /* Calls use.run<form>() for the form of so many rows, or, rows 0, for every one that the card can
- * have until one gives another code than 0. No form: -1. */
+ * have until one gives another code than 0. is_dilated: a layer is. No form: -1. */
 template <bool is_bf16, class Use>
-int rows_with_form(uint32_t dim, uint32_t rows, uint32_t shared_bytes, Use use)
+int rows_with_form(uint32_t dim, uint32_t rows, bool is_dilated, uint32_t shared_bytes, Use use)
 {
     int code = rows ? -1 : 0;
     bool is_found = false;
-#define ROWS_TRY(dim_, warps, row_tiles, tile, stages, blocks, kib)                                \
+#define ROWS_TRY(dim_, row_warps, row_tiles, token_warps, tile, stages, blocks, branches, kib)     \
     {                                                                                              \
-        using C = rows_form<is_bf16, dim_, warps, row_tiles, tile, stages, blocks>;                \
+        using C = rows_form<is_bf16, dim_, row_warps, row_tiles, token_warps, tile, stages,        \
+                            blocks, branches>;                                                     \
         static_assert(C::shared_bytes <= kib << 10, "more shared memory than the card has");       \
         const bool fits = shared_bytes >= kib << 10;                                               \
-        const bool is_it = rows == C::rows && dim <= dim_ && dim > (dim_ == 64 ? 0 : dim_ / 2);    \
+        const bool is_it = rows == C::rows && dim <= dim_ && dim > (dim_ == 64 ? 0 : dim_ / 2) &&  \
+                           (branches || !is_dilated);                                              \
         if (!is_found && fits && (rows == 0 || is_it)) {                                           \
             code = use.template run<C>();                                                          \
             is_found = rows > 0 || code != 0;                                                      \
@@ -593,10 +798,14 @@ struct rows_run {
     }
 };
 
-struct rows_exists {
+/* Thread blocks that a processor has at once; it has a KiB more than one may have, which each
+ * takes beside its own. */
+struct rows_at_once {
+    uint32_t shared_bytes;
     template <class C> int run() const
     {
-        return 0;
+        const uint32_t fit = (shared_bytes + 1024) / (C::shared_bytes + 1024);
+        return (int)min(fit, (uint32_t)C::blocks);
     }
 };
 

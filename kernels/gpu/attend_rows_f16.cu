@@ -1,13 +1,13 @@
-/* attend_rows_f16.cu: attention of more than 16 rows for f16. */
+/* attend_rows_f16.cu: attend_rows.cuh for f16. */
 #include "kernels/gpu/attend_rows.cuh"
 
 int gpu::rows_init_f16(uint32_t shared_bytes)
 {
-    return rows_with_form<false>(0, 0, shared_bytes, rows_allow());
+    return rows_with_form<false>(0, 0, false, shared_bytes, rows_allow());
 }
 
 int gpu::rows_launch_f16(const gpu_attend *a, void *stream, bool chained)
 {
-    return rows_with_form<false>(max(a->kv.dk, a->kv.dv), a->rows_per_unit, a->shared_bytes,
-                                 rows_run{a, stream, chained});
+    return rows_with_form<false>(max(a->kv.dk, a->kv.dv), a->rows_per_unit, a->is_dilated,
+                                 a->shared_bytes, rows_run{a, stream, chained});
 }

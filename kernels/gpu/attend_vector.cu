@@ -6,7 +6,7 @@
  * group, and each group keeps its own online softmax; the groups of the block meet once, at the
  * end.
  */
-#include "kernels/gpu/device.cuh"
+#include "kernels/gpu/merge_splits.cuh"
 
 using namespace gpu;
 
@@ -199,56 +199,34 @@ template <class F> __global__ void __launch_bounds__(threads) attend(GPU_PARAM(g
     }
 }
 
-/* Splits whose sums are on their way together; where copies are not, registers are short too. */
-constexpr uint32_t merge_ahead = copy_stages > 1 ? 4 : 1;
-
-/* One warp an output row: folds the row's splits in order. */
+/* One warp an output row. */
 __global__ void __launch_bounds__(threads) merge(GPU_PARAM(gpu_attend, a))
 {
+    GPU_SHARED(float, shared);
     chain_release();
     chain_wait();
     const gpu_kv &kv = a.kv;
     uint32_t row = blockIdx.x * n_warps + warp_id();
     if (row >= a.n_rows)
         return;
-    uint32_t token = row / kv.num_q_heads + a.items[0].token0, q_head = row % kv.num_q_heads;
+    uint32_t token = row / kv.num_q_heads + a.items[0].token0;
     const gpu_item &it = a.items[find_item<&gpu_item::token0>(a.items, a.n_items, token)];
     if (it.n_splits == 1)
         return;
-    uint64_t out_row = (uint64_t)(token - it.token0) * kv.num_q_heads + q_head;
-    const gpu_layer layer = layer_of(kv, it);
-    for (uint32_t e = lane_id() * 8; e < kv.dv; e += warp_width * 8) {
-        float m = -INFINITY, sum = 0.0f, x[8] = {};
-        for (uint32_t s0 = 0; s0 < it.n_splits; s0 += merge_ahead) {
-            float y[merge_ahead][8];
-            float2 part[merge_ahead];
-#pragma unroll
-            for (uint32_t k = 0; k < merge_ahead; ++k) {
-                const uint32_t s = min(s0 + k, it.n_splits - 1);
-                uint64_t at = it.slot0 + (uint64_t)s * it.n_tokens * kv.num_q_heads + out_row;
-                load8(y[k], (const char *)(a.part_o + at * kv.dv + e), ATTN_F32);
-                part[k] = *(const float2 *)(a.part_ml + at * 2);
-            }
-#pragma unroll
-            for (uint32_t k = 0; k < merge_ahead; ++k) {
-                if (s0 + k >= it.n_splits)
-                    break;
-                const softmax_fold fold(m, part[k].x);
-                m = fold.m;
-                sum = fold(sum, part[k].y);
-#pragma unroll
-                for (int j = 0; j < 8; ++j)
-                    x[j] = fold(x[j], y[k][j]);
-            }
-        }
-        float lse, f = finish_row(layer, q_head, m, sum, lse);
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-            x[j] *= f;
-        uint32_t q_bytes = element_bytes(kv.q_dtype);
-        store8((char *)it.out + (out_row * kv.dv + e) * q_bytes, x, kv.q_dtype);
-        if (e == 0 && it.lse)
-            it.lse[out_row] = lse;
+    row = (token - it.token0) * kv.num_q_heads + row % kv.num_q_heads;
+    float *const weights = shared + warp_id() * GPU_MAX_SPLITS, lse;
+    split_weights(weights, a, it, row, lse); /* all groups of lanes do the same */
+    if (lane_id() == 0 && it.lse)
+        it.lse[row] = lse;
+    sync_warp();
+    const uint64_t stride = (uint64_t)it.n_tokens * kv.num_q_heads * kv.dv;
+    const float *const parts = a.part_o + (it.slot0 * (uint64_t)kv.dv + (uint64_t)row * kv.dv);
+    char *const out = (char *)it.out + (uint64_t)row * kv.dv * element_bytes(kv.q_dtype);
+    for (uint32_t e = lane_id() * 4; e < kv.dv; e += warp_width * 4) {
+        float4 x[1];
+        const float *const from[1] = {parts + e}, *const of[1] = {weights};
+        sum_splits(x, from, of, stride, it.n_splits);
+        store4(out + e * element_bytes(kv.q_dtype), x[0], kv.q_dtype);
     }
 }
 
@@ -290,6 +268,6 @@ int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chain
 
 int gpu_merge_launch(const struct gpu_attend *a, void *stream)
 {
-    return launch(merge, dim3((a->n_rows + n_warps - 1) / n_warps), dim3(threads), 0, stream, true,
-                  *a);
+    return launch(merge, dim3((a->n_rows + n_warps - 1) / n_warps), dim3(threads),
+                  n_warps * GPU_MAX_SPLITS * sizeof(float), stream, true, *a);
 }

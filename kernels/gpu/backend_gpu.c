@@ -109,6 +109,7 @@ static void gpu_close(struct backend *b)
     runtime_host_free(b->signals);
     runtime_free(b->part_o);
     runtime_free(b->part_ml);
+    runtime_free(b->arrivals);
     decode_planner_fini(&b->planner);
     runtime_range_close(&b->kv);
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++)

@@ -5,10 +5,11 @@ if(NOT DEFINED CMAKE_CUDA_COMPILER)
 endif()
 # Native code for sm_80 and sm_90, and what newer devices can compile for themselves.
 set(ATTND_CUDA_ARCHS "80;90a-real" CACHE STRING "Device code to build, as CMAKE_CUDA_ARCHITECTURES")
-set(ATTND_CUDA_AS "" CACHE STRING "For measurements on a later card: 80, 86 or 90, whose kernels are built as PTX, without the tuned ones")
+set(ATTND_CUDA_AS "" CACHE STRING "For measurements on a later card: 80, 86 or 90, whose kernels are built from PTX for sm_80, without the tuned ones")
 if(ATTND_CUDA_AS)
   set(ATTND_CUDA_ARCHS 80-virtual)
   add_compile_definitions(ATTND_CUDA_AS=${ATTND_CUDA_AS})
+  add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_80,code=sm_90>") # of that PTX
 endif()
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES ${ATTND_CUDA_ARCHS})

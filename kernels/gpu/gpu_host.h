@@ -39,7 +39,7 @@
 
 #define GPU_MAX_PATCHES 65536 /* of one upload; more go in further launches */
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
-#define GPU_MAX_SPLITS 32
+#define GPU_MAX_JOINED 65536 /* thread blocks of a launch that join their splits */
 #define GPU_MOVE_THREADS 2 /* for each direction: the copies of one follow the other's */
 #ifndef GPU_SUM_KIB
 #define GPU_SUM_KIB 16384 /* of blocks whose checksums are made together */
@@ -200,6 +200,7 @@ struct backend {
     uint64_t last_end_ns; /* of the batches polled so far */
     struct decode_planner planner;
     float *part_o, *part_ml; /* device: GPU_PART_SLOTS */
+    uint32_t *arrivals; /* device: [GPU_MAX_JOINED], 0 */
     uint32_t part_dv;
     uint64_t part_slots; /* GPU_PART_SLOTS but while shards are measured */
     uint32_t n_looks;

@@ -15,6 +15,12 @@
 #define UPLOAD_ALIGN PREFILL_UPLOAD_ALIGN
 #define FIXED_SPLIT_TOKENS 1024
 #define MIN_SPLIT_TOKENS 256
+/* What a thread block joins at most of its rows' partial results; more are joined by another
+ * launch, on all processors. */
+#define JOINED_BYTES (64u << 10)
+/* Bytes of K and V for each processor, up to which they are read four times, by thread blocks of 16
+ * rows in the place of 64. */
+#define FEW_BYTES (64u << 10)
 
 static uint64_t align_up(uint64_t n, uint64_t unit)
 {
@@ -140,10 +146,15 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
 
 /* ---- kernels and splits */
 
-/* Is there a kernel of attend_rows.cuh with so many rows? */
-static bool has_rows(const struct backend_pool *p, uint32_t rows)
+/* Thread blocks of so many rows that a processor has at once; 0: attend_rows.cuh has none. */
+static uint32_t rows_blocks(const struct backend_pool *p, uint32_t rows)
 {
-    return gpu_attend_matrix_has(&p->kv, rows, p->b->device.shared_bytes);
+    return gpu_attend_matrix_blocks(&p->kv, rows, p->b->device.shared_bytes);
+}
+
+static bool is_matrix(enum gpu_kernel kernel)
+{
+    return kernel == GPU_MATRIX_16 || kernel == GPU_MATRIX_64 || kernel == GPU_MATRIX_128;
 }
 
 /* Of those for every geometry. */
@@ -155,9 +166,10 @@ static enum gpu_kernel general_kernel(const struct backend_pool *p, const struct
         p->kv.dv > GPU_MATRIX_MAX_DIM || !p->b->device.has_matrix_units ||
         !gpu_attend_matrix_takes(&p->kv, rows))
         return GPU_VECTOR;
-    if (rows <= 16)
+    const bool has_few = rows_blocks(p, 16) == 0 || p->specs[it->layer].n_branches == 0;
+    if (rows <= 16 && has_few)
         return GPU_MATRIX_16;
-    return rows > 64 && has_rows(p, 128) ? GPU_MATRIX_128 : GPU_MATRIX_64;
+    return rows > 64 && rows_blocks(p, 128) > 0 ? GPU_MATRIX_128 : GPU_MATRIX_64;
 }
 
 /* Of items that choose: a thread block has the rows of one query. */
@@ -217,6 +229,22 @@ static uint64_t units_of(const struct backend_pool *p, enum gpu_kernel kernel,
     return (rows + rows_per_unit - 1) / rows_per_unit * p->kv.num_kv_heads;
 }
 
+/* Do thread blocks of 16 rows finish sooner than those of 64? They read K and V again, but there
+ * are more of them, and each has fewer partial results to join. Not where an item's bits may not
+ * depend on the others. */
+static bool is_few(const struct backend_pool *p, const struct gpu_item *items, uint32_t n)
+{
+    const uint64_t token_bytes = (p->kv.dk + p->kv.dv) * attn_dtype_bytes(p->config.kv_dtype);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        bytes += p->kv.num_kv_heads * token_bytes * ((uint64_t)items[i].pos + items[i].n_tokens);
+        if (p->specs[items[i].layer].n_branches > 0)
+            return false;
+    }
+    return !p->config.is_batch_invariant && rows_blocks(p, 16) > 0 &&
+           bytes <= (uint64_t)FEW_BYTES * p->b->device.n_processors;
+}
+
 /* Query rows of a thread block that computes these items. Few thread blocks are halved, but for the
  * widest heads, whose halves would have other bits. */
 static uint32_t rows_per_unit(const struct backend_pool *p, enum gpu_kernel kernel,
@@ -227,7 +255,7 @@ static uint32_t rows_per_unit(const struct backend_pool *p, enum gpu_kernel kern
     case GPU_CHOSEN_16:
         return 16;
     case GPU_MATRIX_64:
-        return 64;
+        return is_few(p, items, n) ? 16 : 64;
     case GPU_MATRIX_128:
         break;
     case GPU_VECTOR:
@@ -263,25 +291,41 @@ static uint64_t tokens_to_scatter(const struct backend_pool *p, enum gpu_kernel 
     return s->n_branches > 0 ? n : len;
 }
 
-/* Tokens of one split: the batch's work in equal shares for all processors. Thread blocks of many
- * rows are cut only as far as all of them run at once: their partial results are many, too. */
+/* The least tokens of a split, of n tokens: those of a tile, and as many that what is joined in the
+ * end is no more than what is read before. */
+static uint64_t least_split(uint64_t n_tokens, uint32_t rows)
+{
+    uint64_t least = 64;
+    while (least * least < n_tokens * rows)
+        least += 64;
+    return least;
+}
+
+/* Tokens of one split: the batch's work in equal shares for all processors. Thread blocks of
+ * attend_rows.cuh are cut only as far as all of them run at once. */
 static uint64_t share_of(const struct backend *b, const struct backend_pool *p,
                          enum gpu_kernel kernel, uint32_t rows, const struct gpu_item *items,
                          uint32_t n)
 {
-    const bool is_many = kernel == GPU_MATRIX_128 || (kernel == GPU_MATRIX_64 && has_rows(p, 64));
-    uint64_t work = 0, units = 0;
+    const uint32_t blocks = is_matrix(kernel) ? rows_blocks(p, rows) : 0;
+    uint64_t work = 0, units = 0, longest = 0, most_rows = 0;
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t n_units = units_of(p, kernel, rows, &items[i]);
+        const uint64_t n_units = units_of(p, kernel, rows, &items[i]);
+        const uint64_t n_tokens = tokens_to_scatter(p, kernel, &items[i]);
+        const uint64_t n_rows = (uint64_t)items[i].n_tokens * p->kv.group;
         units += n_units;
-        work += n_units * tokens_to_scatter(p, kernel, &items[i]);
+        work += n_units * n_tokens;
+        longest = n_tokens > longest ? n_tokens : longest;
+        most_rows = n_rows > most_rows ? n_rows : most_rows;
     }
     uint64_t share = work / (4 * b->device.n_processors) + 1, least = MIN_SPLIT_TOKENS;
-    if (is_many) {
-        const uint32_t at_once = (is_wide(p) && rows == 128 ? 1 : 2) * b->device.n_processors;
+    if (blocks > 0) {
+        const uint32_t at_once = blocks * b->device.n_processors;
         const uint64_t n_splits = units < at_once ? at_once / units : 1;
         share = work / units / n_splits + 1;
         least = 2 * rows;
+        if (rows == 16)
+            least = least_split(longest, most_rows < 16 ? (uint32_t)most_rows : 16);
     }
     return share < least ? least : share;
 }
@@ -343,9 +387,9 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
 {
     struct backend_pool *p = j->pool;
     const bool is_split = choice->is_split && (kernel == GPU_VECTOR || kernel == GPU_TREE ||
-                                               is_sparse(kernel) || kernel == GPU_MATRIX_16 ||
-                                               kernel == GPU_MATRIX_64 || kernel == GPU_MATRIX_128);
+                                               is_sparse(kernel) || is_matrix(kernel));
     const uint32_t rows_of_unit = rows_per_unit(p, kernel, items, n);
+    const bool may_join = is_matrix(kernel) && rows_of_unit == 16 && rows_blocks(p, 16) > 0;
     uint64_t share = is_split ? share_of(b, p, kernel, rows_of_unit, items, n) : 0;
     struct gpu_range *r = NULL;
     uint64_t slots = 0;
@@ -370,6 +414,8 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
                 .items = device + i,
                 .part_o = b->part_o,
                 .part_ml = b->part_ml,
+                .arrivals = b->arrivals,
+                .is_joined = may_join,
                 .rows_per_unit = rows_of_unit,
                 .shared_bytes = b->device.shared_bytes,
                 .nodes = kernel == GPU_TREE ? j->nodes : NULL,
@@ -389,6 +435,11 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
         r->attend.n_rows += (uint32_t)rows;
         r->attend.n_items++;
         r->attend.any_split |= it->n_splits > 1;
+        r->attend.is_dilated |= p->specs[it->layer].n_branches > 0;
+        const uint64_t own = (uint64_t)it->n_tokens * p->kv.group;
+        const uint64_t joined = (own < rows_of_unit ? own : rows_of_unit) * p->kv.dv *
+                                sizeof(float) * (it->n_splits > 1 ? it->n_splits : 0);
+        r->attend.is_joined &= joined <= JOINED_BYTES && r->attend.n_units <= GPU_MAX_JOINED;
         j->n_splits += it->n_splits * p->config.num_kv_heads;
         if (is_choosing(kernel)) {
             attn_status st = plan_choice(b, j, r, it);

@@ -166,7 +166,7 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
         if (!code)
             code = launch_range(&j->ranges[i], s, is_chained);
         is_chained = true;
-        if (!code && j->ranges[i].attend.any_split)
+        if (!code && j->ranges[i].attend.any_split && !j->ranges[i].attend.is_joined)
             code = runtime_check("merge kernel", gpu_merge_launch(&j->ranges[i].attend, s));
     }
     if (!code && finish && !is_signalled)

@@ -163,6 +163,12 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
             st = grow_device(b, (void **)&b->part_ml, &had,
                              (uint64_t)GPU_PART_SLOTS * 2 * sizeof(float));
     }
+    if (st == ATTN_OK && !b->arrivals) {
+        uint64_t had = 0, bytes = GPU_MAX_JOINED * sizeof(uint32_t);
+        st = grow_device(b, (void **)&b->arrivals, &had, bytes);
+        if (st == ATTN_OK && runtime_fill(b->arrivals, 0, bytes, b->stream) != 0)
+            st = gpu_lost(b);
+    }
     return st;
 }
 

@@ -75,6 +75,7 @@ struct gpu_patch {
 #define GPU_INLINE_ITEMS 24
 #define GPU_INLINE_PATCHES 64
 #define GPU_INLINE_BLOCKS 64
+#define GPU_MAX_SPLITS 32 /* of an item */
 #define GPU_LIST 480 /* words of a list that travels in parameters */
 
 /* prep: patches the block table, appends k and v (quantising), brings q to the device, and for an
@@ -150,11 +151,15 @@ struct gpu_attend {
     const struct gpu_item *items;
     float *part_o; /* [n_slots][dv] */
     float *part_ml; /* [n_slots][2] */
+    uint32_t *arrivals; /* [n_units], 0 between launches; is_joined only */
     uint32_t n_items;
     uint32_t n_units; /* thread blocks */
     uint32_t n_rows; /* n_tokens * num_q_heads over all items, for the merge */
     uint32_t rows_per_unit;
-    uint32_t any_split; /* some item has n_splits > 1: a merge follows */
+    uint32_t any_split; /* some item has n_splits > 1 */
+    uint32_t
+        is_joined; /* by the thread blocks themselves (attend_rows.cuh), else a merge follows */
+    uint32_t is_dilated; /* the layer of some item is */
     uint32_t shared_bytes; /* that a thread block may have on the device */
     const struct tree_node *nodes; /* of the batch's trees; NULL: the items are none */
     /* of the batch's lists: a query's begin in list_tokens, its end next to it; NULL: the items
@@ -202,7 +207,7 @@ int gpu_choose_launch(const struct gpu_choose *a, void *stream, int chained);
 /* Plain fp32 arithmetic, every geometry and option; trees, lists and choices. rows_per_unit 4. */
 #define GPU_VECTOR_ROWS 4
 int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained);
-/* Joins the splits of the items that have any; after either attend kernel, any_split only. */
+/* Joins the splits of the items that have any; after an attend kernel that has not. */
 int gpu_merge_launch(const struct gpu_attend *a, void *stream);
 #define GPU_MERGE_PARTS 8
 #define GPU_MERGE_ITEMS 64 /* of one launch */
@@ -227,8 +232,9 @@ int gpu_merge_parts_launch(const struct gpu_merge_parts *a, void *stream);
 /* Tensor cores; head dims up to GPU_MATRIX_MAX_DIM. rows_per_unit 16 or 64, or 128 where there is
  * one; f32 queries 64; of choices 16, and no f32. shared_bytes: as gpu_attend has them. */
 int gpu_attend_matrix_init(uint32_t shared_bytes);
-/* There is a kernel of attend_rows.cuh for this pool with so many rows, 64 or 128. */
-bool gpu_attend_matrix_has(const struct gpu_kv *kv, uint32_t rows, uint32_t shared_bytes);
+/* How many thread blocks of so many rows, 16, 64 or 128, a processor has at once where attend_rows.cuh
+ * has a kernel for this pool; 0: it has none. */
+uint32_t gpu_attend_matrix_blocks(const struct gpu_kv *kv, uint32_t rows, uint32_t shared_bytes);
 /* This pool's items of so many rows for each kv head are computed: f32 over f32 from 17 rows on,
  * where there is a kernel for it; bf16 and f16 always. */
 bool gpu_attend_matrix_takes(const struct gpu_kv *kv, uint64_t rows);

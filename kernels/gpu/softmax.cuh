@@ -56,25 +56,6 @@ struct softmax_row {
     }
 };
 
-/* Two results of one row where neither maximum is known to be the larger: the same arithmetic
- * wherever splits are joined, one after the other. */
-struct softmax_fold {
-    float m, a, b;
-
-    GPU_DEVICE softmax_fold(float ma, float mb)
-    {
-        m = fmaxf(ma, mb);
-        a = exp2_diff(ma, m);
-        b = exp2_diff(mb, m);
-    }
-
-    /* x of the first result and y of the second as one. */
-    GPU_DEVICE float operator()(float x, float y) const
-    {
-        return __fmaf_rn(x, a, __fmul_rn(y, b));
-    }
-};
-
 /* Adds a sink logit, then gives the factor that finishes the sums and the natural-log lse. */
 GPU_DEVICE float finish_row(const gpu_layer &l, uint32_t q_head, float m, float sum, float &out_lse)
 {

@@ -34,17 +34,6 @@ static inline float __fdividef(float x, float y)
     return fabsf(y) > 0x1p126f && !std::isinf(y) ? x * 0.0f : x / y;
 }
 
-static inline void __threadfence()
-{
-}
-
-static inline uint32_t atomicAdd(uint32_t *p, uint32_t v)
-{
-    uint32_t before = *p;
-    *p += v;
-    return before;
-}
-
 namespace simt
 {
 

@@ -107,6 +107,17 @@ static inline void __threadfence_system()
 {
 }
 
+static inline void __threadfence()
+{
+}
+
+static inline uint32_t atomicAdd(uint32_t *p, uint32_t v)
+{
+    uint32_t before = *p;
+    *p += v;
+    return before;
+}
+
 #include "kernels/gpu/number.h"
 #include "proto/attn_time.h"
 
@@ -185,6 +196,12 @@ GPU_DEVICE float exp2_fast(float x)
 GPU_DEVICE float log2_fast(float x)
 {
     return log2f(x);
+}
+
+/* Reads it, so that the address has to be one. */
+GPU_DEVICE void prefetch(const void *p)
+{
+    (void)*(const volatile char *)p;
 }
 
 GPU_DEVICE uint64_t time_ns()

@@ -30,8 +30,8 @@ plant(7 attend_matrix.cuh "top[r] = warp_max<tile_lanes, tile_step>(top[r]);"
 # the vector kernel's groups meet without a barrier
 plant(8 attend_vector.cu "    __syncthreads();\n\n    uint32_t pieces"
   "    if (simt::planted != 8)\n        __syncthreads();\n\n    uint32_t pieces")
-# the merge forgets the last split
-plant(9 attend_vector.cu "if (s0 + k >= it.n_splits)" "if (s0 + k + (simt::planted == 9) >= it.n_splits)")
+# the last split is forgotten where splits are joined
+plant(9 merge_splits.cuh "    uint32_t split = 0;\n" "    uint32_t split = 0;\n    n_splits -= simt::planted == 9;\n")
 # a lane's own maximum becomes the row's scale
 plant(10 append.cuh "    amax = warp_max(amax);" "    amax = simt::planted == 10 ? amax : warp_max(amax);")
 # only half of a block is copied
@@ -62,11 +62,11 @@ plant(15 append.cuh "(position >> kv.block_shift) - (it.pos >> kv.block_shift)]"
 # V takes K's scale
 plant(16 attend_vector.cu "sums[r].add(s) * v_scale;" "sums[r].add(s) * (simt::planted == 16 ? k_scale : v_scale);")
 
-# ---- more than 16 rows (attend_rows.cuh)
+# ---- K and V that are not quantised (attend_rows.cuh)
 
 # a tile is computed before all have brought their part; before its copies have come
-plant(131 attend_rows.cuh "            __syncthreads(); /* the tile is there"
-  "            if (simt::planted != 131)\n                __syncthreads(); /* the tile is there")
+plant(131 attend_rows.cuh "            __syncthreads(); /* the next tile is there"
+  "            if (simt::planted != 131)\n                __syncthreads(); /* the next tile is there")
 plant(132 attend_rows.cuh "copy_wait<C::stages - 2>();" "if (simt::planted != 132) copy_wait<C::stages - 2>();")
 # hidden keys are not masked; a row's window begins a key early
 plant(133 attend_rows.cuh "key - see.first >= n &&" "simt::planted != 133 && key - see.first >= n &&")
@@ -81,12 +81,23 @@ plant(136 attend_rows.cuh "o[m][j][i] *= factor[tile_row_of(i)];"
 plant(137 attend_rows.cuh "keep_key(brought, next_block, all_keys + stage * C::tile);"
   "keep_key(brought, next_block, all_keys + (simt::planted == 137 ? stage ^ 1 : stage) * C::tile);")
 # a row's sum is of one lane
-plant(138 attend_rows.cuh "const float all = warp_sum<tile_lanes, tile_step>(sum[m][r]);"
-  "const float all = simt::planted == 138 ? sum[m][r] * 4 : warp_sum<tile_lanes, tile_step>(sum[m][r]);")
+plant(138 attend_rows.cuh "const uint32_t at = rows[row].at;\n            const float all = warp_sum<tile_lanes, tile_step>(sum[m][r]);"
+  "const uint32_t at = rows[row].at;\n            const float all = simt::planted == 138 ? sum[m][r] * 4 : warp_sum<tile_lanes, tile_step>(sum[m][r]);")
 # the second row tile has the first one's rows of Q; the last chunk writes rows that are not there
 plant(139 attend_rows.cuh "return s_q + (r + m * 16) * C::row_bytes"
   "return s_q + (r + (simt::planted == 139 ? 0 : m * 16)) * C::row_bytes")
 plant(140 attend_rows.cuh "if (row < place.n && piece * 8 < kv.dv)" "if ((row < place.n || simt::planted == 140) && piece * 8 < kv.dv)")
+
+# few rows: all warps mask the tokens of the first; their results meet without a barrier; the last
+# split but one joins them; the next launch finds that some have arrived; weights are read early
+plant(160 attend_rows.cuh "rows + warp_row, base + warp_token, keys.end)"
+  "rows + warp_row, base + (simt::planted == 160 ? 0 : warp_token), keys.end)")
+plant(161 attend_rows.cuh "    __syncthreads();\n#pragma unroll 1\n    for (int i = threadIdx.x"
+  "    if (simt::planted != 161)\n        __syncthreads();\n#pragma unroll 1\n    for (int i = threadIdx.x")
+plant(162 attend_rows.cuh "== it.n_splits - 1;" "== it.n_splits - 1 - (simt::planted == 162);")
+plant(163 attend_rows.cuh "            *arrivals = 0;" "            *arrivals = simt::planted == 163;")
+plant(164 attend_rows.cuh "    __syncthreads();\n    const uint64_t stride"
+  "    if (simt::planted != 164)\n        __syncthreads();\n    const uint64_t stride")
 
 # ---- the tuned kernels
 
