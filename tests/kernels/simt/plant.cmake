@@ -90,14 +90,14 @@ plant(140 attend_rows.cuh "if (row < place.n && piece * 8 < kv.dv)" "if ((row < 
 
 # few rows: all warps mask the tokens of the first; their results meet without a barrier; the last
 # split but one joins them; the next launch finds that some have arrived; weights are read early
-plant(160 attend_rows.cuh "rows + warp_row, base + warp_token, keys.end)"
-  "rows + warp_row, base + (simt::planted == 160 ? 0 : warp_token), keys.end)")
-plant(161 attend_rows.cuh "    __syncthreads();\n#pragma unroll 1\n    for (int i = threadIdx.x"
-  "    if (simt::planted != 161)\n        __syncthreads();\n#pragma unroll 1\n    for (int i = threadIdx.x")
-plant(162 attend_rows.cuh "== it.n_splits - 1;" "== it.n_splits - 1 - (simt::planted == 162);")
-plant(163 attend_rows.cuh "            *arrivals = 0;" "            *arrivals = simt::planted == 163;")
-plant(164 attend_rows.cuh "    __syncthreads();\n    const uint64_t stride"
-  "    if (simt::planted != 164)\n        __syncthreads();\n    const uint64_t stride")
+plant(170 attend_rows.cuh "rows + warp_row, base + warp_token, keys.end)"
+  "rows + warp_row, base + (simt::planted == 170 ? 0 : warp_token), keys.end)")
+plant(171 attend_rows.cuh "    __syncthreads();\n#pragma unroll 1\n    for (int i = threadIdx.x"
+  "    if (simt::planted != 171)\n        __syncthreads();\n#pragma unroll 1\n    for (int i = threadIdx.x")
+plant(172 attend_rows.cuh "== it.n_splits - 1;" "== it.n_splits - 1 - (simt::planted == 172);")
+plant(173 attend_rows.cuh "            *arrivals = 0;" "            *arrivals = simt::planted == 173;")
+plant(174 attend_rows.cuh "    __syncthreads();\n    const uint64_t stride"
+  "    if (simt::planted != 174)\n        __syncthreads();\n    const uint64_t stride")
 
 # ---- the tuned kernels
 
@@ -294,6 +294,7 @@ plant(163 choose.cu "        sums[warp_id()] = all;\n    __syncthreads();" "    
 plant(164 choose.cu "before += lane_id() & d ? other : 0.0f;" "before += lane_id() & d && simt::planted != 164 ? other : 0.0f;")
 plant(165 device.cuh "chosen_at(a.kv, it, a.n_chosen, query, head);" "chosen_at(a.kv, it, a.n_chosen, query, simt::planted == 165 ? 0 : head);")
 plant(166 attend_matrix.cuh "chosen_at(kv, it, a.n_chosen, query, head);" "chosen_at(kv, it, a.n_chosen, simt::planted == 166 ? 0 : query, head);")
+plant(167 gpu_choose.c "${declared}" "${declared}\nint simt_has_bug(int bug);")
 plant(167 gpu_choose.c "        if (!(it->flags & BACKEND_APPEND))" "        if (!(it->flags & BACKEND_APPEND) || simt_has_bug(167))")
 plant(168 gpu_queue.c "        gpu_extremes_forget(p, list[i].to_block);" "        if (!simt_has_bug(168))\n            gpu_extremes_forget(p, list[i].to_block);")
 
