@@ -344,3 +344,60 @@ struct reference_bound reference_bound_of(attn_dtype q_dtype, attn_dtype kv_dtyp
         return (struct reference_bound){2e-3, 2e-3, 1e-3, 2e-4, 1e-4};
     return (struct reference_bound){0.01, 0.01, 5e-3, 2e-4, 1e-4};
 }
+
+/* What no product of one of the q with one of the n keys passes. */
+static double bound_of(uint32_t group, uint32_t dk, const float *q, const float *k, uint32_t n)
+{
+    double best = -INFINITY;
+    for (uint32_t r = 0; r < group; r++) {
+        double sum = 0;
+        for (uint32_t d = 0; d < dk; d++) {
+            double max = -INFINITY, min = INFINITY, x = (double)q[(size_t)r * dk + d];
+            for (uint32_t j = 0; j < n; j++) {
+                max = fmax(max, (double)k[(size_t)j * dk + d]);
+                min = fmin(min, (double)k[(size_t)j * dk + d]);
+            }
+            sum += x > 0 ? x * max : x * min;
+        }
+        best = fmax(best, sum);
+    }
+    return best;
+}
+
+uint32_t reference_choose(uint32_t n_chosen, uint32_t block_tokens, uint32_t group, uint32_t dk,
+                          const float *q, const float *k, uint32_t n_seen, uint32_t *out_tokens,
+                          double *out_margin)
+{
+    const uint32_t newest = (n_seen - 1) / block_tokens;
+    double *bounds = calloc(newest + 1, sizeof *bounds), last = INFINITY;
+    bool *is_taken = calloc(newest + 1, sizeof *is_taken);
+    uint32_t n = 0;
+    *out_margin = INFINITY;
+    if (bounds == NULL || is_taken == NULL)
+        goto out;
+    is_taken[newest] = true;
+    is_taken[0] |= n_chosen > 1;
+    for (uint32_t i = 1; i < newest; i++) {
+        is_taken[i] = n_chosen > newest;
+        if (!is_taken[i])
+            bounds[i] = bound_of(group, dk, q, k + (size_t)i * block_tokens * dk, block_tokens);
+    }
+    for (uint32_t taken = 2; taken < n_chosen && n_chosen <= newest; taken++) {
+        uint32_t best = 0; /* of two with one bound the newer */
+        for (uint32_t i = 1; i < newest; i++)
+            if (!is_taken[i] && (best == 0 || bounds[i] >= bounds[best]))
+                best = i;
+        is_taken[best] = true;
+        last = bounds[best];
+    }
+    for (uint32_t i = 1; i < newest && isfinite(last); i++)
+        if (!is_taken[i] && bounds[i] != last)
+            *out_margin = fmin(*out_margin, last - bounds[i]);
+    for (uint32_t j = 0; j < n_seen; j++)
+        if (is_taken[j / block_tokens])
+            out_tokens[n++] = j;
+out:
+    free(bounds);
+    free(is_taken);
+    return n;
+}

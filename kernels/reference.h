@@ -42,6 +42,17 @@ attn_status reference_attend_seen(const struct attn_layer_spec *spec, uint32_t n
                                   const void *v, uint32_t n_kv, const struct reference_seen *seen,
                                   double *out, double *lse);
 
+/* The tokens that a query which chooses blocks visits for one kv head (backend_item.n_chosen).
+ *
+ * Shapes   q [group][dk] of the kv head's q heads; k [n_seen][dk] as the cache reads back, n_seen
+ *          at least 1; out_tokens [n_seen], ascending
+ * Returns  how many they are; 0: there is no memory. *out_margin: by how much the lowest bound that
+ *          was taken is above the highest other one that it is not equal to
+ */
+uint32_t reference_choose(uint32_t n_chosen, uint32_t block_tokens, uint32_t group, uint32_t dk,
+                          const float *q, const float *k, uint32_t n_seen, uint32_t *out_tokens,
+                          double *out_margin);
+
 /* Element i of an array of dtype (f32, f16, bf16), widened or rounded to nearest even. */
 double reference_get(attn_dtype dtype, const void *array, size_t i);
 void reference_put(attn_dtype dtype, void *array, size_t i, double x);

@@ -34,7 +34,7 @@ struct selftest {
     struct backend *b;
     FILE *out;
     uint32_t max_in_flight, n_ok, n_refused, n_failed;
-    bool has_lists;
+    bool has_lists, has_choice;
     uint64_t rng;
     char *memory; /* host memory of the device: reset for each case */
     size_t used;
@@ -235,6 +235,41 @@ static bool is_close(double got, double want, double bound)
     return fabs(got - want) <= bound; /* false if either is NaN */
 }
 
+/* n rows of an item's outputs, from row0 on, against these. */
+static bool check_rows(struct run *r, uint32_t seq, size_t row0, size_t n, const double *want,
+                       const double *lse)
+{
+    const struct backend_pool_config *c = &r->config;
+    const struct backend_item *it = &r->items[seq];
+    const size_t dv = c->head_dim_v;
+    struct reference_bound bound = reference_bound_of(c->q_dtype, c->q_dtype);
+    bool ok = true;
+    for (size_t i = 0; ok && i < n * dv; i++) {
+        double got = reference_get(c->q_dtype, it->out, row0 * dv + i), error = fabs(got - want[i]);
+        double allowed = bound.atol + bound.rtol * fabs(want[i]);
+        ok = is_close(got, want[i], allowed);
+        if (ok && error > r->max_error)
+            r->max_error = error;
+        if (ok && error > r->max_share * allowed)
+            r->max_share = error / allowed;
+        if (!ok)
+            snprintf(r->why, sizeof r->why,
+                     "out of sequence %" PRIu32 " at %" PRIu32 "+%" PRIu32
+                     ", row %zu, element %zu: %g, reference %g",
+                     seq, it->pos, it->n_tokens, row0 + i / dv, i % dv, got, want[i]);
+    }
+    for (size_t i = 0; ok && i < n; i++) {
+        const double got = (double)it->lse[row0 + i];
+        ok = is_close(got, lse[i], bound.lse_atol + bound.lse_rtol * fabs(lse[i]));
+        if (!ok)
+            snprintf(r->why, sizeof r->why,
+                     "lse of sequence %" PRIu32 " at %" PRIu32 "+%" PRIu32
+                     ", row %zu: %g, reference %g",
+                     seq, it->pos, it->n_tokens, row0 + i, got, lse[i]);
+    }
+    return ok;
+}
+
 /* One item's outputs against the reference over all that was appended. */
 static bool check_item(struct run *r, uint32_t seq)
 {
@@ -242,7 +277,6 @@ static bool check_item(struct run *r, uint32_t seq)
     const struct backend_item *it = &r->items[seq];
     const struct seq *s = &r->seqs[seq];
     size_t rows = (size_t)it->n_tokens * c->num_q_heads, n_q = rows * c->head_dim_k;
-    struct reference_bound bound = reference_bound_of(c->q_dtype, c->q_dtype);
     float *q = malloc(n_q * sizeof *q);
     double *want = malloc(rows * c->head_dim_v * sizeof *want), *lse = malloc(rows * sizeof *lse);
     bool ok = q && want && lse;
@@ -254,29 +288,7 @@ static bool check_item(struct run *r, uint32_t seq)
                                      s->len, &seen, want, lse) == ATTN_OK;
     if (!ok)
         snprintf(r->why, sizeof r->why, "out of host memory");
-    for (size_t i = 0; ok && i < rows * c->head_dim_v; i++) {
-        double got = reference_get(c->q_dtype, it->out, i), error = fabs(got - want[i]);
-        double allowed = bound.atol + bound.rtol * fabs(want[i]);
-        ok = is_close(got, want[i], allowed);
-        if (ok && error > r->max_error)
-            r->max_error = error;
-        if (ok && error > r->max_share * allowed)
-            r->max_share = error / allowed;
-        if (!ok)
-            snprintf(r->why, sizeof r->why,
-                     "out of sequence %" PRIu32 " at %" PRIu32 "+%" PRIu32
-                     ", row %zu, element %zu: %g, reference %g",
-                     seq, it->pos, it->n_tokens, i / c->head_dim_v, i % c->head_dim_v, got,
-                     want[i]);
-    }
-    for (size_t i = 0; ok && i < rows; i++) {
-        ok = is_close((double)it->lse[i], lse[i], bound.lse_atol + bound.lse_rtol * fabs(lse[i]));
-        if (!ok)
-            snprintf(r->why, sizeof r->why,
-                     "lse of sequence %" PRIu32 " at %" PRIu32 "+%" PRIu32
-                     ", row %zu: %g, reference %g",
-                     seq, it->pos, it->n_tokens, i, (double)it->lse[i], lse[i]);
-    }
+    ok = ok && check_rows(r, seq, 0, rows, want, lse);
     free(q);
     free(want);
     free(lse);
@@ -341,6 +353,76 @@ static bool check_lists(struct run *r)
     return ok;
 }
 
+/* One query and kv head of a choosing item; has room for what the reference takes and gives. */
+struct choosing {
+    float *q, *k, *v;
+    double *want, *lse;
+    uint32_t tokens[MAX_TOKENS];
+};
+
+static bool check_choice(struct run *r, uint32_t seq, uint32_t token, uint32_t head,
+                         struct choosing *x)
+{
+    const struct backend_pool_config *c = &r->config;
+    const struct backend_item *it = &r->items[seq];
+    const struct seq *s = &r->seqs[seq];
+    const uint32_t group = c->num_q_heads / c->num_kv_heads, dk = c->head_dim_k, dv = c->head_dim_v;
+    const uint32_t end = r->spec.is_full ? s->len : it->pos + token + 1;
+    const size_t row0 = (size_t)token * c->num_q_heads + (size_t)head * group;
+    struct attn_layer_spec spec = r->spec;
+    double margin;
+    if (spec.sink_logits != NULL)
+        spec.sink_logits += head * group;
+    for (size_t i = 0; i < (size_t)group * dk; i++)
+        x->q[i] = (float)reference_get(c->q_dtype, it->q, row0 * dk + i);
+    for (size_t j = 0; j < end; j++) {
+        const size_t row = j * c->num_kv_heads + head;
+        memcpy(x->k + j * dk, s->k + row * dk, dk * sizeof *x->k);
+        memcpy(x->v + j * dv, s->v + row * dv, dv * sizeof *x->v);
+    }
+    const uint32_t starts[] = {0, reference_choose(it->n_chosen, c->block_tokens, group, dk, x->q,
+                                                   x->k, end, x->tokens, &margin)};
+    const struct reference_seen seen = {.starts = starts, .tokens = x->tokens};
+    if (starts[1] > 0 && margin < 1e-3) /* sums of f32 may take another block */
+        return true;
+    if (starts[1] > 0 && reference_attend_seen(&spec, group, 1, dk, dv, ATTN_F32, x->q, 1, end - 1,
+                                               x->k, x->v, end, &seen, x->want, x->lse) == ATTN_OK)
+        return check_rows(r, seq, row0, group, x->want, x->lse);
+    snprintf(r->why, sizeof r->why, "out of host memory");
+    return false;
+}
+
+/* The last step once more, whose queries choose four blocks. */
+static bool check_choices(struct run *r)
+{
+    const struct backend_pool_config *c = &r->config;
+    const size_t group = c->num_q_heads / c->num_kv_heads, dk = c->head_dim_k, dv = c->head_dim_v;
+    struct choosing x = {.q = malloc(group * dk * sizeof *x.q),
+                         .k = malloc(MAX_TOKENS * dk * sizeof *x.k),
+                         .v = malloc(MAX_TOKENS * dv * sizeof *x.v),
+                         .want = malloc(group * dv * sizeof *x.want),
+                         .lse = malloc(group * sizeof *x.lse)};
+    bool ok = x.q && x.k && x.v && x.want && x.lse;
+    if (!ok)
+        snprintf(r->why, sizeof r->why, "out of host memory");
+    attend_again(r);
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        r->items[i].n_chosen = 4;
+    ok = ok && run_batch(r);
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        for (uint32_t t = 0; ok && t < r->items[i].n_tokens; t++)
+            for (uint32_t h = 0; ok && h < c->num_kv_heads; h++)
+                ok = check_choice(r, i, t, h, &x);
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        r->items[i].n_chosen = 0;
+    free(x.q);
+    free(x.k);
+    free(x.v);
+    free(x.want);
+    free(x.lse);
+    return ok;
+}
+
 static bool run_steps(struct run *r)
 {
     static const uint32_t prompts[N_SEQS] = {1, 40, 270}, steps[N_SEQS] = {1, MAX_STEP, 3};
@@ -357,7 +439,10 @@ static bool run_steps(struct run *r)
     for (uint32_t i = 0; i < N_SEQS; i++)
         if (!add_tokens(r, i, steps[i]))
             return false;
-    return run_batch(r) && check_items(r) && (!r->t->has_lists || check_lists(r));
+    const bool can_choose =
+        r->t->has_choice && r->spec.window_tokens == 0 && r->spec.alibi_slopes == NULL;
+    return run_batch(r) && check_items(r) && (!r->t->has_lists || check_lists(r)) &&
+           (!can_choose || check_choices(r));
 }
 
 /* false: the geometry is refused, or a call failed; reported. */
@@ -614,6 +699,7 @@ attn_status selftest_run(const struct backend_ops *ops, int32_t device_index, ui
     ops->info(t.b, &info);
     t.max_in_flight = info.max_in_flight;
     t.has_lists = (info.features & BACKEND_HAS_LISTS) != 0;
+    t.has_choice = (info.features & BACKEND_HAS_CHOICE) != 0;
     fprintf(out, "device %s, %" PRIu32 " processors\n", info.device, info.n_processors);
     if (info.driver[0] != 0)
         fprintf(out, "driver %s\n", info.driver);

@@ -302,12 +302,8 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
     const bool is_plain = layer.soft_cap == 0.0f && !layer.alibi_slopes;
     const float scale_log2 = layer.scale * log2e;
     const uint32_t *table = table_of(kv, it);
-    uint32_t n_chosen_keys = 0;
-    if (is_choosing) {
-        const uint32_t query = row0 / kv.group;
-        table = a.chosen + chosen_at(kv, it, a.n_chosen, query, head);
-        n_chosen_keys = choice_at(kv, it, a.n_chosen, query).n_keys;
-    }
+    if (is_choosing)
+        table = a.chosen + chosen_at(kv, it, a.n_chosen, row0 / kv.group, head);
     const matrix_source src = {table, part_of(kv, it.layer, false), part_of(kv, it.layer, true),
                                head};
     branch from = {};
@@ -333,8 +329,10 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
 
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
         from = branch_at(kv, stored, nth, head);
-        keys = is_choosing ? part_of_all(it, n_chosen_keys, split)
-                           : part_of_branch(kv, layer, from, it, queries, split);
+        if (is_choosing)
+            keys = part_of_all(it, choice_at(kv, it, a.n_chosen, row0 / kv.group).n_keys, split);
+        else
+            keys = part_of_branch(kv, layer, from, it, queries, split);
 #pragma unroll
         for (int r = 0; r < tile_rows; ++r)
             row[r].see =

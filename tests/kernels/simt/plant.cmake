@@ -293,7 +293,7 @@ plant(162 choose.cu "row > 0 ? max(best, bounds[at]) : best" "row > 0 && simt::p
 plant(163 choose.cu "        sums[warp_id()] = all;\n    __syncthreads();" "        sums[warp_id()] = all;\n    if (simt::planted != 163)\n        __syncthreads();")
 plant(164 choose.cu "before += lane_id() & d ? other : 0.0f;" "before += lane_id() & d && simt::planted != 164 ? other : 0.0f;")
 plant(165 device.cuh "chosen_at(a.kv, it, a.n_chosen, query, head);" "chosen_at(a.kv, it, a.n_chosen, query, simt::planted == 165 ? 0 : head);")
-plant(166 attend_matrix.cuh "chosen_at(kv, it, a.n_chosen, query, head);" "chosen_at(kv, it, a.n_chosen, simt::planted == 166 ? 0 : query, head);")
+plant(166 attend_matrix.cuh "chosen_at(kv, it, a.n_chosen, row0 / kv.group, head);" "chosen_at(kv, it, a.n_chosen, simt::planted == 166 ? 0 : row0 / kv.group, head);")
 plant(167 gpu_choose.c "${declared}" "${declared}\nint simt_has_bug(int bug);")
 plant(167 gpu_choose.c "        if (!(it->flags & BACKEND_APPEND))" "        if (!(it->flags & BACKEND_APPEND) || simt_has_bug(167))")
 plant(168 gpu_queue.c "        gpu_extremes_forget(p, list[i].to_block);" "        if (!simt_has_bug(168))\n            gpu_extremes_forget(p, list[i].to_block);")
