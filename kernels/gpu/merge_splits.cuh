@@ -46,8 +46,8 @@ GPU_DEVICE void split_weights(float *weights, const gpu_attend &a, const gpu_ite
         weights[k * split_lanes + lane] = part[k].x * f;
 }
 
-/* Adds `count` splits from `split` on to four neighbouring elements each of n rows: all are on their
- * way before the first is used. */
+/* Adds `count` splits from `split` on to four neighbouring elements each of n rows: all are on
+ * their way before the first is used. */
 template <uint32_t count, int n>
 GPU_DEVICE void add_splits(float4 (&x)[n], const float *const (&from)[n],
                            const float *const (&weights)[n], uint64_t stride, uint32_t split)

@@ -232,8 +232,8 @@ int gpu_merge_parts_launch(const struct gpu_merge_parts *a, void *stream);
 /* Tensor cores; head dims up to GPU_MATRIX_MAX_DIM. rows_per_unit 16 or 64, or 128 where there is
  * one; f32 queries 64; of choices 16, and no f32. shared_bytes: as gpu_attend has them. */
 int gpu_attend_matrix_init(uint32_t shared_bytes);
-/* How many thread blocks of so many rows, 16, 64 or 128, a processor has at once where attend_rows.cuh
- * has a kernel for this pool; 0: it has none. */
+/* How many thread blocks of so many rows, 16, 64 or 128, a processor has at once where
+ * attend_rows.cuh has a kernel for this pool; 0: it has none. */
 uint32_t gpu_attend_matrix_blocks(const struct gpu_kv *kv, uint32_t rows, uint32_t shared_bytes);
 /* This pool's items of so many rows for each kv head are computed: f32 over f32 from 17 rows on,
  * where there is a kernel for it; bf16 and f16 always. */

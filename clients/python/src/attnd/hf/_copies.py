@@ -42,9 +42,7 @@ class Staging:
             buffer = buffers[name] = torch.empty(n, dtype=dtype, pin_memory=True)
         return buffer[:n]
 
-    def steps(
-        self, pool: Pool, layer: int, parts: list[Part]
-    ) -> Iterator[tuple[Result, int]]:
+    def steps(self, pool: Pool, layer: int, parts: list[Part]) -> Iterator[tuple[Result, int]]:
         """Of each part one copy to the host, the step, one copy back, on the current stream: a part is
         copied while the one before it is on its way. Yields each step's result, and the nanoseconds
         before it, with the wait for the model to have made q, k and v.
@@ -58,9 +56,7 @@ class Staging:
             self._of_thread.__dict__.clear()  # one that was interrupted may be written yet
             raise
 
-    def _steps(
-        self, pool: Pool, layer: int, parts: list[Part]
-    ) -> Iterator[tuple[Result, int]]:
+    def _steps(self, pool: Pool, layer: int, parts: list[Part]) -> Iterator[tuple[Result, int]]:
         start = time.monotonic_ns()
         stream = torch.cuda.current_stream(parts[0][2].device)
         staged: list[tuple[list[torch.Tensor], torch.Tensor, Any]] = []
