@@ -254,11 +254,16 @@ plant(114 gpu_launch.c "int code = gpu_stream_follow(b, b->prompts, s);"
 plant(86 attend_matrix.cuh "uint32_t token = branch_token(from, key);"
   "uint32_t token = simt::planted == 86 ? key : branch_token(from, key);")
 plant(87 attend_matrix.cuh "is_open = keys.all_take_part &&" "is_open = (simt::planted == 87 || keys.all_take_part) &&")
+plant(86 attend_rows.cuh "return C::has_branches ? branch_token(from, key) : key;"
+  "return C::has_branches && simt::planted != 86 ? branch_token(from, key) : key;")
+plant(87 attend_rows.cuh "is_open = keys.all_take_part &&" "is_open = (simt::planted == 87 || keys.all_take_part) &&")
 plant(88 attend_vector.cu "token = list(kv, b, key, is_live);"
   "token = simt::planted == 88 ? key : list(kv, b, key, is_live);")
 # of a dilated layer in parts: heads are counted from the card's first; distances are the card's
 plant(115 attend_matrix.cuh "branch_at(kv, stored, nth, head);"
   "branch_at(kv, stored, nth, simt::planted == 115 ? head - kv.first_kv_head : head);")
+plant(115 attend_rows.cuh "branch_at(kv, layer, nth, place.head)"
+  "branch_at(kv, layer, nth, simt::planted == 115 ? place.head - kv.first_kv_head : place.head)")
 plant(116 attend_vector.cu "at = key_position<kind>(a, it, b, key, token);"
   "at = simt::planted == 116 ? token : key_position<kind>(a, it, b, key, token);")
 plant(117 attend_vector.cu "see[r].look(a, layer, b, it, position[r],"
