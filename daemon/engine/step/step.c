@@ -330,12 +330,14 @@ static attn_status check_parts(const Attnd__Step *s, const struct pool *p, char 
                                size_t why_bytes)
 {
     const struct attn_layer_spec *l = &p->config.layers[s->layer];
+    bool is_moved = false; /* begins anywhere but at the beginning */
     for (uint32_t i = 0; i < s->n_seq; i++) {
         attn_status st = check_part(s, i, l, why, why_bytes);
         if (st != ATTN_OK)
             return st;
+        is_moved |= s->key_base[i] > 0;
     }
-    if (p->has_parts || (!needs_base(l) && !(s->n_n_keys > 0 && needs_ahead(l))))
+    if (p->has_parts || (!(is_moved && needs_base(l)) && !(s->n_n_keys > 0 && needs_ahead(l))))
         return ATTN_OK;
     snprintf(why, why_bytes,
              "step.key_base: layer %" PRIu32 " has %s, and the backend of pool %s has no parts of "

@@ -51,7 +51,8 @@ def connect(
     url      cluster+etcd://HOST:PORT[,HOST:PORT...][/PREFIX], cluster+file:///PATH: the registry
     rebuild  is given a sequence whose daemon is lost, open on another one: it appends K and V of
              seq.tokens from seq.n_cached on, in every layer of seq.pool. On the thread that needed
-             the sequence
+             the sequence. Of a sequence in shards it is given a range in its place, whose tokens
+             end where the lost shard does
     idle     seconds without a word after which the registry is asked whether it is there
     others   as attnd.connect(), of each daemon; connect_timeout also for the first member
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import attnd
@@ -21,6 +21,7 @@ from .place import Candidate, PrefixIndex, home_of, order
 from .sequence import ClusterSequence, random_id
 
 if TYPE_CHECKING:
+    from .shards import LongSequence
     from .calls import ClusterCalls
     from .client import ClusterClient
 
@@ -58,8 +59,9 @@ class ClusterItems:
     """As attnd.Items; made by ClusterPool.items(). Where its sequences are is looked at with each step."""
 
     def __init__(self, items: Iterable[Any]):
-        self.rows: list[tuple[ClusterSequence, int, int]] = [(s, p, n) for s, p, n in items]
+        self.rows: list[tuple[Any, int, int]] = [(s, p, n) for s, p, n in items]
         self.n_items = len(self.rows)
+        self.is_long = any(s.is_long for s, _, _ in self.rows)
         self.first: list[int] = []  # row of each item
         self.n_tokens = 0
         for _, _, n in self.rows:
@@ -68,7 +70,7 @@ class ClusterItems:
         self._parts: list[_Part] = []
 
     def parts(self) -> list[_Part]:
-        versions = [s._version for s, _, _ in self.rows]
+        versions = [s._version for s, _, _ in self.rows]  # of sequences that are on one daemon
         if self._parts and all(
             v == versions[i] for p in self._parts for i, v in zip(p.which, p.versions)
         ):
@@ -92,10 +94,18 @@ class _Arrays:
     """What a step has a row of for each token, and the rows of some of its items.
 
     options  those of attnd.Pool.step() that are the same for all rows
+    parts    attnd.Pool.step()'s, of each item
     """
 
-    def __init__(self, out: Any, lse: Any, rows: dict[str, Any], options: dict[str, Any]):
-        self.out, self.lse, self.rows, self.options = out, lse, rows, options
+    def __init__(
+        self,
+        out: Any,
+        lse: Any,
+        rows: dict[str, Any],
+        options: dict[str, Any],
+        parts: list[tuple[int, int]] | None = None,
+    ):
+        self.out, self.lse, self.rows, self.options, self.parts = out, lse, rows, options, parts
 
     def check(self, n: int) -> None:
         for name, x in {**self.rows, "out": self.out, "lse": self.lse}.items():
@@ -118,7 +128,8 @@ class _Arrays:
             return None if x is None else x[rows]
 
         mine = {name: of(x) for name, x in self.rows.items()}
-        return _Arrays(of(self.out), of(self.lse), mine, self.options), rows
+        parts = self.parts and [self.parts[i] for i in which]
+        return _Arrays(of(self.out), of(self.lse), mine, self.options, parts), rows
 
     def take(self, part: _Arrays, rows: Any) -> None:
         if isinstance(rows, list):
@@ -152,9 +163,12 @@ class ClusterPool(Closing, NotPicklable):
 
     # ---- placement
 
-    def candidates(self, tokens: list[int], adapter: int) -> list[tuple[Candidate, Host]]:
-        """The daemons that are asked, with their answers, the best first: those that were given the
-        same beginning, and the emptiest."""
+    def candidates(
+        self, tokens: list[int], adapter: int, avoided: Collection[str] = (), n_tokens: int = 0
+    ) -> list[tuple[Candidate, Host]]:
+        """The daemons that are asked, with their answers, the best first, the avoided ones last:
+        those that were given the same beginning, and the emptiest. n_tokens: that are to come, if
+        more than are known."""
         client, name = self.client, self.spec.name
         members = {m.name: m for m in client.serving()}
         with client.lock:
@@ -167,6 +181,7 @@ class ClusterPool(Closing, NotPicklable):
             return backlog[n], -free, n
 
         others = sorted((n for n in members if n not in likely), key=emptiness)
+        others.sort(key=lambda n: n in avoided)
         n_likely = max(_PROBED // 2, _PROBED - len(others))
         asked, hosts = [], {}
         for n in (likely[:n_likely] + others)[:_PROBED]:
@@ -191,17 +206,25 @@ class ClusterPool(Closing, NotPicklable):
                     backlog[n],
                 )
             )
-        return [(c, hosts[c.name]) for c in order(asked, len(tokens), self.spec.block_tokens)]
+        n_tokens = max(n_tokens, len(tokens))
+        best = order(asked, n_tokens, self.spec.block_tokens)
+        return [(c, hosts[c.name]) for c in sorted(best, key=lambda c: c.name in avoided)]
 
     def place(
-        self, seq_id: int | None, tokens: list[int], adapter: int, timeout: float | None
+        self,
+        seq_id: int | None,
+        tokens: list[int],
+        adapter: int,
+        timeout: float | None,
+        avoided: Collection[str] = (),
+        n_tokens: int = 0,
     ) -> tuple[Host, attnd.Sequence]:
-        """A new sequence on one of the daemons; waits for one where there is none. Raises the last
-        one's AttndError."""
+        """A new sequence on one of the daemons, as candidates() has them; waits for one where there
+        is none. Raises the last one's AttndError."""
         failed: attnd.AttndError | None = None
         until = time.monotonic() + (self.client.timeout if timeout is None else timeout)
         while True:
-            for candidate, host in self.candidates(tokens, adapter):
+            for candidate, host in self.candidates(tokens, adapter, avoided, n_tokens):
                 id = random_id(host.name) if seq_id is None else seq_id
                 try:
                     inner = self.at(
@@ -215,7 +238,8 @@ class ClusterPool(Closing, NotPicklable):
                     failed = e
                     continue
                 with self.client.lock:
-                    self.client.backlog.give(host.name, max(1, len(tokens) - inner.n_cached))
+                    n_left = max(n_tokens, len(tokens)) - inner.n_cached
+                    self.client.backlog.give(host.name, max(1, n_left))
                     self._index.note(tokens, adapter, host.name)
                 return host, inner
             if self.client.is_closed or time.monotonic() >= until:
@@ -236,9 +260,21 @@ class ClusterPool(Closing, NotPicklable):
         *,
         tokens: Iterable[int] = (),
         adapter: int = 0,
+        shard_tokens: int | None = None,
         timeout: float | None = None,
-    ) -> ClusterSequence:
+    ) -> ClusterSequence | LongSequence:
+        """As attnd.Pool.open(), on one of the daemons. With shard_tokens, a multiple of block_tokens,
+        the sequence may be longer than a daemon has room for: another shard begins, on another
+        daemon if there is one, each time that many tokens are in the last one, or its daemon has no
+        blocks left for it. Its arrays in steps are numpy's. In layers with branches shard_tokens is
+        a multiple of their segments."""
         ids = list(getattr(tokens, "tolist", lambda: tokens)())
+        if shard_tokens is not None:
+            if seq_id is not None:
+                raise attnd.InvalidArgumentError("seq_id: each shard has an id of its own")
+            from .shards import LongSequence
+
+            return LongSequence(self, ids, adapter, shard_tokens).begin(timeout)
         host, inner = self.place(seq_id, ids, adapter, timeout)
         return ClusterSequence(self, host, inner, ids, adapter)
 
@@ -297,9 +333,13 @@ class ClusterPool(Closing, NotPicklable):
         indices: Any = None,
         index_tokens: int = 1,
         choose_blocks: int = 0,
+        parts: Iterable[tuple[int, int]] | None = None,
         timeout: float | None = None,
     ) -> attnd.Result:
-        """As attnd.Pool.step(). Ends with a host's membership, if it is lost, not by the time-out."""
+        """As attnd.Pool.step(). Ends with a host's membership, if it is lost, not by the time-out.
+
+        Of the options sequences in shards take none but out and lse.
+        """
         if not isinstance(items, ClusterItems):
             items = ClusterItems(items)
         spec, n = self.spec, items.n_tokens
@@ -314,11 +354,26 @@ class ClusterPool(Closing, NotPicklable):
             None if lse is False else lse,
             {"q": q, "k": k, "v": v, "parents": parents, "indices": indices},
             {"is_full": is_full, "index_tokens": index_tokens, "choose_blocks": choose_blocks},
+            None if parts is None else list(parts),
         )
         arrays.check(n)
         statuses = [0] * items.n_items
         totals = [0, 0, 0, 0]
-        failed = self._run(layer, items, arrays, timeout, statuses, totals, is_given)
+        if items.is_long:
+            from .shard_steps import run_long
+
+            for name, x in {
+                "parents": parents,
+                "is_full": is_full,
+                "indices": indices,
+                "choose_blocks": choose_blocks,
+                "parts": parts,
+            }.items():
+                if x is not None and x is not False and x != 0:
+                    raise attnd.UnsupportedError(f"{name}: steps of sequences in shards have none")
+            failed = run_long(self, layer, items, arrays, timeout, statuses, totals)
+        else:
+            failed = self._run(layer, items, arrays, timeout, statuses, totals, is_given)
         result = attnd.Result(out, arrays.lse, tuple(statuses), *totals)
         if failed is not None:
             if any(s == 0 for s in statuses):
@@ -350,7 +405,9 @@ class ClusterPool(Closing, NotPicklable):
                     statuses[i] = status
                     seq, pos, n = items.rows[i]
                     if status == 0:
-                        seq._acknowledged(layer, pos, n, arrays.rows["parents"] is not None)
+                        if not arrays.options.get("is_full"):
+                            is_tree = arrays.rows.get("parents") is not None
+                            seq._acknowledged(layer, pos, n, is_tree)
                     elif isinstance(error, HostGone) or status in _FOUND_AGAIN:
                         again.append(i)
                         lost.append((i, version))
@@ -400,6 +457,7 @@ class ClusterPool(Closing, NotPicklable):
                     part.items,
                     out=mine.out,
                     lse=False if mine.lse is None else mine.lse,
+                    parts=mine.parts,
                     timeout=timeout,
                     **mine.rows,
                     **mine.options,

@@ -36,6 +36,8 @@ class ClusterSequence(Closing, NotPicklable):
     tokens  those that are known, from the first on: of open() and set_tokens()
     """
 
+    is_long = False  # it is on one daemon
+
     def __init__(
         self,
         pool: ClusterPool,

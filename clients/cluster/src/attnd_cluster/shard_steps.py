@@ -1,0 +1,236 @@
+"""Steps of sequences that have shards: what goes to each, all at once, and what is merged of it.
+
+The shard that has a query's place appends and attends, those before it attend as parts
+(docs/protocol.md, "Parts"), and outputs are merged here by their lse, in float64.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import attnd
+import numpy as np
+from attnd._handle import run_beside
+
+from .pool import ClusterItems, ClusterPool, _Arrays
+from .sequence import ClusterSequence
+from .shards import LongSequence, ShardRange
+
+
+class Row(NamedTuple):
+    """An item, or a span of one, of a long sequence or of any other."""
+
+    item: int
+    seq: Any
+    pos: int
+    n: int
+    first: int  # row in the step's arrays
+
+
+def cut(row: Row, spans: list[tuple[int, int]]) -> list[Row]:
+    return [row._replace(pos=pos, n=n, first=row.first + pos - row.pos) for pos, n in spans]
+
+
+class Expanded(NamedTuple):
+    """What is sent for some rows: items, their parts, and the row in `rows` that each is of."""
+
+    items: list[tuple[ClusterSequence, int, int]]
+    parts: list[tuple[int, int]]
+    of: list[int]
+
+
+def reaches(layer: attnd.LayerSpec, pos: int, base: int, past: int) -> bool:
+    """Whether a query at pos or behind may see a token of [base, past)."""
+    window = layer.window_tokens
+    return not window or past > pos - window + 1 or base < layer.sink_tokens
+
+
+def expand(layer: attnd.LayerSpec, rows: list[Row], attends: bool) -> tuple[Expanded, Expanded]:
+    """The items that append or see themselves, and those of the parts before them."""
+    own, before = Expanded([], [], []), Expanded([], [], [])
+    for at, r in enumerate(rows):
+        if not isinstance(r.seq, LongSequence):
+            own.items.append((r.seq, r.pos, r.n))
+            own.parts.append((0, 0))
+            own.of.append(at)
+            continue
+        with r.seq._lock:
+            shards, i = list(r.seq.shards), r.seq.index_of(r.pos)
+        own.items.append((shards[i], r.pos - shards[i].base, r.n))
+        own.parts.append((shards[i].base, 0))
+        own.of.append(at)
+        for shard, following in zip(shards[:i], shards[1:]):
+            if attends and reaches(layer, r.pos, shard.base, following.base):
+                before.items.append((shard, r.pos - shard.base, r.n))
+                before.parts.append((shard.base, following.base - shard.base))
+                before.of.append(at)
+    return own, before
+
+
+def taken(rows: list[Row], of: list[int], array: Any) -> Any:
+    """The rows of an array, one item behind another."""
+    if array is None:
+        return None
+    return np.concatenate([array[rows[at].first : rows[at].first + rows[at].n] for at in of])
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    """As float64; uint16 is bf16."""
+    if x.dtype == np.uint16:
+        x = (x.astype(np.uint32) << 16).view(np.float32)
+    return x.astype(np.float64)
+
+
+def narrow(x: np.ndarray, dtype: Any) -> np.ndarray:
+    if dtype != np.uint16:
+        return x.astype(dtype)
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def merge(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """(out, lse) over all keys of (out [n, heads, dim], lse [n, heads]) over some each, in float64.
+    A query that sees nothing anywhere has zeros and -inf."""
+    lses = np.array([lse for _, lse in parts], np.float64)
+    most = lses.max(0)
+    base = np.where(np.isneginf(most), 0.0, most)
+    weights = np.exp(lses - base)
+    total = weights.sum(0)
+    out = np.zeros(parts[0][0].shape, np.float64)
+    for weight, (o, _) in zip(weights, parts):
+        out += np.where(weight[..., None] == 0, 0.0, weight[..., None] * wide(o))
+    with np.errstate(divide="ignore"):
+        lse = base + np.log(total)
+    return out / np.where(total == 0, 1.0, total)[..., None], lse
+
+
+def nan_of(x: np.ndarray) -> Any:
+    return 0x7FC0 if x.dtype == np.uint16 else np.nan
+
+
+def both(first: Any, second: Any) -> tuple[Any, Any]:
+    """What first() and second() give, carried out at once; raises what either does."""
+    got: list[Any] = []
+    wrong: list[BaseException] = []
+    is_done = threading.Event()
+
+    def beside() -> None:
+        try:
+            got.append(second())
+        except BaseException as e:
+            wrong.append(e)
+        finally:
+            is_done.set()
+
+    run_beside(beside)
+    try:
+        one = first()
+    finally:
+        is_done.wait()
+    if wrong:
+        raise wrong[0]
+    return one, got[0]
+
+
+def run_long(
+    pool: ClusterPool,
+    layer: int,
+    items: ClusterItems,
+    arrays: _Arrays,
+    timeout: float | None,
+    statuses: list[int],
+    totals: list[int],
+) -> attnd.AttndError | None:
+    """As _run(), of items some of whose sequences have shards."""
+    given = [arrays.rows[name] for name in ("q", "k", "v")] + [arrays.out, arrays.lse]
+    if any(x is not None and not isinstance(x, np.ndarray) for x in given):
+        raise TypeError("arrays of a step with a sequence in shards are numpy's")
+    appends = arrays.rows["k"] is not None
+    left: list[list[Row]] = []  # of each item, its spans
+    for i, (seq, pos, n) in enumerate(items.rows):
+        seq = seq.seq if isinstance(seq, ShardRange) else seq
+        is_long = isinstance(seq, LongSequence)
+        spans = seq.spans(layer, pos, n, appends, timeout) if is_long else [(pos, n)]
+        left.append(cut(Row(i, seq, pos, n, items.first[i]), spans))
+    failed: attnd.AttndError | None = None
+    while any(left):
+        rows = [spans.pop(0) for spans in left if spans]
+        wrong = _run_spans(pool, layer, rows, arrays, timeout, statuses, totals)
+        for r in [r for r in rows if statuses[r.item] != 0]:
+            if (
+                appends
+                and statuses[r.item] == attnd.OutOfBlocksError.status
+                and isinstance(r.seq, LongSequence)
+                and r.seq.is_growing(layer, r.pos)
+            ):
+                try:
+                    r.seq.grow(r.pos, timeout)
+                    left[r.item][:0] = cut(r, r.seq.spans(layer, r.pos, r.n, appends, timeout))
+                    statuses[r.item] = 0
+                    continue
+                except attnd.AttndError as e:
+                    wrong = e
+            failed = failed or wrong
+            left[r.item] = []
+            for x in (arrays.out, arrays.lse):
+                if x is not None:
+                    first = items.first[r.item]
+                    x[first : first + items.rows[r.item][2]] = nan_of(x)
+    return failed
+
+
+def _run_spans(
+    pool: ClusterPool,
+    layer: int,
+    rows: list[Row],
+    arrays: _Arrays,
+    timeout: float | None,
+    statuses: list[int],
+    totals: list[int],
+) -> attnd.AttndError | None:
+    """Sends each row to all shards that it needs, at once, and merges what they give."""
+    layers = pool.spec.layers
+    spec = layers[layer if len(layers) > 1 else 0] if layers else attnd.LayerSpec()
+    own, before = expand(spec, rows, arrays.rows["q"] is not None)
+
+    def send(x: Expanded, is_full: bool) -> tuple[_Arrays, list[int], Any]:
+        mine = ClusterItems(x.items)
+        q = taken(rows, x.of, arrays.rows["q"])
+        n, h = mine.n_tokens, pool.spec.num_q_heads
+        out = lse = None
+        if q is not None:
+            out = np.empty((n, h, pool.spec.head_dim_v or pool.spec.head_dim_k), q.dtype)
+            lse = np.empty((n, h), np.float32)
+        k, v = (None if is_full else taken(rows, x.of, arrays.rows[name]) for name in ("k", "v"))
+        its, total = [0] * mine.n_items, [0, 0, 0, 0]
+        part = _Arrays(out, lse, {"q": q, "k": k, "v": v}, {"is_full": is_full}, x.parts)
+        wrong = pool._run(layer, mine, part, timeout, its, total, False)
+        totals[:] = [max(a, b) for a, b in zip(totals, total)]
+        return part, its, wrong
+
+    if before.items:
+        sent = both(lambda: send(own, False), lambda: send(before, True))
+    else:
+        sent = (send(own, False),)
+    found: list[list[Any]] = [[] for _ in rows]
+    failed: attnd.AttndError | None = None
+    for x, (part, its, wrong) in zip((own, before), sent):
+        at = 0
+        for row, status in zip(x.of, its):
+            r = rows[row]
+            if status != 0:
+                statuses[r.item] = status
+                failed = failed or wrong
+            elif part.out is not None:
+                found[row].append((part.out[at : at + r.n], part.lse[at : at + r.n]))
+            at += r.n
+    for r, parts in zip(rows, found):
+        if not parts or statuses[r.item] != 0:
+            continue
+        here = slice(r.first, r.first + r.n)
+        out, lse = merge(parts) if len(parts) > 1 else parts[0]
+        arrays.out[here] = out if len(parts) == 1 else narrow(out, arrays.out.dtype)
+        if arrays.lse is not None:
+            arrays.lse[here] = lse
+    return failed

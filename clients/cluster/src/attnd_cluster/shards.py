@@ -1,0 +1,244 @@
+"""A sequence over several daemons: shards, each a sequence of its own, of which only the last grows.
+
+An append is to one daemon, and twice is as once there. A shard moves like any sequence; one whose
+host is lost is computed anew from its token ids, and the others stay. shard_steps.py has the steps.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import attnd
+from attnd._handle import Closing, NotPicklable
+
+from .hosts import Host
+from .sequence import ClusterSequence
+
+if TYPE_CHECKING:
+    from .pool import ClusterPool
+
+
+class ShardLostError(attnd.SequenceGoneError):
+    """A shard went with its host, and could not be computed anew. Tokens [first, past) are lost."""
+
+    def __init__(self, message: str, first: int, past: int):
+        super().__init__(message)
+        self.first, self.past = first, past
+
+
+class Shard(ClusterSequence):
+    """Tokens of a long sequence from `base` on; positions in it count from there."""
+
+    def __init__(self, long: LongSequence, base: int, host: Host, inner: attnd.Sequence):
+        super().__init__(long.pool, host, inner, (), long.adapter)
+        self.long, self.base = long, base
+
+    def _rebuild(self) -> None:
+        long, first, past = self.long, self.base, self.base + max(self._lens)
+        rebuild = self.pool.client.rebuild
+        what = f"shard lost: tokens {first} to {past} of a sequence went with {self._host.name}"
+        if rebuild is None:
+            raise ShardLostError(f"{what}: there is no rebuild() to compute them anew", first, past)
+        if len(long.tokens) < past:
+            raise ShardLostError(
+                f"{what}, and only {len(long.tokens)} token ids are known: set_tokens() tells them",
+                first,
+                past,
+            )
+        ids = long.tokens[:past] if first == 0 else []
+        host, inner = self.pool.place(
+            None, ids, self.adapter, None, long.hosts_but(self), past - first
+        )
+        self._set(host, inner)
+        self._lens = [inner.n_cached] * self.pool.spec.num_layers
+        self.n_rebuilt += 1
+        rebuild(ShardRange(long, first + inner.n_cached, past))
+
+
+class ShardRange(NamedTuple):
+    """What rebuild() is given of a long sequence: as the sequence, in which tokens from n_cached to
+    the end of `tokens` are to be appended."""
+
+    seq: LongSequence
+    n_cached: int
+    past: int
+
+    @property
+    def is_long(self) -> bool:
+        return True
+
+    @property
+    def pool(self) -> ClusterPool:
+        return self.seq.pool
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.seq.tokens[: self.past]
+
+    @property
+    def adapter(self) -> int:
+        return self.seq.adapter
+
+
+class LongSequence(Closing, NotPicklable):
+    """As ClusterSequence, but for moves and exports: it is in several places. Made by
+    ClusterPool.open(shard_tokens=).
+
+    tokens  ids that are known, from the first on. Only the first shard shares prefixes
+    """
+
+    is_long = True
+
+    def __init__(
+        self, pool: ClusterPool, tokens: Iterable[int], adapter: int, shard_tokens: int
+    ):
+        per_block = pool.spec.block_tokens
+        if shard_tokens < per_block or shard_tokens % per_block != 0:
+            raise attnd.InvalidArgumentError(
+                f"shard_tokens is {shard_tokens}, must be a multiple of block_tokens {per_block}"
+            )
+        self.pool, self.tokens, self.adapter = pool, list(tokens), adapter
+        self.shard_tokens = shard_tokens
+        self.is_closed = False
+        self.shards: list[Shard] = []
+        self._lock = threading.RLock()
+
+    def begin(self, timeout: float | None) -> LongSequence:
+        """Opens the first shard."""
+        ids = self.tokens[: self.shard_tokens]
+        host, inner = self.pool.place(None, ids, self.adapter, timeout)
+        self.shards.append(Shard(self, 0, host, inner))
+        return self
+
+    @property
+    def n_cached(self) -> int:
+        return self.shards[0].n_cached
+
+    @property
+    def n_rebuilt(self) -> int:
+        return sum(s.n_rebuilt for s in self.shards)
+
+    @property
+    def layer_len(self) -> tuple[int, ...]:
+        """Tokens of each layer that were acknowledged."""
+        with self._lock:
+            return tuple(
+                max(s.base + s._lens[layer] for s in self.shards if s.base == 0 or s._lens[layer])
+                for layer in range(self.pool.spec.num_layers)
+            )
+
+    @property
+    def where(self) -> list[tuple[int, str]]:
+        """Of each shard its first token and its daemon."""
+        with self._lock:
+            return [(s.base, s.where) for s in self.shards]
+
+    def hosts_but(self, shard: Shard | None) -> set[str]:
+        with self._lock:
+            return {s.where for s in self.shards if s is not shard}
+
+    def past_of(self, i: int) -> int:
+        """Where the i-th shard ends, or may grow to."""
+        last = i + 1 == len(self.shards)
+        return self.shards[i].base + self.shard_tokens if last else self.shards[i + 1].base
+
+    def index_of(self, pos: int) -> int:
+        return bisect.bisect_right([s.base for s in self.shards], pos) - 1
+
+    def grow(self, pos: int, timeout: float | None) -> None:
+        """A new shard from pos on, on a daemon that has none of the others if there is one."""
+        with self._lock:
+            if self.shards[-1].base >= pos:
+                return  # another thread has
+            host, inner = self.pool.place(
+                None, [], self.adapter, timeout, self.hosts_but(None), self.shard_tokens
+            )
+            self.shards.append(Shard(self, pos, host, inner))
+
+    def is_growing(self, layer: int, pos: int) -> bool:
+        """Whether pos is what comes next in the last shard, so that another may begin there."""
+        with self._lock:
+            tail = self.shards[-1]
+            return pos > tail.base and tail._lens[layer] == pos - tail.base == max(tail._lens)
+
+    def spans(
+        self, layer: int, pos: int, n: int, appends: bool, timeout: float | None
+    ) -> list[tuple[int, int]]:
+        """The tokens, cut where shards begin, and so that no part before them has fewer. Begins
+        the shards that an append needs."""
+        found = []
+        with self._lock:
+            while n > 0:
+                i = self.index_of(pos)
+                tail = self.shards[-1]
+                is_full = pos == self.past_of(i) and i + 1 == len(self.shards)
+                if appends and is_full and tail._lens[layer] >= self.shard_tokens:
+                    self.grow(pos, timeout)
+                    continue
+                least = min((self.past_of(j) - self.shards[j].base for j in range(i)), default=n)
+                room = self.past_of(i) - pos
+                take = min(n, least, room if room > 0 else n)
+                found.append((pos, take))
+                pos, n = pos + take, n - take
+                if n > 0 and appends and pos == self.past_of(i) and i + 1 == len(self.shards):
+                    self.grow(pos, timeout)
+        return found
+
+    # ---- as a sequence
+
+    def set_tokens(self, pos: int, tokens: Iterable[int], *, timeout: float | None = None) -> None:
+        ids = list(getattr(tokens, "tolist", lambda: tokens)())
+        with self._lock:
+            if pos > len(self.tokens):
+                raise attnd.InvalidArgumentError(
+                    f"pos is {pos}, {len(self.tokens)} ids are known: none may be left out"
+                )
+            past = self.past_of(0)
+            if pos < past:
+                self.shards[0].set_tokens(pos, ids[: past - pos], timeout=timeout)
+            self.tokens[pos : pos + len(ids)] = ids
+
+    def truncate(self, n_tokens: int, *, timeout: float | None = None) -> None:
+        with self._lock:
+            while len(self.shards) > 1 and self.shards[-1].base >= n_tokens:
+                self.shards[-1].close(timeout=timeout)
+                self.shards.pop()
+            tail = self.shards[-1]
+            if max(tail._lens) > n_tokens - tail.base:
+                tail.truncate(n_tokens - tail.base, timeout=timeout)
+            del self.tokens[n_tokens:]
+
+    def fork(self, n_tokens: int | None = None, *, timeout: float | None = None) -> LongSequence:
+        """A new sequence with the first tokens of this one, shard by shard where they are."""
+        with self._lock:
+            n = min(self.layer_len) if n_tokens is None else n_tokens
+            made = LongSequence(self.pool, self.tokens[:n], self.adapter, self.shard_tokens)
+            try:
+                for i, shard in enumerate(self.shards):
+                    if i > 0 and shard.base >= n:
+                        break
+                    length = min(n, self.past_of(i)) - shard.base
+                    fork = shard.fork(n_tokens=length, timeout=timeout)
+                    new = Shard(made, shard.base, fork._host, fork._inner)
+                    made.shards.append(new)
+            except BaseException:
+                made.close()
+                raise
+            return made
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Forgets all shards. Safe to call again."""
+        with self._lock:
+            self.is_closed = True
+            for shard in self.shards:
+                shard.close(timeout=timeout)
+
+    def __exit__(self, *exc: Any) -> None:
+        if not self.pool.client.is_closed:
+            super().__exit__(*exc)
+
+    def __repr__(self) -> str:
+        return f"<attnd_cluster.LongSequence at {', '.join(f'{b}: {w}' for b, w in self.where)}>"

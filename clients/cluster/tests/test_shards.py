@@ -1,0 +1,252 @@
+"""Sequences over several daemons: every output against float64 over all that was acknowledged, with
+windows, sink tokens, ALiBi and sink logits, while shards begin, are cut off, and are lost."""
+
+import importlib.util
+import json
+import os
+import random
+import signal
+
+import attnd
+import numpy as np
+import pytest
+from conftest import ROOT
+from ledger import L, VOCAB, rebuild, rows
+from rig import SPEC, Host
+
+import attnd_cluster
+from attnd_cluster.shard_steps import merge, narrow, wide
+from attnd_cluster.shards import LongSequence, ShardLostError
+
+_at = ROOT / "clients" / "python" / "tests" / "reference.py"
+_spec = importlib.util.spec_from_file_location("attention_reference", _at)
+reference = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(reference)
+
+SEED = random.randrange(1 << 30)
+SLOPES = [0.4, 0.1, 0.02, 0.004]
+LAYERS = {
+    "plain": [attnd.LayerSpec()],
+    "window": [attnd.LayerSpec(window_tokens=75), attnd.LayerSpec(alibi_slopes=SLOPES)],
+    "sinks": [
+        attnd.LayerSpec(window_tokens=30, sink_tokens=70),
+        attnd.LayerSpec(sink_logits=[0.5, -1.0, 2.0, 0.0], soft_cap=5.0),
+    ],
+}
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """make(*names): daemons in a file of members, and a client of them."""
+    print("seed", SEED)
+    made, clients = {}, []
+    path = tmp_path / "members.json"
+
+    class Hosts:
+        def make(self, *names, **options):
+            for name in names:
+                made[name] = Host(tmp_path, name, "unused")
+                made[name].start_daemon()
+            self.say(*names)
+            options = {"rebuild": rebuild, "idle": 0.05, "timeout": 300.0, **options}
+            clients.append(attnd_cluster.connect(f"cluster+file://{path}", **options))
+            return clients[-1]
+
+        def say(self, *names):
+            new = tmp_path / "new.json"
+            members = [{"name": n, "url": made[n].url} for n in names]
+            new.write_text(json.dumps({"members": members}))
+            os.replace(new, path)
+
+        def kill(self, name):
+            made[name].signal_daemon(signal.SIGKILL)
+            self.say(*(n for n in made if n != name))
+
+    yield Hosts()
+    for client in clients:
+        client.close()
+    for host in made.values():
+        host.close()
+
+
+class Long:
+    """A worker's view of a sequence in shards."""
+
+    def __init__(self, pool, **options):
+        self.pool, self.ids = pool, []
+        self.seq = pool.open(**options)
+
+    def append(self, n, chunk=None):
+        ids = [(7 * len(self.ids) + 31 * i + SEED) % VOCAB for i in range(n)]
+        for at in range(0, n, chunk or n):
+            pos, new = len(self.ids), ids[at : at + (chunk or n)]
+            self.seq.set_tokens(pos, new)
+            self.ids += new
+            for layer in range(L):
+                q, k, v = rows(layer, new, pos)
+                items = [(self.seq, pos, len(new))]
+                self.check(layer, pos, self.pool.step(layer, items, q, k, v, lse=True))
+
+    def check(self, layer, pos, result):
+        n = len(result.out)
+        q = rows(layer, self.ids[pos : pos + n], pos)[0]
+        _, k, v = rows(layer, self.ids[: pos + n], 0)
+        layers = self.pool.spec.layers
+        spec = layers[layer if len(layers) > 1 else 0]
+        out, lse = reference.attention(q, k, v, pos, spec)
+        np.testing.assert_allclose(result.out, out, atol=2e-5)
+        np.testing.assert_allclose(result.lse, lse, atol=2e-5)
+
+    def verify(self):
+        """The last token's outputs, and that each token is there once."""
+        pos = len(self.ids) - 1
+        for layer in range(L):
+            q = rows(layer, self.ids[pos:], pos)[0]
+            self.check(layer, pos, self.pool.step(layer, [(self.seq, pos, 1)], q, lse=True))
+        assert self.seq.layer_len == (len(self.ids),) * L
+        ends = [s.base for s in self.seq.shards[1:]] + [len(self.ids)]
+        for shard, past in zip(self.seq.shards, ends):
+            shard.adopt()
+            assert shard.layer_len == (past - shard.base,) * L
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_outputs_are_those_of_one_sequence(hosts, name):
+    client = hosts.make("a", "b", "c")
+    pool = client.create_pool(SPEC._replace(layers=LAYERS[name]))
+    x = Long(pool, shard_tokens=48)
+    x.append(200, chunk=70)  # of more tokens than a shard has
+    for _ in range(12):
+        x.append(1)
+    assert [base for base, _ in x.seq.where] == [0, 48, 96, 144, 192]
+    assert {host for _, host in x.seq.where[:3]} == {"a", "b", "c"}
+    x.verify()
+    x.seq.close()
+    for host in client.hosts.all():
+        assert host.client().stats()["sequences"] == 0
+
+
+def test_another_shard_begins_where_a_daemon_has_no_blocks_left(hosts):
+    pool = hosts.make("a", "b").create_pool(SPEC._replace(n_blocks=6))
+    x = Long(pool, shard_tokens=6 * 16 * 10)
+    x.append(80)
+    x.append(30)  # into 16 free places: all of them go elsewhere
+    for _ in range(30):
+        x.append(1)
+    (first, a), (second, b) = x.seq.where
+    assert (first, second) == (0, 80) and a != b
+    x.verify()
+    with pytest.raises(attnd.OutOfBlocksError):
+        x.append(100)
+
+
+@pytest.mark.parametrize("which", [0, 1, -1], ids=["first", "middle", "last"])
+def test_a_lost_shard_is_computed_anew_and_the_others_are_kept(hosts, which):
+    pool = hosts.make("a", "b", "c", "d").create_pool(
+        SPEC._replace(layers=LAYERS["window"])
+    )
+    x = Long(pool, shard_tokens=64)
+    x.append(150)
+    x.append(3, chunk=1)
+    lost = x.seq.shards[which].where
+    assert len({s.where for s in x.seq.shards}) == 3
+    hosts.kill(lost)
+    x.append(3, chunk=1)
+    x.append(40)  # and into another shard
+    assert [s.n_rebuilt for s in x.seq.shards[:3]] == [int(i == which % 3) for i in range(3)]
+    assert lost not in [host for _, host in x.seq.where]
+    x.verify()
+
+
+def test_two_shards_of_one_host_are_both_computed_anew(hosts):
+    pool = hosts.make("a", "b").create_pool(SPEC)
+    x = Long(pool, shard_tokens=32)
+    x.append(120)
+    at = [host for _, host in x.seq.where]
+    assert at[0] == at[2] != at[1] == at[3]
+    hosts.kill(at[0])
+    x.append(5, chunk=1)
+    assert [s.n_rebuilt for s in x.seq.shards] == [1, 0, 1, 0]
+    x.verify()
+
+
+def test_without_a_callback_a_lost_shard_is_said_with_its_tokens(hosts):
+    pool = hosts.make("a", "b", "c", rebuild=None).create_pool(SPEC)
+    x = Long(pool, shard_tokens=64)
+    x.append(150)
+    hosts.kill(x.seq.shards[1].where)
+    q, k, v = rows(0, [1], 150)
+    out = np.empty_like(q)
+    with pytest.raises(ShardLostError, match="shard lost: tokens 64 to 128 of a sequence") as e:
+        pool.step(0, [(x.seq, 150, 1)], q, k, v, out=out)
+    assert (e.value.first, e.value.past) == (64, 128) and np.isnan(out).all()
+
+
+def test_the_methods_of_a_sequence(hosts):
+    client = hosts.make("a", "b")
+    pool = client.create_pool(SPEC)
+    with pytest.raises(attnd.InvalidArgumentError, match="shard_tokens is 40, must be a multiple"):
+        pool.open(shard_tokens=40)
+    x = Long(pool, shard_tokens=48)
+    assert isinstance(x.seq, LongSequence)
+    with pytest.raises(attnd.InvalidArgumentError, match="pos is 3, 0 ids are known"):
+        x.seq.set_tokens(3, [1])
+    x.append(130)
+    other = Long(pool, shard_tokens=48)
+    other.seq, other.ids = x.seq.fork(100), x.ids[:100]
+    assert [s.base for s in other.seq.shards] == [0, 48, 96] and other.seq.tokens == x.ids[:100]
+    other.append(10)
+    other.verify()
+    x.seq.truncate(96)
+    del x.ids[96:]
+    x.append(20)
+    x.seq.truncate(50)
+    del x.ids[50:]
+    x.append(2, chunk=1)
+    x.verify()
+    other.verify()
+    # one step of sequences with shards and of others
+    plain = Long(pool)
+    plain.append(5)
+    items = [(plain.seq, 4, 1), (x.seq, 51, 1), (other.seq, 108, 2)]
+    q = np.concatenate(
+        [rows(0, t.ids[pos : pos + n], pos)[0] for t, (_, pos, n) in zip((plain, x, other), items)]
+    )
+    result = pool.step(0, items, q, lse=True)
+    for t, a, b in ((plain, 0, 1), (x, 1, 2), (other, 2, 4)):
+        pos = len(t.ids) - (b - a)
+        t.check(0, pos, result._replace(out=result.out[a:b], lse=result.lse[a:b]))
+    # what is wrong with one is said of it alone
+    with pytest.raises(attnd.InvalidArgumentError, match="layer 0 has 4 tokens") as e:
+        _, k, v = rows(0, [1, plain.ids[4]], 3)
+        pool.step(0, [(x.seq, 77, 1), (plain.seq, 4, 1)], q[:2], k, v)
+    assert e.value.result.item_status[0] != 0 and e.value.result.item_status[1] == 0
+    assert np.isnan(e.value.result.out[0]).all() and np.isfinite(e.value.result.out[1]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
+def test_merges_agree_with_float64(dtype):
+    rng = np.random.default_rng(SEED)
+    s = rng.normal(size=(5, 3, 40)) * 20
+    v = rng.normal(size=(40, 8))
+    s[0, :, :20] = s[1] = -np.inf  # queries that see nothing of a part, or at all
+    parts = []
+    for keys in (slice(0, 20), slice(20, 25), slice(25, 40)):
+        most = s[..., keys].max(-1, keepdims=True)
+        e = np.exp(s[..., keys] - np.where(np.isneginf(most), 0, most))
+        total = e.sum(-1)
+        with np.errstate(divide="ignore"):
+            lse = np.log(total) + np.where(np.isneginf(most), 0, most)[..., 0]
+        out = e @ v[keys] / np.where(total == 0, 1, total)[..., None]
+        parts.append((narrow(out, np.dtype(dtype)), lse.astype(np.float32)))
+    out, lse = merge(parts)
+    assert np.isneginf(lse[1]).all() and (out[1] == 0).all()
+    keep = [0, 2, 3, 4]
+    w = np.exp(s[keep] - s[keep].max(-1, keepdims=True))
+    want = w @ v / w.sum(-1)[..., None]
+    bound = {np.float32: 1e-5, np.float16: 2e-3, np.uint16: 2e-2}[dtype]
+    np.testing.assert_allclose(out[keep], want, atol=bound)
+    np.testing.assert_allclose(wide(narrow(out, np.dtype(dtype)))[keep], want, atol=2 * bound)
+    np.testing.assert_allclose(
+        lse[keep], np.log(w.sum(-1)) + s[keep].max(-1), rtol=1e-6, atol=1e-5
+    )
