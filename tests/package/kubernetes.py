@@ -30,6 +30,7 @@ VARIANTS = (
     ["gpu.devicePlugin=true", "workers=[]", "imagePullSecrets=[{name: pull}]"],
     ["gpu.deviceClass=gpu.nvidia.com", "serviceMonitor=true", "nodeSelector={gpu: h100}",
      "tolerations=[{key: gpu, operator: Exists}]"],
+    ["events={llama: {model: llama-3, port: 5557, replayPort: 5558}, t/qwen: {model: qwen, port: 5559, replayPort: 5560}}"],
 )
 UNKNOWN = ("ServiceMonitor",)  # of Prometheus's operator, not of Kubernetes
 bad = []
@@ -79,6 +80,12 @@ def check(objects, sets):
                 check_arguments(c, sets)
     for claim in pod.get("resourceClaims", ()):
         want(("ResourceClaimTemplate", claim["resourceClaimTemplateName"]) in by, f"{sets}: no template")
+    published = [a for c in pod["containers"] for a in c["args"] if a.startswith("--events=")]
+    if "events" in "".join(sets):
+        want(published == ["--events=llama=tcp://*:5557,tcp://*:5558,kv@$(POD)@llama-3",
+                           "--events=t/qwen=tcp://*:5559,tcp://*:5560,kv@$(POD)@qwen"], f"{sets}: {published}")
+        allowed = {p["port"] for i in by["NetworkPolicy", "attnd"]["spec"]["ingress"] for p in i["ports"]}
+        want({5557, 5558, 5559, 5560} <= allowed, f"{sets}: nobody may subscribe")
     want(pod["terminationGracePeriodSeconds"] > 120, f"{sets}: killed while it evacuates")
     check_config(by["ConfigMap", "attnd"]["data"]["attnd.conf"], sets)
 
