@@ -7,17 +7,19 @@ import random
 import signal
 import subprocess
 import sys
+import urllib.request
 
 import attnd
 import numpy as np
 import pytest
 from conftest import await_
+from etcd import free_ports
 from ledger import VOCAB, Text, rebuild
 from rig import SPEC, Host
 
 import attnd_cluster
 from attnd_cluster import shares
-from attnd_cluster.balance import choose, divide, gaps
+from attnd_cluster.balance import choose, divide, gaps, replicas
 from attnd_cluster.keys import LEAVING, Member, PoolLoad
 from attnd_cluster.place import Backlog, Candidate, PrefixIndex, order
 
@@ -48,6 +50,21 @@ def test_parts_of_a_quota_sum_up_and_cover_what_is_used():
         if sum(used.values()) <= total:
             assert all(parts[n] >= used[n] for n in used)
     assert divide(10, {}) == {} and divide(9, {"a": 0, "b": 6}) == {"a": 1, "b": 8}
+
+
+def test_there_should_be_as_many_daemons_as_blocks_and_queues_ask_for():
+    def wanted(*members):
+        return replicas({m.name: m for m in members}, 0.8, 0.02)
+
+    assert wanted() == 1 == wanted(member("a", 100)) == wanted(member("a", 20))
+    assert wanted(member("a", 10)) == 2
+    assert wanted(member("a", 0), member("b", 0), member("c", 0), member("d", 0)) == 5
+    assert wanted(member("a", 90), member("b", 80), member("c", 95)) == 1
+    assert wanted(member("a", 0), member("b", 0, LEAVING)) == 2
+    assert wanted(member("a", 0), member("b", 0)._replace(pools=None)) == 3
+    slow = [member(n, 100)._replace(queue_seconds=0.03) for n in "ab"]
+    assert wanted(*slow) == 3
+    assert wanted(*(m._replace(queue_seconds=9.0) for m in slow)) == 4
 
 
 def test_shares_go_into_the_sections_of_their_tenants_and_nothing_else_changes(tmp_path):
@@ -123,11 +140,21 @@ def cluster(tmp_path, etcd1):
         host.close()
 
 
-def start_controller(etcd, host, log):
+def start_controller(etcd, host, log, *options):
     command = [sys.executable, "-B", "-m", "attnd_cluster.controller", "--registry", etcd.url]
-    command += ["--token-file", host.key_file, "--ttl", "1", "--every", "0.1"]
+    command += ["--token-file", host.key_file, "--ttl", "1", "--every", "0.1", *options]
     with open(log, "ab") as f:
         return subprocess.Popen(command, stdout=f, stderr=f, start_new_session=True)
+
+
+def metrics(port):
+    """What a controller's page has, by name and labels; {} before it is there."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as r:
+            lines = [x for x in r.read().decode().splitlines() if not x.startswith("#")]
+    except OSError:
+        return {}
+    return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in lines)}
 
 
 def ask(etcd, host, *words):
@@ -147,10 +174,19 @@ def test_one_controller_leads_rebalances_and_divides_and_another_follows_its_dea
     for t in texts:
         t.seq.move("a")
     logs = [tmp_path / "c0.log", tmp_path / "c1.log"]
-    controllers = [start_controller(etcd1, hosts[0], log) for log in logs]
+    ports = free_ports(2)
+    controllers = [
+        start_controller(etcd1, hosts[0], log, "--http", f"127.0.0.1:{port}")
+        for log, port in zip(logs, ports)
+    ]
     try:
         await_("that one leads", lambda: sum("leads" in log.read_text() for log in logs) == 1)
         first = 0 if "leads" in logs[0].read_text() else 1
+        await_("that it says so", lambda: metrics(ports[first]).get("attnd_controller_leads"))
+        for port in ports:  # whoever leads, all say how many daemons there should be
+            page = await_("a page", lambda: metrics(port))
+            assert page['attnd_cluster_members{state="serving"}'] == len(hosts)
+            assert page["attnd_cluster_desired_replicas"] >= 1
 
         def moved():
             return [t for t in texts if t.seq.where == "b"]

@@ -2,11 +2,12 @@
 
 balance() moves a sequence where one daemon's pool is far fuller than another's; at most half of the
 gap, and only where that is wide, so that nothing goes back and forth. divide() gives each daemon its
-part of a quota over the whole cluster.
+part of a quota over the whole cluster. replicas() says how many daemons there should be.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from .keys import SERVING, Member
@@ -47,6 +48,25 @@ def choose(gap: Gap, sequences: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The largest sequence that is not larger than the gap allows; None: there is none."""
     fitting = [s for s in sequences if s["pool"] == gap.pool and 0 < s["blocks"] <= gap.n_blocks]
     return max(fitting, key=lambda s: (not s.get("busy", False), s["blocks"]), default=None)
+
+
+def replicas(members: dict[str, Member], fill: float, queue_seconds: float) -> int:
+    """How many daemons there should be, at least 1: so many that pools have `fill` of their blocks in
+    use, cached ones aside, and that steps wait no longer than queue_seconds on average. A queue asks
+    for twice as many as there are at most: what it tells of is a moment's. Daemons whose load is not
+    known count as full; those that leave count as none, and what they have is left out."""
+    serving = [m for m in members.values() if m.state == SERVING]
+    pools = {name for m in serving for name in m.pools or {}}
+    wanted = [1.0]
+    for pool in pools:
+        of = [(m.pools or {}).get(pool) for m in serving]
+        used = [1 - p.n_free_blocks / p.n_blocks for p in of if p is not None and p.n_blocks > 0]
+        n_unknown = sum(m.pools is None for m in serving)
+        wanted.append(sum(used) / fill + n_unknown)
+    if serving:
+        waited = sum(m.queue_seconds for m in serving) / len(serving)
+        wanted.append(len(serving) * min(2.0, waited / queue_seconds))
+    return math.ceil(max(wanted) - 1e-9)
 
 
 def divide(total: int, used: dict[str, int]) -> dict[str, int]:

@@ -5,7 +5,8 @@
     follows    waits for the leader's lease to end, and then takes its place within --ttl
     is away    nobody rebalances, the last shares hold; nothing else depends on it
 
-Run two or three. SIGTERM, SIGINT: gives the lease up, so that another leads at once.
+With --http each of them serves GET /metrics: who is there, and how many daemons there should be, for
+an autoscaler. Run two or three. SIGTERM, SIGINT: gives the lease up, so that another leads at once.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import time
 from typing import Any
 
 from . import __version__
-from .balance import choose, divide, gaps
-from .keys import CONTROLLER, QUOTAS, SHARES, Member
+from . import web
+from .balance import choose, divide, gaps, replicas
+from .keys import CONTROLLER, LEAVING, QUOTAS, SERVING, SHARES, Member
 from .members import Members
 from .operate import AgentError, Agents
 from .registry import Lease, LeaseGone, RegistryLost, open_registry
@@ -49,6 +51,10 @@ class Controller:
         self._sent: dict[str, float] = {}  # sequences that were moved, and when
         self._looked_at: dict[str, tuple[Member, float]] = {}  # before their latest move
         self._work = threading.Thread(target=self._lead, name="attnd-controller", daemon=True)
+        self._web: web.Web | None = None
+        if options.http is not None:
+            routes = {"GET /metrics": self._metrics, "GET /healthz": lambda _: web.text(200, "ok")}
+            self._web = web.Web(options.http, routes, set())
 
     def run(self) -> None:
         """Until stop(): the lease, on this thread."""
@@ -82,10 +88,31 @@ class Controller:
                 self._lease.end(self.options.ttl)
             except RegistryLost as e:
                 log.warning("the lease ends by itself: %s", e)
+        if self._web is not None:
+            self._web.close()
         self._members.close()
 
     def stop(self) -> None:
         self._ends.set()
+
+    def _metrics(self, _: dict[str, Any]) -> web.Answer:
+        members = self._members.now()
+        lines = [
+            "# HELP attnd_cluster_members daemons that are registered",
+            "# TYPE attnd_cluster_members gauge",
+            *(
+                f'attnd_cluster_members{{state="{s}"}} '
+                + str(sum(m.state == s for m in members.values()))
+                for s in (SERVING, LEAVING)
+            ),
+            "# HELP attnd_cluster_desired_replicas daemons that there should be, by blocks and queues",
+            "# TYPE attnd_cluster_desired_replicas gauge",
+            f"attnd_cluster_desired_replicas {replicas(members, self.options.fill, self.options.queue)}",
+            "# HELP attnd_controller_leads 1: it rebalances and divides; 0: another does",
+            "# TYPE attnd_controller_leads gauge",
+            f"attnd_controller_leads {int(self._leads)}",
+        ]
+        return 200, "text/plain; version=0.0.4", ("\n".join(lines) + "\n").encode()
 
     # ---- what the leader does
 
@@ -167,15 +194,30 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--ca-file", help="CAs of https:// agents")
     p.add_argument("--ttl", type=float, default=5.0, help="seconds of the lease (%(default)s)")
     p.add_argument("--every", type=float, default=2.0, help="seconds between looks (%(default)s)")
+    p.add_argument("--http", help="HOST:PORT of /metrics and /healthz; none by default")
+    p.add_argument(
+        "--fill",
+        type=float,
+        default=0.8,
+        help="of desired replicas: the part of its blocks that a pool should use (%(default)s)",
+    )
+    p.add_argument(
+        "--queue",
+        type=float,
+        default=0.02,
+        help="of desired replicas: seconds that steps should wait at most (%(default)s)",
+    )
     p.add_argument("--version", action="version", version=f"attnd-controller {__version__}")
     o = p.parse_args(argv)
     if o.ttl < 1 or o.every <= 0:
         p.error("--ttl is 1 second or more, --every above 0")
+    if not 0 < o.fill <= 1 or o.queue <= 0:
+        p.error("--fill is above 0, 1 at most; --queue is above 0")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     try:
         controller = Controller(o)
-    except ValueError as e:
+    except (ValueError, OSError) as e:
         print(f"attnd-controller: {e}", file=sys.stderr)
         return 78
     for number in (signal.SIGTERM, signal.SIGINT):
