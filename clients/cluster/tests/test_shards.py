@@ -158,6 +158,25 @@ def test_a_lost_shard_is_computed_anew_and_the_others_are_kept(hosts, which):
     x.verify()
 
 
+def test_shards_move_like_any_sequence(hosts):
+    client = hosts.make("a", "b")
+    pool = client.create_pool(SPEC._replace(layers=LAYERS["sinks"]))
+    x = Long(pool, shard_tokens=48)
+    x.append(130)
+    for shard in x.seq.shards:
+        to = "b" if shard.where == "a" else "a"
+        if shard.base == 48:  # by somebody else, as an agent does
+            urls = {n: m.url for n, m in client.members.now().items()}
+            with attnd.connect(urls[shard.where]) as old, attnd.connect(urls[to]) as new:
+                old.move(shard.id, new.pool("p"))
+                x.append(3, chunk=1)
+        else:
+            shard.move(to)
+            x.append(3, chunk=1)
+        assert shard.where == to and x.seq.n_rebuilt == 0
+    x.verify()
+
+
 def test_two_shards_of_one_host_are_both_computed_anew(hosts):
     pool = hosts.make("a", "b").create_pool(SPEC)
     x = Long(pool, shard_tokens=32)
@@ -167,6 +186,28 @@ def test_two_shards_of_one_host_are_both_computed_anew(hosts):
     hosts.kill(at[0])
     x.append(5, chunk=1)
     assert [s.n_rebuilt for s in x.seq.shards] == [1, 0, 1, 0]
+    x.verify()
+
+
+def attend_again(seq):
+    """As a model does: each layer attends, too, to the shards before."""
+    first, ids = seq.n_cached, seq.tokens[seq.n_cached :]
+    for layer in range(L):
+        q, k, v = rows(layer, ids, first)
+        out = seq.pool.step(layer, [(seq, first, len(ids))], q, k, v).out
+        want, _ = reference.attention(q, *rows(layer, seq.tokens, 0)[1:], first)
+        np.testing.assert_allclose(out, want, atol=2e-5)
+
+
+def test_a_truncation_finds_its_shard_and_those_before_it_lost(hosts):
+    pool = hosts.make("a", "b", rebuild=attend_again).create_pool(SPEC)
+    x = Long(pool, shard_tokens=32)
+    x.append(120)
+    hosts.kill(x.seq.shards[0].where)
+    x.seq.truncate(90)
+    del x.ids[90:]
+    assert [s.n_rebuilt for s in x.seq.shards] == [1, 0, 1]
+    x.append(20, chunk=3)
     x.verify()
 
 

@@ -21,8 +21,7 @@ import threading
 import time
 from typing import Any
 
-from . import __version__
-from . import web
+from . import __version__, web
 from .balance import choose, divide, gaps, replicas
 from .keys import CONTROLLER, LEAVING, QUOTAS, SERVING, SHARES, Member
 from .members import Members

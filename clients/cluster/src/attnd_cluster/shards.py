@@ -189,52 +189,59 @@ class LongSequence(Closing, NotPicklable):
 
     # ---- as a sequence
 
+    # _lock is of the list of shards: a request of one may have others made anew, on other threads
+
+    def _now(self) -> list[Shard]:
+        with self._lock:
+            return list(self.shards)
+
     def set_tokens(self, pos: int, tokens: Iterable[int], *, timeout: float | None = None) -> None:
         ids = list(getattr(tokens, "tolist", lambda: tokens)())
+        if pos > len(self.tokens):
+            raise attnd.InvalidArgumentError(
+                f"pos is {pos}, {len(self.tokens)} ids are known: none may be left out"
+            )
         with self._lock:
-            if pos > len(self.tokens):
-                raise attnd.InvalidArgumentError(
-                    f"pos is {pos}, {len(self.tokens)} ids are known: none may be left out"
-                )
             past = self.past_of(0)
-            if pos < past:
-                self.shards[0].set_tokens(pos, ids[: past - pos], timeout=timeout)
+        if pos < past:
+            self.shards[0].set_tokens(pos, ids[: past - pos], timeout=timeout)
+        with self._lock:
             self.tokens[pos : pos + len(ids)] = ids
 
     def truncate(self, n_tokens: int, *, timeout: float | None = None) -> None:
-        with self._lock:
-            while len(self.shards) > 1 and self.shards[-1].base >= n_tokens:
-                self.shards[-1].close(timeout=timeout)
+        """Not beside steps of this sequence on other threads."""
+        while len(self.shards) > 1 and self.shards[-1].base >= n_tokens:
+            self.shards[-1].close(timeout=timeout)
+            with self._lock:
                 self.shards.pop()
-            tail = self.shards[-1]
-            if max(tail._lens) > n_tokens - tail.base:
-                tail.truncate(n_tokens - tail.base, timeout=timeout)
+        tail = self.shards[-1]
+        if max(tail._lens) > n_tokens - tail.base:
+            tail.truncate(n_tokens - tail.base, timeout=timeout)
+        with self._lock:
             del self.tokens[n_tokens:]
 
     def fork(self, n_tokens: int | None = None, *, timeout: float | None = None) -> LongSequence:
         """A new sequence with the first tokens of this one, shard by shard where they are."""
-        with self._lock:
-            n = min(self.layer_len) if n_tokens is None else n_tokens
-            made = LongSequence(self.pool, self.tokens[:n], self.adapter, self.shard_tokens)
-            try:
-                for i, shard in enumerate(self.shards):
-                    if i > 0 and shard.base >= n:
-                        break
-                    length = min(n, self.past_of(i)) - shard.base
-                    fork = shard.fork(n_tokens=length, timeout=timeout)
-                    new = Shard(made, shard.base, fork._host, fork._inner)
-                    made.shards.append(new)
-            except BaseException:
-                made.close()
-                raise
-            return made
+        n = min(self.layer_len) if n_tokens is None else n_tokens
+        made = LongSequence(self.pool, self.tokens[:n], self.adapter, self.shard_tokens)
+        shards = self._now()
+        pasts = [s.base for s in shards[1:]] + [n]
+        try:
+            for shard, past in zip(shards, pasts):
+                if shard.base > 0 and shard.base >= n:
+                    break
+                fork = shard.fork(n_tokens=min(n, past) - shard.base, timeout=timeout)
+                made.shards.append(Shard(made, shard.base, fork._host, fork._inner))
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     def close(self, *, timeout: float | None = None) -> None:
         """Forgets all shards. Safe to call again."""
-        with self._lock:
-            self.is_closed = True
-            for shard in self.shards:
-                shard.close(timeout=timeout)
+        self.is_closed = True
+        for shard in self._now():
+            shard.close(timeout=timeout)
 
     def __exit__(self, *exc: Any) -> None:
         if not self.pool.client.is_closed:
