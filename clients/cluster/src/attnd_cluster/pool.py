@@ -44,6 +44,8 @@ _FOUND_AGAIN = (
     attnd.MovedError.status,
     attnd.StaleEpochError.status,
 )
+# or the fence ended while it waited, which is its deadline then
+_FENCED = (attnd.FencedError.status, attnd.DeadlineError.status)
 
 
 class _Part(NamedTuple):
@@ -411,7 +413,7 @@ class ClusterPool(Closing, NotPicklable):
                     elif isinstance(error, HostGone) or status in _FOUND_AGAIN:
                         again.append(i)
                         lost.append((i, version))
-                    elif status == attnd.FencedError.status and time.monotonic() < until:
+                    elif status in _FENCED and time.monotonic() < until:
                         again.append(i)  # its agent renews the fence, or it will be gone
                     else:
                         failed = failed or error
