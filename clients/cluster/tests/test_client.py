@@ -377,8 +377,8 @@ def test_a_sequence_is_placed_though_all_that_were_asked_are_gone_when_it_is_ope
     pool = client.create_pool(SPEC)
     candidates, ended = pool.candidates, []
 
-    def and_they_go(tokens, adapter):
-        found = candidates(tokens, adapter)
+    def and_they_go(*asked):
+        found = candidates(*asked)
         if not ended:
             for _, host in found:
                 ended.append(host.name)
