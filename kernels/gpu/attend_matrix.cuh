@@ -527,12 +527,11 @@ int with_dim(const gpu_attend *a, Use use)
 template <bool is_bf16, class Use> int with_config(const gpu_attend *a, Use use)
 {
     int code = 0;
-    if constexpr (!has_rows_kernels) {
-        if (!a || (!a->kv.is_quantised && a->rows_per_unit == 16))
-            code = with_dim<is_bf16, false, 1>(a, use);
+    if (!a || (!a->kv.is_quantised && a->rows_per_unit == 16)) /* attend_rows chooses nothing */
+        code = with_dim<is_bf16, false, 1>(a, use);
+    if constexpr (!has_rows_kernels)
         if (!code && (!a || (!a->kv.is_quantised && a->rows_per_unit == 64)))
             code = with_dim<is_bf16, false, 4>(a, use);
-    }
     if (!code && (!a || (a->kv.is_quantised && a->rows_per_unit == 16)))
         code = with_dim<is_bf16, true, 1>(a, use);
     if (!code && (!a || (a->kv.is_quantised && a->rows_per_unit == 64)))

@@ -43,7 +43,7 @@ int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chain
     if (a->kv.q_dtype == ATTN_F32)
         return gpu::f32_launch(a, stream, chained != 0);
     if constexpr (gpu::has_rows_kernels)
-        if (!a->kv.is_quantised)
+        if (!a->kv.is_quantised && !a->chosen)
             return a->kv.q_dtype == ATTN_BF16 ? gpu::rows_launch_bf16(a, stream, chained != 0)
                                               : gpu::rows_launch_f16(a, stream, chained != 0);
     if (a->kv.q_dtype == ATTN_BF16)
