@@ -1,6 +1,6 @@
 /* attend_matrix.cuh: attention on tensor cores for what no other kernel computes: quantised K and
- * V; on HIP all of bf16 and f16. Tiles as in FlashAttention-2 (Dao, 2023): S = Q K^T and O += P V
- * by 16 x 16 tiles of 16-bit products, S and P stay in registers.
+ * V, and items that choose blocks; on HIP all of bf16 and f16. Tiles as in FlashAttention-2 (Dao,
+ * 2023): S = Q K^T and O += P V by 16 x 16 tiles of 16-bit products, S and P stay in registers.
  *
  * A thread block takes 16 * row_warps query rows (token x head of a group) of one kv head and one
  * split of the cached tokens, in tiles of `tile` tokens, copy_stages of which are in shared memory.
