@@ -83,7 +83,8 @@ static const struct lane_memory_ops ops = {.abi = LANE_CUDA_ABI, .pin = pin, .un
 static int begin(void **state)
 {
     (void)state;
-    static const char *const flags[] = {"--cache.io_memory", "512M", NULL};
+    static const char *const flags[] = {"--cache.io_memory", "512M", "--cache.max_seq_tokens",
+                                        "8192", NULL};
     memset(&driver, 0, sizeof driver);
     e2e_start(&d, flags);
     return 0;
@@ -324,10 +325,21 @@ static void what_is_pinned_of_sockets_has_an_end(void **state)
     for (uint32_t i = 0; i < N_AT_ONCE; i++)
         open_large(&l[i], pool, LARGEST + i, LARGEST);
     make_steps(c, l, N_AT_ONCE);
-    assert_true(driver.n_unpinned > 0); /* the small ones made room */
     assert_true(pinned_bytes() > 64u << 20 && pinned_bytes() <= 128u << 20);
-    for (int i = 0; i < N_AT_ONCE; i++)
+    for (int i = 0; i < N_AT_ONCE; i++) {
         assert_true(l[i].is_pinned && l[i].was_pinned);
+        assert_int_equal(attn_seq_close(pool, &l[i].item.seq, LONG_US), ATTN_OK);
+    }
+    for (uint32_t n = LARGEST + LARGEST / 16; n < 2 * LARGEST; n += LARGEST / 16) {
+        open_large(&l[0], pool, n, n);
+        make_steps(c, l, 1);
+        assert_true(l[0].is_pinned && l[0].was_pinned);
+        assert_int_equal(attn_seq_close(pool, &l[0].item.seq, LONG_US), ATTN_OK);
+    }
+    assert_true(driver.n_unpinned > 0); /* the smaller ones made room */
+    assert_true(pinned_bytes() <= 128u << 20);
+    for (uint32_t i = 0; i < N_AT_ONCE; i++)
+        open_large(&l[i], pool, LARGEST + i, LARGEST);
     driver.is_refusing = true;
     make_steps(c, l, N_AT_ONCE);
     attn_pool_close(pool);
