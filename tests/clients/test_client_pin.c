@@ -330,7 +330,7 @@ static void what_is_pinned_of_sockets_has_an_end(void **state)
         assert_true(l[i].is_pinned && l[i].was_pinned);
         assert_int_equal(attn_seq_close(pool, &l[i].item.seq, LONG_US), ATTN_OK);
     }
-    for (uint32_t n = LARGEST + LARGEST / 16; n < 2 * LARGEST; n += LARGEST / 16) {
+    for (uint32_t n = LARGEST + LARGEST / 4; n < 2 * LARGEST; n += LARGEST / 4) {
         open_large(&l[0], pool, n, n);
         make_steps(c, l, 1);
         assert_true(l[0].is_pinned && l[0].was_pinned);
