@@ -14,7 +14,7 @@ shift 2
 
 ceilings() { # KERNEL: vector registers, spilled scalar registers, bytes of LDS [spilled vector registers]
   case $1 in
-  *attend_matrix*Li64E*) echo "208 64 256" ;;
+  *attend_matrix*Li64E*) echo "208 72 256" ;;
   *attend_matrix*Li128E*) echo "320 64 256" ;;
   *attend_matrix*) echo "416 72 256" ;;
   *shared_tiles*) echo "104 96 25600" ;; # of the bench's ladder only
@@ -26,6 +26,9 @@ ceilings() { # KERNEL: vector registers, spilled scalar registers, bytes of LDS 
   *vector_form*item_kindE1E*) echo "176 464 0" ;;
   *vector_form*item_kindE2E*) echo "176 80 0" ;;
   *attend*) echo "168 48 0" ;;
+  *make_boundsILi32ELi3E*) echo "256 192 0" ;; # head dims above 256
+  *make_bounds*) echo "112 48 0" ;; # the loads of several blocks are in flight together
+  *make_extremes*) echo "112 0 0" ;; # likewise, of a block's tokens
   *project_f32* | *prep*) echo "88 0 0" ;;
   *add_up*) echo "88 0 192" ;; # a KiB's loads are in flight together; the secret
   *merge_parts*) echo "104 0 0" ;; # the loads of eight parts are in flight together
