@@ -12,8 +12,7 @@
  * pairs of a query and a key, and of some other tests a part;
  * ATTND_TEST_FAIL_FAST=1 ends it at the first failure, not the tenth.
  */
-#include "tests/kernels/cases.h"
-#include "tests/kernels/check.h"
+#include "tests/kernels/product.h"
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/gpu/sm90/decode.h"
@@ -103,46 +102,34 @@ static bool is_left_out(const struct backend_pool_config *c, const struct case_s
            !(is_f32 ? c->q_dtype == ATTN_F32 && c->kv_dtype == ATTN_F32 : prefill_supported(c, 9));
 }
 
+static bool is_case_left_out(const struct product_case *x)
+{
+    const struct backend_pool_config config = config_of(x->geometry, x->dtype);
+    return is_left_out(&config, x->shape);
+}
+
+static attn_status begin_case(const struct product_case *x)
+{
+    return product_begin(&check, x);
+}
+
+static bool run_product_case(const struct product_case *x)
+{
+    return run_case(x->shape, x->options->is_batch_invariant);
+}
+
+static const struct product product = {.options = case_options,
+                                       .n_options = CASE_COUNT(case_options),
+                                       .shapes = case_shapes,
+                                       .n_shapes = CASE_COUNT(case_shapes),
+                                       .is_left_out = is_case_left_out,
+                                       .begin = begin_case,
+                                       .run = run_product_case};
+
 static void every_option_agrees_with_the_reference(void **state)
 {
     (void)state;
-    uint32_t n_g = CASE_N_PRODUCT, n_d = CASE_COUNT(case_dtypes);
-    uint32_t n_o = CASE_COUNT(case_options), n_s = CASE_COUNT(case_shapes);
-    uint32_t n_run = 0, n_skipped = 0, n_failed = 0;
-    const uint32_t n_most = getenv("ATTND_TEST_FAIL_FAST") ? 1 : 10;
-    for (uint32_t i = 0, n_met = 0; i < n_g * n_d * n_o * n_s; i++) {
-        const struct case_geometry *g = &case_geometries[i % n_g];
-        struct case_dtype d = case_dtypes[i / n_g % n_d];
-        const struct backend_pool_config config = config_of(g, d);
-        const struct case_shape *s = &case_shapes[i / n_g / n_d / n_o];
-        if (is_left_out(&config, s) || check_is_too_long(s, g->num_q_heads))
-            continue;
-        const uint32_t at = n_met++;
-        if (at < offset || (at - offset) % every != 0)
-            continue;
-        const struct case_options *o = &case_options[i / n_g / n_d % n_o];
-        attn_status st = begin(g, d, o, CASE_MAX_ITEMS);
-        if (st == ATTN_ENOTSUP) {
-            n_skipped++;
-            continue;
-        }
-        n_run++;
-        if (st == ATTN_OK && run_case(s, o->is_batch_invariant))
-            continue;
-        fprintf(stderr,
-                "case %" PRIu32 ", at %" PRIu32
-                ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: failed: %s\n",
-                i, at, g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v,
-                g->block_tokens, attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
-                check.b ? check.ops->last_error(check.b) : "closed");
-        assert_non_null(check.b);
-        if (++n_failed == n_most)
-            break;
-    }
-    printf("%" PRIu32 " cases run, %" PRIu32 " not supported by %s\n", n_run, n_skipped,
-           check.name);
-    assert_true(n_run > 0);
-    assert_int_equal(n_failed, 0);
+    product_walk(&check, &product, every, offset);
 }
 
 /* What attnbench measures: the groups and head dims of its geometries, of at most 4 kv heads, so

@@ -9,8 +9,7 @@
  * here, or does not choose.
  */
 #include "kernels/reference.h"
-#include "tests/kernels/cases.h"
-#include "tests/kernels/check.h"
+#include "tests/kernels/product.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -49,12 +48,10 @@ static const struct case_options options[] = {
     {.name = "batch invariant", .is_batch_invariant = true},
 };
 
-static attn_status begin(const struct case_geometry *g, struct case_dtype d,
-                         const struct case_options *o)
+static attn_status begin(const struct case_geometry *g, struct case_dtype d)
 {
-    struct backend_pool_config config = case_config(g, d, o);
-    struct attn_layer_spec spec = case_spec(g, o);
-    return check_run_begin(&check, &config, &spec, o->has_sink_logits, false, CASE_MAX_ITEMS);
+    const struct product_case x = {.geometry = g, .dtype = d, .options = &options[0]};
+    return product_begin(&check, &x);
 }
 
 /* --- the reference ---------------------------------------------------------------------------- */
@@ -174,17 +171,17 @@ static uint32_t any_number(void)
 }
 
 /* Chooses; once more over blocks that were copied; from other keys in the same blocks. */
-static bool run_case(const struct case_shape *shape, const struct case_options *o)
+static bool run(const struct product_case *x)
 {
     struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
-    uint32_t n_history, n = check_shape(shape, history, &n_history, step);
+    uint32_t n_history, n = check_shape(x->shape, history, &n_history, step);
     if (n_history > 0 && !check_submit(&check, history, n_history))
         return false;
     for (uint32_t i = 0; i < n; i++)
         step[i].n_chosen = any_number();
     if (!submit(step, n) || !check_again(&check, step, n))
         return false;
-    if (o->is_batch_invariant && !check_alone(&check, step, n))
+    if (x->options->is_batch_invariant && !check_alone(&check, step, n))
         return false;
     for (uint32_t i = 0; i < n; i++) {
         step[i].flags = BACKEND_ATTEND;
@@ -211,40 +208,23 @@ static bool run_case(const struct case_shape *shape, const struct case_options *
     return submit(step, n);
 }
 
+static attn_status begin_case(const struct product_case *x)
+{
+    return product_begin(&check, x);
+}
+
+static const struct product product = {.options = options,
+                                       .n_options = CASE_COUNT(options),
+                                       .shapes = shapes,
+                                       .n_shapes = CASE_COUNT(shapes),
+                                       .begin = begin_case,
+                                       .run = run};
+
 static void every_option_agrees_with_the_reference(void **state)
 {
     (void)state;
-    const uint32_t n_g = CASE_N_PRODUCT, n_d = CASE_COUNT(case_dtypes);
-    const uint32_t n_o = CASE_COUNT(options), n_s = CASE_COUNT(shapes);
-    const uint32_t n_most = getenv("ATTND_TEST_FAIL_FAST") ? 1 : 10;
-    uint32_t n_run = 0, n_failed = 0;
-    for (uint32_t i = offset; i < n_g * n_d * n_o * n_s; i += every) {
-        const struct case_geometry *g = &case_geometries[i % n_g];
-        struct case_dtype d = case_dtypes[i / n_g % n_d];
-        const struct case_options *o = &options[i / n_g / n_d % n_o];
-        const struct case_shape *s = &shapes[i / n_g / n_d / n_o];
-        if (check_is_too_long(s, g->num_q_heads))
-            continue;
-        attn_status st = begin(g, d, o);
-        if (st == ATTN_ENOTSUP)
-            continue;
-        n_run++;
-        if (st == ATTN_OK && run_case(s, o))
-            continue;
-        fprintf(stderr,
-                "case %" PRIu32 ", at %" PRIu32
-                ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: failed: %s\n",
-                n_run, i, g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v,
-                g->block_tokens, attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
-                check.b ? check.ops->last_error(check.b) : "closed");
-        assert_non_null(check.b);
-        if (++n_failed == n_most)
-            break;
-    }
-    printf("%" PRIu32 " cases run, %" PRIu64 " queries, %" PRIu64 " left out\n", n_run, n_queries,
-           n_left_out);
-    assert_true(n_run > 0);
-    assert_int_equal(n_failed, 0);
+    product_walk(&check, &product, every, offset);
+    printf("%" PRIu64 " queries, %" PRIu64 " left out\n", n_queries, n_left_out);
     assert_true(n_left_out <= n_queries / 20);
 }
 
@@ -255,7 +235,7 @@ static void a_choice_of_all_blocks_has_the_bytes_of_none(void **state)
     (void)state;
     for (uint32_t d = 0; d < CASE_COUNT(case_dtypes); d++) {
         struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
-        if (begin(&case_geometries[CASE_GROUPED], case_dtypes[d], &options[0]) != ATTN_OK)
+        if (begin(&case_geometries[CASE_GROUPED], case_dtypes[d]) != ATTN_OK)
             continue;
         uint32_t n_history, n = check_shape(&shapes[4], history, &n_history, step);
         assert_true(check_submit(&check, history, n_history));
@@ -275,7 +255,7 @@ static void a_choice_is_of_the_keys_that_are_there(void **state)
     (void)state;
     for (uint32_t d = 0; d < CASE_COUNT(case_dtypes); d++) {
         struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
-        if (begin(&case_geometries[CASE_GROUPED], case_dtypes[d], &options[0]) != ATTN_OK)
+        if (begin(&case_geometries[CASE_GROUPED], case_dtypes[d]) != ATTN_OK)
             continue;
         uint32_t n_history, n = check_shape(&shapes[3], history, &n_history, step);
         const struct kv_layout l = kv_layout_of(&check.config);
@@ -341,7 +321,7 @@ static void of_blocks_with_the_same_bound_the_newer_are_taken(void **state)
     (void)state;
     for (uint32_t d = 0; d < CASE_COUNT(case_dtypes); d++) {
         struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
-        if (begin(&case_geometries[CASE_GROUPED], case_dtypes[d], &options[0]) != ATTN_OK)
+        if (begin(&case_geometries[CASE_GROUPED], case_dtypes[d]) != ATTN_OK)
             continue;
         uint32_t n_history, n = check_shape(&shapes[3], history, &n_history, step);
         const struct kv_layout l = kv_layout_of(&check.config);
@@ -374,8 +354,7 @@ static void a_pool_takes_the_room_of_what_is_kept(void **state)
     (void)state;
     struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
     struct backend_pool *other;
-    assert_int_equal(begin(&case_geometries[CASE_GROUPED], case_dtypes[CASE_BF16], &options[0]),
-                     ATTN_OK);
+    assert_int_equal(begin(&case_geometries[CASE_GROUPED], case_dtypes[CASE_BF16]), ATTN_OK);
     uint32_t n_history, n = check_shape(&shapes[3], history, &n_history, step);
     struct backend_pool_config large = check.config; /* all that is behind the pool but a block */
     large.n_blocks = check.ops->pool_room(check.pool) - check.config.n_blocks - 1;
@@ -396,8 +375,7 @@ static void choices_that_cannot_be_start_nothing(void **state)
     static const struct tree_node nodes[2];
     static const uint32_t starts[] = {0, 1, 2}, tokens[] = {0, 0};
     uint32_t table[64] = {0};
-    assert_int_equal(begin(&case_geometries[CASE_GROUPED], case_dtypes[CASE_BF16], &options[0]),
-                     ATTN_OK);
+    assert_int_equal(begin(&case_geometries[CASE_GROUPED], case_dtypes[CASE_BF16]), ATTN_OK);
     for (uint32_t i = 0; i < 3; i++) {
         struct backend_item item = {.flags = i == 2 ? BACKEND_APPEND : BACKEND_ATTEND,
                                     .pos = 8,
@@ -416,8 +394,10 @@ static void choices_that_cannot_be_start_nothing(void **state)
         assert_non_null(strstr(check.ops->last_error(check.b), "item 0: n_chosen"));
     }
     const struct case_options window = {.name = "window", .window_tokens = 20};
-    assert_int_equal(begin(&case_geometries[CASE_GROUPED], case_dtypes[CASE_BF16], &window),
-                     ATTN_OK);
+    const struct product_case x = {.geometry = &case_geometries[CASE_GROUPED],
+                                   .dtype = case_dtypes[CASE_BF16],
+                                   .options = &window};
+    assert_int_equal(product_begin(&check, &x), ATTN_OK);
     struct backend_item item = {.flags = BACKEND_ATTEND,
                                 .n_tokens = 1,
                                 .block_table = table,

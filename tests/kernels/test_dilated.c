@@ -7,8 +7,7 @@
  * layer that is not dilated. With ATTND_TEST_TUNED=1 the product is only what the tuned kernels of
  * sm_90 compute. Exit code 77: the backend cannot be opened here.
  */
-#include "tests/kernels/cases.h"
-#include "tests/kernels/check.h"
+#include "tests/kernels/product.h"
 
 #include "kernels/gpu/sm90/decode.h"
 #include "kernels/gpu/sm90/prefill.h"
@@ -102,11 +101,20 @@ static attn_status begin(const struct case_geometry *g, struct case_dtype d,
     return check_run_begin(&check, &config, &spec, o->has_sink_logits, o->has_alibi, n_seqs);
 }
 
+static void tell_branches(void)
+{
+    const struct attn_layer_spec *s = &check.specs[0];
+    for (uint32_t i = 0; i < s->n_branches; i++)
+        fprintf(stderr, " (%" PRIu32 ", %" PRIu32 ")", s->branches[i].segment_tokens,
+                s->branches[i].rate);
+    fprintf(stderr, "\n");
+}
+
 /* History, then a step, then decodes of a few tokens anywhere in what is cached. */
-static bool run_case(const struct case_shape *shape, bool is_batch_invariant)
+static bool run(const struct product_case *x)
 {
     struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS], last[CASE_MAX_ITEMS];
-    uint32_t n_history, n = check_shape(shape, history, &n_history, step);
+    uint32_t n_history, n = check_shape(x->shape, history, &n_history, step);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t len = step[i].pos + step[i].n_tokens, n_again = 1 + i % 3;
         n_again = n_again < len ? n_again : len;
@@ -116,70 +124,48 @@ static bool run_case(const struct case_shape *shape, bool is_batch_invariant)
                                       .flags = BACKEND_ATTEND,
                                       .wants_lse = true};
     }
-    return (n_history == 0 || check_submit(&check, history, n_history)) &&
-           check_submit(&check, step, n) && check_outputs(&check, step, n) &&
-           check_again(&check, step, n) && (!is_batch_invariant || check_alone(&check, step, n)) &&
-           check_submit(&check, last, n) && check_outputs(&check, last, n);
-}
-
-static void print_branches(void)
-{
-    const struct attn_layer_spec *s = &check.specs[0];
-    for (uint32_t i = 0; i < s->n_branches; i++)
-        fprintf(stderr, " (%" PRIu32 ", %" PRIu32 ")", s->branches[i].segment_tokens,
-                s->branches[i].rate);
-    fprintf(stderr, "\n");
+    const bool is_right = (n_history == 0 || check_submit(&check, history, n_history)) &&
+                          check_submit(&check, step, n) && check_outputs(&check, step, n) &&
+                          check_again(&check, step, n) &&
+                          (!x->options->is_batch_invariant || check_alone(&check, step, n)) &&
+                          check_submit(&check, last, n) && check_outputs(&check, last, n);
+    if (!is_right)
+        tell_branches();
+    return is_right;
 }
 
 /* Is a case left out of the product? By ATTND_TEST_TUNED. */
-static bool is_left_out(const struct case_geometry *g, struct case_dtype d,
-                        const struct case_shape *s)
+static bool is_left_out(const struct product_case *x)
 {
-    const struct backend_pool_config c = case_config(g, d, &options[0]);
+    const struct case_geometry *g = x->geometry;
+    const struct backend_pool_config c = case_config(g, x->dtype, &options[0]);
     bool has_prompt = false;
     for (uint32_t i = 0; i < CASE_MAX_ITEMS; i++)
-        has_prompt |= s->items[i].n_tokens > DECODE_MAX_TOKENS;
+        has_prompt |= x->shape->items[i].n_tokens > DECODE_MAX_TOKENS;
     return is_tuned_only &&
            (!has_prompt || !prefill_supported(&c, 9) || g->head_dim_k > 128 || g->head_dim_v > 128);
 }
 
+static attn_status begin_case(const struct product_case *x)
+{
+    check.has_plain_layer = x->n_run % 2;
+    return begin(x->geometry, x->dtype, x->options, x->n_run % (2 * CASE_COUNT(fixed)),
+                 CASE_MAX_ITEMS);
+}
+
+static const struct product product = {.options = options,
+                                       .n_options = CASE_COUNT(options),
+                                       .shapes = shapes,
+                                       .n_shapes = CASE_COUNT(shapes),
+                                       .is_left_out = is_left_out,
+                                       .begin = begin_case,
+                                       .run = run};
+
 static void every_option_of_a_dilated_layer_agrees_with_the_reference(void **state)
 {
     (void)state;
-    uint32_t n_g = CASE_N_PRODUCT, n_d = CASE_COUNT(case_dtypes);
-    uint32_t n_o = CASE_COUNT(options), n_s = CASE_COUNT(shapes), n_run = 0, n_failed = 0;
-    for (uint32_t i = 0, n_met = 0; i < n_g * n_d * n_o * n_s; i++) {
-        const struct case_geometry *g = &case_geometries[i % n_g];
-        struct case_dtype d = case_dtypes[i / n_g % n_d];
-        const struct case_options *o = &options[i / n_g / n_d % n_o];
-        const struct case_shape *s = &shapes[i / n_g / n_d / n_o];
-        if (is_left_out(g, d, s) || check_is_too_long(s, g->num_q_heads))
-            continue;
-        const uint32_t at = n_met++;
-        if (at < offset || (at - offset) % every != 0)
-            continue;
-        check.has_plain_layer = n_run % 2;
-        attn_status st = begin(g, d, o, n_run % (2 * CASE_COUNT(fixed)), CASE_MAX_ITEMS);
-        if (st == ATTN_ENOTSUP)
-            continue;
-        n_run++;
-        if (st == ATTN_OK && run_case(s, o->is_batch_invariant))
-            continue;
-        fprintf(stderr,
-                "case %" PRIu32 ", at %" PRIu32
-                ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: %s;",
-                i, at, g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v,
-                g->block_tokens, attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
-                check.b ? check.ops->last_error(check.b) : "closed");
-        print_branches();
-        assert_non_null(check.b);
-        if (++n_failed == 10 || getenv("ATTND_TEST_FAIL_FAST"))
-            break;
-    }
+    product_walk(&check, &product, every, offset);
     check.has_plain_layer = false;
-    printf("%" PRIu32 " cases run\n", n_run);
-    assert_true(n_run > 0);
-    assert_int_equal(n_failed, 0);
 }
 
 /* NaN in K or V of a token reaches the heads and queries that see the token, nobody else. */

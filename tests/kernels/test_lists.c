@@ -6,8 +6,7 @@
  * walked in steps of EVERY (default 41), each case with other lists. Cached tokens that no query
  * lists are NaN. Exit code 77: the backend cannot be opened here.
  */
-#include "tests/kernels/cases.h"
-#include "tests/kernels/check.h"
+#include "tests/kernels/product.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -61,14 +60,10 @@ static struct {
     uint32_t tokens[MAX_LISTED], n;
 } lists;
 
-static attn_status begin(const struct case_geometry *g, struct case_dtype d,
-                         const struct case_options *o)
+static attn_status begin(const struct product_case *x)
 {
-    struct backend_pool_config config = case_config(g, d, o);
-    struct attn_layer_spec spec = case_spec(g, o);
     lists.n = 0;
-    return check_run_begin(&check, &config, &spec, o->has_sink_logits, o->has_alibi,
-                           CASE_MAX_ITEMS);
+    return product_begin(&check, x);
 }
 
 /* Does the query at p see the token? */
@@ -137,22 +132,22 @@ static void poison_unlisted(const struct check_item *it)
     free(block);
 }
 
-static bool run_case(const struct case_shape *shape, const struct case_options *o)
+static bool run(const struct product_case *x)
 {
     struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
-    uint32_t n_history, n = check_shape(shape, history, &n_history, step);
+    uint32_t n_history, n = check_shape(x->shape, history, &n_history, step);
     if (n_history > 0 && !check_submit(&check, history, n_history))
         return false;
     for (uint32_t i = 0; i < n; i++) {
         if (i % 4 == 3) /* some items of a batch have no lists */
             continue;
-        make_lists(&step[i], o, lists.starts[i]);
+        make_lists(&step[i], x->options, lists.starts[i]);
         poison_unlisted(&step[i]);
     }
     if (!check_submit(&check, step, n) || !check_outputs(&check, step, n) ||
         !check_again(&check, step, n))
         return false;
-    if (o->is_batch_invariant && !check_alone(&check, step, n))
+    if (x->options->is_batch_invariant && !check_alone(&check, step, n))
         return false;
     for (uint32_t i = 0; i < n; i++) {
         step[i].flags = BACKEND_ATTEND;
@@ -162,36 +157,17 @@ static bool run_case(const struct case_shape *shape, const struct case_options *
     return check_submit(&check, step, n) && check_outputs(&check, step, n);
 }
 
+static const struct product product = {.options = options,
+                                       .n_options = CASE_COUNT(options),
+                                       .shapes = shapes,
+                                       .n_shapes = CASE_COUNT(shapes),
+                                       .begin = begin,
+                                       .run = run};
+
 static void every_option_agrees_with_the_reference(void **state)
 {
     (void)state;
-    const uint32_t n_g = CASE_N_PRODUCT, n_d = CASE_COUNT(case_dtypes);
-    const uint32_t n_o = CASE_COUNT(options), n_s = CASE_COUNT(shapes);
-    const uint32_t n_most = getenv("ATTND_TEST_FAIL_FAST") ? 1 : 10;
-    uint32_t n_run = 0, n_failed = 0;
-    for (uint32_t i = offset; i < n_g * n_d * n_o * n_s; i += every) {
-        const struct case_geometry *g = &case_geometries[i % n_g];
-        struct case_dtype d = case_dtypes[i / n_g % n_d];
-        const struct case_options *o = &options[i / n_g / n_d % n_o];
-        const struct case_shape *s = &shapes[i / n_g / n_d / n_o];
-        attn_status st = begin(g, d, o);
-        if (st == ATTN_ENOTSUP)
-            continue;
-        n_run++;
-        if (st == ATTN_OK && run_case(s, o))
-            continue;
-        fprintf(stderr,
-                "case %" PRIu32 ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: failed: %s\n", i,
-                g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v, g->block_tokens,
-                attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
-                check.b ? check.ops->last_error(check.b) : "closed");
-        assert_non_null(check.b);
-        if (++n_failed == n_most)
-            break;
-    }
-    printf("%" PRIu32 " cases run\n", n_run);
-    assert_true(n_run > 0);
-    assert_int_equal(n_failed, 0);
+    product_walk(&check, &product, every, offset);
 }
 
 static void lists_that_cannot_be_start_nothing(void **state)
@@ -208,8 +184,10 @@ static void lists_that_cannot_be_start_nothing(void **state)
         {{0, 1, 2}, {8, 10}, false, "item 0: a list"}, {{2, 1, 2}, {0, 1}, false, "item 0: a list"},
     };
     uint32_t table[64] = {0};
-    assert_int_equal(begin(&case_geometries[CASE_GROUPED], case_dtypes[CASE_BF16], &options[0]),
-                     ATTN_OK);
+    const struct product_case plain = {.geometry = &case_geometries[CASE_GROUPED],
+                                       .dtype = case_dtypes[CASE_BF16],
+                                       .options = &options[0]};
+    assert_int_equal(begin(&plain), ATTN_OK);
     for (uint32_t i = 0; i < CASE_COUNT(bad); i++) {
         struct backend_item item = {.flags = BACKEND_ATTEND,
                                     .pos = 8,

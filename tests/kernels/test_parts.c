@@ -8,8 +8,7 @@
  * walked in steps of EVERY (default 97), each case with other parts. Exit code 77: the backend
  * cannot be opened here, or has no parts.
  */
-#include "tests/kernels/cases.h"
-#include "tests/kernels/check.h"
+#include "tests/kernels/product.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -38,37 +37,33 @@ static const struct case_shape shapes[] = {
     {"one over many keys", {{700, 1}}},
 };
 
-enum { DILATED = 1 };
+enum { OPTION_WINDOW = 1, OPTION_DILATED = 8 };
 
-static const struct {
-    struct case_options of;
-    uint32_t kind;
-} options[] = {
-    {{.name = "plain"}, 0},
-    {{.name = "window", .window_tokens = 20}, 0},
-    {{.name = "window of one", .window_tokens = 1}, 0},
-    {{.name = "window and sink tokens", .window_tokens = 40, .sink_tokens = 21}, 0},
-    {{.name = "soft cap", .soft_cap = 5}, 0},
-    {{.name = "sink logits", .has_sink_logits = true}, 0},
-    {{.name = "alibi", .has_alibi = true}, 0},
-    {{.name = "window and alibi", .window_tokens = 33, .has_alibi = true}, 0},
-    {{.name = "dilated", .has_alibi = true}, DILATED},
-    {{.name = "batch invariant", .window_tokens = 25, .is_batch_invariant = true}, 0},
-    {{.name = "all",
-      .window_tokens = 30,
-      .sink_tokens = 35,
-      .soft_cap = 3,
-      .has_sink_logits = true,
-      .has_alibi = true},
-     0},
+static const struct case_options options[] = {
+    {.name = "plain"},
+    [OPTION_WINDOW] = {.name = "window", .window_tokens = 20},
+    {.name = "window of one", .window_tokens = 1},
+    {.name = "window and sink tokens", .window_tokens = 40, .sink_tokens = 21},
+    {.name = "soft cap", .soft_cap = 5},
+    {.name = "sink logits", .has_sink_logits = true},
+    {.name = "alibi", .has_alibi = true},
+    {.name = "window and alibi", .window_tokens = 33, .has_alibi = true},
+    [OPTION_DILATED] = {.name = "dilated", .has_alibi = true},
+    {.name = "batch invariant", .window_tokens = 25, .is_batch_invariant = true},
+    {.name = "all",
+     .window_tokens = 30,
+     .sink_tokens = 35,
+     .soft_cap = 3,
+     .has_sink_logits = true,
+     .has_alibi = true},
 };
 
 static attn_status begin(const struct case_geometry *g, struct case_dtype d, uint32_t option)
 {
-    const struct case_options *o = &options[option].of;
+    const struct case_options *o = &options[option];
     struct backend_pool_config config = case_config(g, d, o);
     struct attn_layer_spec spec = case_spec(g, o);
-    if (options[option].kind == DILATED) {
+    if (option == OPTION_DILATED) {
         spec.n_branches = 2;
         spec.branches[0] = (struct attn_branch){SEGMENT / 3, 1};
         spec.branches[1] = (struct attn_branch){SEGMENT, 3};
@@ -80,8 +75,8 @@ static attn_status begin(const struct case_geometry *g, struct case_dtype d, uin
 /* Where a part begins: not at all, around the sink tokens, or anywhere. */
 static uint32_t random_base(uint32_t option)
 {
-    const uint32_t sinks = options[option].of.sink_tokens, kind = check_random(&check, 4);
-    if (options[option].kind == DILATED)
+    const uint32_t sinks = options[option].sink_tokens, kind = check_random(&check, 4);
+    if (option == OPTION_DILATED)
         return check_random(&check, 4) * SEGMENT;
     if (kind == 0)
         return 0;
@@ -92,7 +87,7 @@ static uint32_t random_base(uint32_t option)
  * anywhere. */
 static uint32_t random_distance(uint32_t option)
 {
-    const uint32_t window = options[option].of.window_tokens, kind = check_random(&check, 4);
+    const uint32_t window = options[option].window_tokens, kind = check_random(&check, 4);
     if (kind == 0)
         return 0;
     if (kind == 1 && window > 0)
@@ -100,10 +95,11 @@ static uint32_t random_distance(uint32_t option)
     return kind == 2 ? check_random(&check, SEGMENT) : check_random(&check, 600);
 }
 
-static bool run_case(const struct case_shape *shape, uint32_t option)
+static bool run(const struct product_case *x)
 {
+    const uint32_t option = x->option;
     struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS], behind[CASE_MAX_ITEMS];
-    uint32_t n_history, n = check_shape(shape, history, &n_history, step);
+    uint32_t n_history, n = check_shape(x->shape, history, &n_history, step);
     for (uint32_t i = 0; i < n; i++) {
         const uint32_t len = step[i].pos + step[i].n_tokens, most = len < 70 ? len : 70;
         step[i].key_base = i == 0 ? 0 : random_base(option);
@@ -120,39 +116,25 @@ static bool run_case(const struct case_shape *shape, uint32_t option)
            check_submit(&check, step, n) && check_outputs(&check, step, n) &&
            check_submit(&check, behind, n) && check_outputs(&check, behind, n) &&
            check_again(&check, behind, n) &&
-           (!options[option].of.is_batch_invariant || check_alone(&check, behind, n));
+           (!options[option].is_batch_invariant || check_alone(&check, behind, n));
 }
+
+static attn_status begin_case(const struct product_case *x)
+{
+    return begin(x->geometry, x->dtype, x->option);
+}
+
+static const struct product product = {.options = options,
+                                       .n_options = CASE_COUNT(options),
+                                       .shapes = shapes,
+                                       .n_shapes = CASE_COUNT(shapes),
+                                       .begin = begin_case,
+                                       .run = run};
 
 static void every_option_agrees_with_the_reference_of_the_whole(void **state)
 {
     (void)state;
-    const uint32_t n_g = CASE_N_PRODUCT, n_d = CASE_COUNT(case_dtypes);
-    const uint32_t n_o = CASE_COUNT(options), n_s = CASE_COUNT(shapes);
-    const uint32_t n_most = getenv("ATTND_TEST_FAIL_FAST") ? 1 : 10;
-    uint32_t n_run = 0, n_failed = 0;
-    for (uint32_t i = offset; i < n_g * n_d * n_o * n_s; i += every) {
-        const struct case_geometry *g = &case_geometries[i % n_g];
-        struct case_dtype d = case_dtypes[i / n_g % n_d];
-        const uint32_t o = i / n_g / n_d % n_o;
-        const struct case_shape *s = &shapes[i / n_g / n_d / n_o];
-        attn_status st = begin(g, d, o);
-        if (st == ATTN_ENOTSUP)
-            continue;
-        n_run++;
-        if (st == ATTN_OK && run_case(s, o))
-            continue;
-        fprintf(stderr,
-                "case %" PRIu32 ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: failed: %s\n", i,
-                g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v, g->block_tokens,
-                attn_dtype_name(d.q), attn_dtype_name(d.kv), options[o].of.name, s->name,
-                check.b ? check.ops->last_error(check.b) : "closed");
-        assert_non_null(check.b);
-        if (++n_failed == n_most)
-            break;
-    }
-    printf("%" PRIu32 " cases run\n", n_run);
-    assert_true(n_run > 0);
-    assert_int_equal(n_failed, 0);
+    product_walk(&check, &product, every, offset);
 }
 
 /* A query at every distance behind a part of a few blocks. */
@@ -160,7 +142,7 @@ static void every_place_of_the_border_agrees(void **state)
 {
     (void)state;
     for (uint32_t o = 0; o < CASE_COUNT(options); o++) {
-        const bool is_dilated = options[o].kind == DILATED;
+        const bool is_dilated = o == OPTION_DILATED;
         if (begin(&case_geometries[CASE_GROUPED], case_dtypes[CASE_F32], o) != ATTN_OK)
             continue;
         struct check_item history = {.n_tokens = 83, .flags = BACKEND_APPEND};
@@ -175,7 +157,7 @@ static void every_place_of_the_border_agrees(void **state)
                                                                 : 15,
                                        .ahead = 1 + distance};
             if (!check_submit(&check, &query, 1) || !check_outputs(&check, &query, 1))
-                fail_msg("%s, %u behind", options[o].of.name, distance);
+                fail_msg("%s, %u behind", options[o].name, distance);
         }
     }
 }
@@ -188,11 +170,12 @@ static void parts_that_cannot_be_start_nothing(void **state)
         uint32_t option, flags, key_base, ahead;
         const char *why;
     } bad[] = {
-        {1, BACKEND_ATTEND | BACKEND_FULL, 0, 0, "item 0: full, in a layer with a window"},
+        {OPTION_WINDOW, BACKEND_ATTEND | BACKEND_FULL, 0, 0,
+         "item 0: full, in a layer with a window"},
         {0, BACKEND_ATTEND, 0, 8, "item 0: ahead, of an item that is not full"},
         {0, BACKEND_ATTEND | BACKEND_FULL, 0, 1, "item 0: ahead, of an item that is not full, or"},
         {0, BACKEND_ATTEND | BACKEND_FULL, 0, INT32_MAX, "item 0: ahead"},
-        {8, BACKEND_ATTEND, SEGMENT + 1, 0, "item 0: key_base, inside a segment"},
+        {OPTION_DILATED, BACKEND_ATTEND, SEGMENT + 1, 0, "item 0: key_base, inside a segment"},
     };
     for (uint32_t i = 0; i < CASE_COUNT(bad); i++) {
         assert_int_equal(

@@ -6,8 +6,7 @@
  * walked in steps of EVERY (default 41), each case with other trees. Exit code 77: the backend
  * cannot be opened here.
  */
-#include "tests/kernels/cases.h"
-#include "tests/kernels/check.h"
+#include "tests/kernels/product.h"
 
 #include "kernels/reference.h"
 
@@ -58,10 +57,8 @@ static const struct case_options options[] = {
 static attn_status begin(const struct case_geometry *g, struct case_dtype d,
                          const struct case_options *o)
 {
-    struct backend_pool_config config = case_config(g, d, o);
-    struct attn_layer_spec spec = case_spec(g, o);
-    return check_run_begin(&check, &config, &spec, o->has_sink_logits, o->has_alibi,
-                           CASE_MAX_ITEMS);
+    const struct product_case x = {.geometry = g, .dtype = d, .options = o};
+    return product_begin(&check, &x);
 }
 
 /* Chains, stars, forests and what is between them. */
@@ -80,11 +77,11 @@ static void grow_tree(int32_t *parents, uint32_t n)
     }
 }
 
-static bool run_case(const struct case_shape *shape, bool is_batch_invariant)
+static bool run(const struct product_case *x)
 {
     static int32_t parents[CASE_MAX_ITEMS][TREE_MAX_NODES];
     struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
-    uint32_t n_history, n = check_shape(shape, history, &n_history, step);
+    uint32_t n_history, n = check_shape(x->shape, history, &n_history, step);
     for (uint32_t i = 0; i < n; i++) {
         grow_tree(parents[i], step[i].n_tokens);
         if (i % 4 != 3) /* some items of a batch are no trees */
@@ -95,7 +92,7 @@ static bool run_case(const struct case_shape *shape, bool is_batch_invariant)
     if (!check_submit(&check, step, n) || !check_outputs(&check, step, n) ||
         !check_again(&check, step, n))
         return false;
-    if (is_batch_invariant && !check_alone(&check, step, n))
+    if (x->options->is_batch_invariant && !check_alone(&check, step, n))
         return false;
     for (uint32_t i = 0; i < n; i++) {
         step[i].flags = BACKEND_ATTEND;
@@ -105,42 +102,22 @@ static bool run_case(const struct case_shape *shape, bool is_batch_invariant)
     return check_submit(&check, step, n) && check_outputs(&check, step, n);
 }
 
+static attn_status begin_case(const struct product_case *x)
+{
+    return product_begin(&check, x);
+}
+
+static const struct product product = {.options = options,
+                                       .n_options = CASE_COUNT(options),
+                                       .shapes = shapes,
+                                       .n_shapes = CASE_COUNT(shapes),
+                                       .begin = begin_case,
+                                       .run = run};
+
 static void every_option_agrees_with_the_reference(void **state)
 {
     (void)state;
-    const uint32_t n_g = CASE_N_PRODUCT, n_d = CASE_COUNT(case_dtypes);
-    const uint32_t n_o = CASE_COUNT(options), n_s = CASE_COUNT(shapes);
-    uint32_t n_run = 0, n_failed = 0;
-    const uint32_t n_most = getenv("ATTND_TEST_FAIL_FAST") ? 1 : 10;
-    for (uint32_t i = 0, n_met = 0; i < n_g * n_d * n_o * n_s; i++) {
-        const struct case_geometry *g = &case_geometries[i % n_g];
-        struct case_dtype d = case_dtypes[i / n_g % n_d];
-        const struct case_options *o = &options[i / n_g / n_d % n_o];
-        const struct case_shape *s = &shapes[i / n_g / n_d / n_o];
-        if (check_is_too_long(s, g->num_q_heads))
-            continue;
-        const uint32_t at = n_met++;
-        if (at < offset || (at - offset) % every != 0)
-            continue;
-        attn_status st = begin(g, d, o);
-        if (st == ATTN_ENOTSUP)
-            continue;
-        n_run++;
-        if (st == ATTN_OK && run_case(s, o->is_batch_invariant))
-            continue;
-        fprintf(stderr,
-                "case %" PRIu32 ", at %" PRIu32
-                ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: failed: %s\n",
-                i, at, g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v,
-                g->block_tokens, attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
-                check.b ? check.ops->last_error(check.b) : "closed");
-        assert_non_null(check.b);
-        if (++n_failed == n_most)
-            break;
-    }
-    printf("%" PRIu32 " cases run\n", n_run);
-    assert_true(n_run > 0);
-    assert_int_equal(n_failed, 0);
+    product_walk(&check, &product, every, offset);
 }
 
 /* What is not finite in a node reaches the nodes below it and no other. */

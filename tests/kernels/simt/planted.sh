@@ -16,8 +16,7 @@ declare -A at=(
   [planted32:2]=6286 [planted32:4]=12152 [planted32:5]=6286 [planted32:8]=1677 [planted32:9]=9638
   [planted32:10]=5867 [planted32:14]=5867 [planted32:16]=9638 [planted32:86]=999
   [planted32:87]=4492 [planted32:100]=356 [planted32:127]=1456
-  [planted32:160]=3174 [planted32:161]=3105 [planted32:162]=3107 [planted32:165]=3151
-  [planted32:166]=4140 [planted32:167]=3105
+  [planted32:160]=390 [planted32:162]=390 [planted32:163]=1169 [planted32:165]=1557
   [planted64:4]=12152 [planted64:5]=2515 [planted64:8]=1677
   [planted64:9]=9638 [planted64:10]=5867 [planted64:14]=5867 [planted64:16]=9638
   [planted90:32]=318 [planted90:38]=318 [planted90:47]=739 [planted90:49]=781 [planted90:51]=781
