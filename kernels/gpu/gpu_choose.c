@@ -87,8 +87,19 @@ bool gpu_extremes_make_way(struct backend *b)
     return had_any;
 }
 
-/* Takes their part of the KV memory: its end, which leaves pools room to grow, or a gap. What runs
- * there still is no batch's that this one does not follow: it makes all extremes anew. */
+/* At the end of the KV memory, which leaves pools room to grow, or in a gap. */
+static bool take_room(struct backend_pool *p, uint64_t *out_largest)
+{
+    const uint64_t all = p->b->kv.bytes;
+    struct kv_range *r = &p->extremes_range;
+    r->bytes = extremes_bytes(p);
+    r->offset = r->bytes <= all ? (all - r->bytes) & ~(uint64_t)(EXTREMES_ALIGN - 1) : 0;
+    return kv_range_take(&p->b->kv_ranges, all, true, r, out_largest) ||
+           kv_range_take(&p->b->kv_ranges, all, false, r, out_largest);
+}
+
+/* Takes their part of the KV memory, other pools' extremes too where no other room is left. What
+ * runs there still is no batch's that this one does not follow: it makes all extremes anew. */
 static attn_status extremes_open(struct backend_pool *p)
 {
     struct backend *b = p->b;
@@ -96,23 +107,19 @@ static attn_status extremes_open(struct backend_pool *p)
     uint64_t largest;
     if (p->has_extremes != NULL)
         return ATTN_OK;
+    if (!take_room(p, &largest) && !(gpu_extremes_make_way(b) && take_room(p, &largest)))
+        return gpu_fail(b, ATTN_ENOMEM,
+                        "choosing blocks takes %" PRIu64 " bytes of KV memory for the pool's "
+                        "%" PRIu32 " blocks, %" PRIu64 " are free in one piece",
+                        r->bytes, p->config.n_blocks, largest);
     p->has_extremes = calloc((size_t)p->config.n_blocks * p->config.num_layers, 1);
-    if (p->has_extremes == NULL)
+    if (p->has_extremes == NULL) {
+        kv_range_give(&b->kv_ranges, r);
         return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
-    r->bytes = extremes_bytes(p);
-    r->offset = r->bytes <= b->kv.bytes ? (b->kv.bytes - r->bytes) & ~(uint64_t)4095 : 0;
-    if (kv_range_take(&b->kv_ranges, b->kv.bytes, true, r, &largest) ||
-        kv_range_take(&b->kv_ranges, b->kv.bytes, false, r, &largest)) {
-        if (r->offset + r->bytes > b->kv_written)
-            b->kv_written = r->offset + r->bytes;
-        return ATTN_OK;
     }
-    free(p->has_extremes);
-    p->has_extremes = NULL;
-    return gpu_fail(b, ATTN_ENOMEM,
-                    "choosing blocks takes %" PRIu64 " bytes of KV memory for the pool's %" PRIu32
-                    " blocks, %" PRIu64 " are free in one piece",
-                    r->bytes, p->config.n_blocks, largest);
+    if (r->offset + r->bytes > b->kv_written)
+        b->kv_written = r->offset + r->bytes;
+    return ATTN_OK;
 }
 
 /* ---- a batch */

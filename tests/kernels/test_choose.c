@@ -369,6 +369,41 @@ static void a_pool_takes_the_room_of_what_is_kept(void **state)
     assert_true(submit(step, n));
 }
 
+/* Two pools and no room but for what is kept of one: it is made anew where it has been given away. */
+static void pools_take_the_room_of_what_is_kept_of_others(void **state)
+{
+    (void)state;
+    struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
+    struct backend_pool *other, *rest;
+    assert_int_equal(begin(&case_geometries[CASE_GROUPED], case_dtypes[CASE_BF16]), ATTN_OK);
+    uint32_t n_history, n = check_shape(&shapes[3], history, &n_history, step);
+    struct backend_pool_config config = check.config;
+    const uint32_t n_blocks = config.n_blocks, n_kept = n_blocks / 16 + 2; /* and some beside */
+    assert_int_equal(check.ops->pool_open(check.b, &config, &other), ATTN_OK);
+    config.n_blocks = check.ops->pool_room(other) - n_blocks - n_kept;
+    assert_int_equal(check.ops->pool_open(check.b, &config, &rest), ATTN_OK);
+    assert_true(check_submit(&check, history, n_history));
+    step[0].n_chosen = 6;
+    for (uint32_t round = 0; round < 3; round++) {
+        struct backend_item item = {.flags = BACKEND_ATTEND,
+                                    .layer = check.seqs[0].layer,
+                                    .pos = step[0].pos,
+                                    .n_tokens = 1,
+                                    .block_table = check.seqs[0].own,
+                                    .q = check.arena,
+                                    .out = check.arena + (1 << 20),
+                                    .n_chosen = 6};
+        struct backend_batch batch = {.pool = other, .items = &item, .n_items = 1};
+        assert_true(submit(step, n));
+        step[0].flags = BACKEND_ATTEND;
+        if (check.ops->submit(check.b, &batch) != ATTN_OK)
+            fail_msg("%s", check.ops->last_error(check.b));
+        assert_ptr_equal(check.ops->poll(check.b, 10000000000), &batch);
+    }
+    check.ops->pool_close(rest);
+    check.ops->pool_close(other);
+}
+
 static void choices_that_cannot_be_start_nothing(void **state)
 {
     (void)state;
@@ -426,6 +461,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_choice_is_of_the_keys_that_are_there),
         cmocka_unit_test(of_blocks_with_the_same_bound_the_newer_are_taken),
         cmocka_unit_test(a_pool_takes_the_room_of_what_is_kept),
+        cmocka_unit_test(pools_take_the_room_of_what_is_kept_of_others),
         cmocka_unit_test(choices_that_cannot_be_start_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, check_close);
