@@ -369,7 +369,7 @@ static void a_pool_takes_the_room_of_what_is_kept(void **state)
     assert_true(submit(step, n));
 }
 
-/* Two pools and no room but for what is kept of one: it is made anew where it has been given away. */
+/* Two pools, and room for what is kept of one: it is made anew where it was given away. */
 static void pools_take_the_room_of_what_is_kept_of_others(void **state)
 {
     (void)state;
