@@ -48,7 +48,7 @@ void product_walk(struct check *c, const struct product *p, uint32_t every, uint
         const uint32_t at = n_met++;
         if (at < offset || (at - offset) % every != 0)
             continue;
-        const attn_status st = p->begin(&x);
+        const attn_status st = p->begin != NULL ? p->begin(&x) : product_begin(c, &x);
         if (st == ATTN_ENOTSUP) {
             n_refused++;
             continue;

@@ -20,7 +20,8 @@ struct product {
     const struct case_shape *shapes; /* [n_shapes] */
     uint32_t n_options, n_shapes;
     bool (*is_left_out)(const struct product_case *x); /* NULL: none is */
-    attn_status (*begin)(const struct product_case *x); /* ATTN_ENOTSUP: the backend refuses it */
+    /* NULL: product_begin. ATTN_ENOTSUP: the backend refuses it */
+    attn_status (*begin)(const struct product_case *x);
     bool (*run)(const struct product_case *x); /* false, after it said why: it failed */
 };
 

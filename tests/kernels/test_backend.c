@@ -108,11 +108,6 @@ static bool is_case_left_out(const struct product_case *x)
     return is_left_out(&config, x->shape);
 }
 
-static attn_status begin_case(const struct product_case *x)
-{
-    return product_begin(&check, x);
-}
-
 static bool run_product_case(const struct product_case *x)
 {
     return run_case(x->shape, x->options->is_batch_invariant);
@@ -123,7 +118,6 @@ static const struct product product = {.options = case_options,
                                        .shapes = case_shapes,
                                        .n_shapes = CASE_COUNT(case_shapes),
                                        .is_left_out = is_case_left_out,
-                                       .begin = begin_case,
                                        .run = run_product_case};
 
 static void every_option_agrees_with_the_reference(void **state)

@@ -208,16 +208,10 @@ static bool run(const struct product_case *x)
     return submit(step, n);
 }
 
-static attn_status begin_case(const struct product_case *x)
-{
-    return product_begin(&check, x);
-}
-
 static const struct product product = {.options = options,
                                        .n_options = CASE_COUNT(options),
                                        .shapes = shapes,
                                        .n_shapes = CASE_COUNT(shapes),
-                                       .begin = begin_case,
                                        .run = run};
 
 static void every_option_agrees_with_the_reference(void **state)
