@@ -1,4 +1,5 @@
-"""What queries see: latents (V in K, as MLA has it), and sequences whose beginning is in another pool."""
+"""What queries see: latents (V in K, as MLA has it), sequences whose beginning is in another pool, and
+what layers of today's models ask for, said as docs/protocol.md has it."""
 
 import numpy as np
 import pytest
@@ -157,3 +158,95 @@ def test_what_depends_on_positions_is_refused(two_cards, layer, word):
         with pytest.raises(attnd.InvalidArgumentError, match="is_full"):
             pool.step(0, [(s, 4, 4)], q, k, v, is_full=True)
         assert np.isfinite(pool.step(0, [(s, 0, 4)], q).out).all()
+
+
+# ---- layers of models
+
+
+def model_pool(client, name, num_layers=1, **layer):
+    layers = (attnd.LayerSpec(**layer),) * num_layers if layer else ()
+    spec = attnd.PoolSpec(name, num_layers, 8, 2, 32, n_blocks=32, layers=layers)
+    return client.create_pool(spec)
+
+
+def model_tensors(seed, n):
+    rng = np.random.default_rng(seed)
+    return [random(rng, n, heads, 32) for heads in (8, 2, 2)]
+
+
+def close(got, want):
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+def test_chunks_of_a_sequence_see_nothing_of_those_before(client):
+    """Llama 4: a branch of all tokens whose segments are the chunks."""
+    chunk, n = 24, 100
+    pool = model_pool(client, "chunked", branches=((chunk, 1),))
+    q, k, v = model_tensors(1, n)
+    with pool.open() as s:
+        got = [pool.step(0, [(s, 0, 70)], q[:70], k[:70], v[:70]).out]
+        for t in range(70, n):
+            got.append(pool.step(0, [(s, t, 1)], q[t : t + 1], k[t : t + 1], v[t : t + 1]).out)
+    want = np.empty((n, 8, 32))
+    for first in range(0, n, chunk):
+        own = slice(first, min(first + chunk, n))
+        want[own] = attention(q[own], k[own], v[own], 0)[0]
+    close(np.concatenate(got), want)
+
+
+def test_a_query_has_its_own_temperature_and_a_head_its_own_scale(client):
+    """Llama 4's temperature by position: the worker multiplies q, a soft cap comes after it."""
+    n = 40
+    pool = model_pool(client, "temperature", soft_cap=4.0)
+    q, k, v = model_tensors(2, n)
+    factors = (1 + 0.2 * np.arange(n)[:, None] + 0.1 * np.arange(8))[..., None]
+    with pool.open() as s:
+        got = pool.step(0, [(s, 0, n)], (q * factors).astype(np.float32), k, v).out
+    want = np.empty((n, 8, 32))
+    for t in range(n):
+        for h in range(8):
+            g = h // 4
+            layer = attnd.LayerSpec(scale=32**-0.5 * factors[t, h, 0], soft_cap=4.0)
+            one = attention(q[t : t + 1, h : h + 1], k[:, g : g + 1], v[:, g : g + 1], t, layer)[0]
+            want[t, h] = one[0, 0]
+    close(got, want)
+
+
+def test_layers_share_the_keys_of_one(client):
+    """Gemma 3n, YOCO: the pool has the layers that store; the others attend over one of these."""
+    n = 50
+    pool = model_pool(client, "sharing", num_layers=2)
+    stores = [model_tensors(3 + i, n) for i in range(2)]
+    other = model_tensors(5, n)[0]
+    with pool.open() as s:
+        for begin, end in ((0, 30), (30, 49), (49, 50)):
+            now = slice(begin, end)
+            items = [(s, begin, end - begin)]
+            for i, (q, k, v) in enumerate(stores):
+                close(
+                    pool.step(i, items, q[now], k[now], v[now]).out,
+                    attention(q[now], k[:end], v[:end], begin)[0],
+                )
+            _, k, v = stores[1]
+            close(
+                pool.step(1, items, other[now]).out,
+                attention(other[now], k[:end], v[:end], begin)[0],
+            )
+
+
+@pytest.mark.parametrize("n_new", [1, 7])
+def test_cross_attention_sees_all_of_what_was_written_once(client, n_new):
+    """The encoder's keys are a sequence; the decoder's tokens attend over its end, with `full`."""
+    n_source = 45
+    pool = model_pool(client, f"cross-{n_new}")
+    _, k, v = model_tensors(6, n_source)
+    q = model_tensors(7, n_new)[0]
+    with pool.open() as source:
+        pool.step(0, [(source, 0, n_source)], None, k, v)
+        items = [(source, n_source - n_new, n_new)]
+        got = pool.step(0, items, q, is_full=True).out
+        close(got, attention(q, k, v, 0, attnd.LayerSpec(is_full=True))[0])
+        with source.fork() as beam:
+            again = pool.step(0, [(beam, n_source - n_new, n_new)], q, is_full=True).out
+            assert np.array_equal(again, got)

@@ -69,6 +69,56 @@ def test_each_geometry_has_a_pool_and_greedy_text_is_that_of_eager(model, attach
     assert torch.equal(worker.generate(**inputs, **GREEDY), want)
 
 
+def count_steps(monkeypatch):
+    """Counts the steps that go as messages."""
+    steps = []
+    step = attnd.Pool.step
+
+    def counted(self, *args, **kwargs):
+        steps.append(args[0])
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(attnd.Pool, "step", counted)
+    return steps
+
+
+def test_each_pool_has_a_lane(model, attach, monkeypatch):
+    """Layers that share the keys of others attend over it, too."""
+    inputs = prompts(model)
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model, lane=True)
+    steps = count_steps(monkeypatch)
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+    assert worker.layers.is_used and not steps
+    worker.max_tokens, worker.max_items = 9, 2  # in chunks
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+    assert not steps
+
+
+def test_a_pass_that_ends_half_way_leaves_no_pool_out_of_step(attach):
+    model = make(mimo)
+    inputs = prompts(model)
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model, lane=True)
+    layer = model.model.layers[2]
+    forward = layer.forward
+
+    def failing(*args, **kwargs):
+        raise RuntimeError("planted")
+
+    with torch.no_grad(), worker.cache() as cache:
+        first = model(**inputs, past_key_values=cache)
+        ids = first.logits[:, -1:].argmax(-1)
+        mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids)], dim=1)
+        layer.forward = failing
+        with pytest.raises(RuntimeError, match="planted"):
+            model(input_ids=ids, attention_mask=mask, past_key_values=cache)
+        layer.forward = forward
+        cache.reset()
+        assert torch.equal(worker.generate(**inputs, **GREEDY, past_key_values=cache), want)
+        assert worker.layers.is_used
+
+
 def test_beams_fork_in_every_pool(model, attach, client):
     inputs = prompts(model)
     options = dict(GREEDY, num_beams=3, num_return_sequences=2)
@@ -178,10 +228,7 @@ def test_all_pools_are_made_again_after_a_restart(own_daemon):
 
 
 def test_what_no_pool_can_hold_is_refused_by_its_name(attach):
-    model = make(mimo)
-    with pytest.raises(attnd.UnsupportedError, match="lane=True, and layers of 2 geometries"):
-        attach(model, lane=True)
-    model = make(lambda: gemma4(global_head_dim=264))
-    with pytest.raises(attnd.UnsupportedError, match="layer 1 has head_dim of k 264: .* 256"):
+    model = make(lambda: gemma4(global_head_dim=520))
+    with pytest.raises(attnd.UnsupportedError, match="layer 1 has head_dim of k 520: .* 512"):
         attach(model)
     assert model.config._attn_implementation == "eager"

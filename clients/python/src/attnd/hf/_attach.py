@@ -149,8 +149,6 @@ def attach(
         # latents go over no lane, and lane=None is one where model and daemon have a GPU
         is_lane = lane is None and "cpu" not in (model.device.type, client.info.backend)
         probe, specs = specs_of(not lane and not is_lane)
-        if lane and len(specs) > 1:
-            raise refuse(f"lane=True, and layers of {len(specs)} geometries, each in its own pool")
         array_dtype = "f32" if wire_dtype else None
         try:
             pools = Pools(client, specs, size, is_named=bool(name), array_dtype=array_dtype)

@@ -1,6 +1,7 @@
-"""A worker's layers over a lane: planned once per forward pass, or chunk by chunk where that is too
-large for one step, then one kernel per layer on the model's own stream, where the daemon computes on
-the model's GPU. What a lane cannot do goes the way of all steps, and both may alternate."""
+"""A worker's layers over lanes, one for each of its pools: planned once per forward pass, or chunk by
+chunk where that is too large for one step, then one kernel per layer on the model's own stream, where
+the daemon computes on the model's GPU. What a lane cannot do goes the way of all steps, and both may
+alternate."""
 
 from __future__ import annotations
 
@@ -24,99 +25,145 @@ from ..lane import Lane
 from ..torch import bytes_at
 
 if TYPE_CHECKING:
-    from ..pool import Items
+    from ..pool import Items, Pool
     from ._rows import Packed
     from ._worker import Worker
 
 _log = logging.getLogger("attnd.hf")
 
 
+class _PoolLane:
+    """The lane of one pool's layers.
+
+    order       these layers, as a pass calls for them
+    plan        of the pass that is on its way
+    n_enqueued  layers of that pass
+    """
+
+    def __init__(self, lane: Lane, pool: Pool, order: list[int], device: torch.device):
+        self.lane, self.pool, self.order = lane, pool, order
+        self.plan: Packed | None = None
+        self.n_enqueued = len(order)
+        self._out = bytes_at(lane.out_address, lane.out_bytes, device)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the pass ended half way."""
+        return self.n_enqueued < len(self.order)
+
+    def is_next(self, layer: int, plan: Packed) -> bool:
+        return self.plan is plan and self.is_left and self.order[self.n_enqueued] == layer
+
+    def fits(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+        """Whether a layer is in the lane's memory as a whole."""
+        in_bytes = (q.numel() + k.numel() + v.numel()) * q.element_size()
+        out_bytes = q.shape[0] * q.shape[1] * v.shape[2] * q.element_size()
+        return in_bytes + 192 <= self.lane.in_bytes and out_bytes + 64 <= self.lane.out_bytes
+
+    def enqueue(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The output, where the lane leaves it."""
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        n, heads, dim = q.shape[0], q.shape[1], v.shape[2]
+        at = [x.data_ptr() for x in (q, k, v)]
+        self.lane.enqueue(self.pool, n, *at, stream=_number(_stream_of(q)))
+        size = n * heads * dim * q.element_size()
+        return self._out[:size].view(q.dtype).view(n, heads, dim)  # type: ignore[no-any-return]
+
+    def enqueue_into(self, out: torch.Tensor, qkv: list[torch.Tensor]) -> None:
+        at = [x.data_ptr() for x in qkv] + [0] * (3 - len(qkv)) + [out.data_ptr()]
+        self.lane.enqueue(self.pool, out.shape[0], *at, stream=_number(_stream_of(out)))
+
+
+def _stream_of(x: torch.Tensor) -> Any:
+    return torch.cuda.current_stream(x.device) if x.is_cuda else None
+
+
+def _number(stream: Any) -> int:
+    return stream.cuda_stream if stream is not None else 0
+
+
 class Layers:
-    """A worker's lane, opened by the first pass that can use one.
+    """A worker's lanes, all of them opened by the first pass that can use them.
 
-    wanted  True: a lane or an error; False: never; None: where the model is on the daemon's GPU
-
-    A plan is of one pool: there is none for a model of several.
+    wanted  True: lanes or an error; False: never; None: where the model is on the daemon's GPU
     """
 
     def __init__(self, worker: Worker, wanted: bool | None):
         self._worker = worker
         self._wanted = wanted
-        self.is_refused = wanted is False or len(worker.pools.all) > 1
-        self._lane: Lane | None = None
-        self._out: Any = None  # where the lane leaves outputs
-        self._order = [worker.pools.places[layer][1] for layer in sorted(worker.seen)]
-        self._plan: Packed | None = None  # of the pass that is on its way
-        self._n_enqueued = len(self._order)  # of its layers
+        self.is_refused = wanted is False
+        self._lanes: list[_PoolLane] = []  # of each pool
+        self._order = [worker.pools.places[layer] for layer in sorted(worker.seen)]
         self._stream: Any = None  # where layers were enqueued that may not be finished
         self._n_recorded: int | None = None  # layers of a pass that is being captured
         self._lock = threading.RLock()
-        self._thread: threading.Thread | None = None  # whose passes go over the lane
+        self._thread: threading.Thread | None = None  # whose passes go over the lanes
 
     @property
     def is_used(self) -> bool:
-        return self._lane is not None
+        return bool(self._lanes)
 
     @property
     def lane(self) -> Lane | None:
-        return self._lane
+        """The first pool's; another one where lanes were opened anew."""
+        return self._lanes[0].lane if self._lanes else None
 
-    def _open(self, device: torch.device) -> Lane | None:
-        if self._lane is not None or self.is_refused:
-            return self._lane
+    def _open(self, device: torch.device) -> bool:
+        if self._lanes or self.is_refused:
+            return not self.is_refused
         if self._wanted is None and device.type != "cuda":
             self.is_refused = True
-            return None
+            return False
+        lanes: list[Lane] = []
         try:
-            if device.type == "cuda":
-                with torch.cuda.device(device):
-                    lane = self._worker.client.open_lane()
-            else:
-                lane = self._worker.client.open_lane()
+            with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+                for _ in self._worker.pools.all:
+                    lanes.append(self._worker.client.open_lane())
         except AttndError as e:
+            for lane in lanes:
+                lane.close()
             if self._wanted:
                 raise
             _log.info("no lane, layers go through the host: %s", e)
             self.is_refused = True
-            return None
-        if lane.is_host != (device.type == "cpu"):
+            return False
+        if lanes[0].is_host != (device.type == "cpu"):
             _log.info("no lane: the daemon computes on the CPU, the model is on %s", device)
-            lane.close()
+            for lane in lanes:
+                lane.close()
             self.is_refused = True
-            return None
-        self._lane = lane
-        self._out = bytes_at(lane.out_address, lane.out_bytes, device)
-        return lane
+            return False
+        for i, (lane, pool) in enumerate(zip(lanes, self._worker.pools.all)):
+            order = [layer for i_pool, layer in self._order if i_pool == i]
+            self._lanes.append(_PoolLane(lane, pool, order, device))
+        return True
 
-    def _fits(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-        """Whether a layer is in the lane's memory as a whole."""
-        lane, size = self._lane, q.element_size()
-        assert lane is not None
-        in_bytes = (q.numel() + k.numel() + v.numel()) * size
-        out_bytes = q.shape[0] * q.shape[1] * v.shape[2] * size
-        return in_bytes + 192 <= lane.in_bytes and out_bytes + 64 <= lane.out_bytes
-
-    def _begin(self, plan: Packed) -> bool:
-        """Plans a pass. False: it goes the other way."""
-        assert self._lane is not None
+    def _begin(self, i_pool: int, plan: Packed) -> bool:
+        """Plans a pool's layers of a pass. False: they go the other way."""
+        own = self._lanes[i_pool]
         try:
-            if not self._tell(self._lane, plan.chunks[0].items[0], self._order):
+            if not self._tell(own, plan.chunks[0].items[i_pool], own.order):
                 return False
         except InvalidArgumentError:  # later layers lag, as in drafts that the first ones make
             return False
-        self._plan, self._n_enqueued = plan, 0
+        own.plan, own.n_enqueued = plan, 0
         return True
 
-    def _tell(self, lane: Lane, items: Items, layers: list[int]) -> bool:
-        """The daemon plans layers. False: the lane is closed."""
-        is_left = self._n_enqueued < len(self._order)  # a pass ended half way
+    def _tell(
+        self, own: _PoolLane, items: Items, layers: list[int], is_append: bool = True
+    ) -> bool:
+        """The daemon plans layers. False: the lanes are closed."""
+        is_left = own.is_left
         if is_left:
             self.wait()
         try:
-            lane.plan(self._worker.pool, items, layers=layers, is_restart=is_left)
-        except OverloadedError:  # the host is far ahead of the device
-            self.wait()
-            lane.plan(self._worker.pool, items, layers=layers)
+            try:
+                own.lane.plan(
+                    own.pool, items, layers=layers, is_append=is_append, is_restart=is_left
+                )
+            except OverloadedError:  # the host is far ahead of the device
+                self.wait()
+                own.lane.plan(own.pool, items, layers=layers, is_append=is_append)
         except ConnectionLostError:
             self.close()  # a step finds out what became of the session
             return False
@@ -127,91 +174,85 @@ class Layers:
             self.close()
             self.is_refused = True
             return False
-        self._n_enqueued = len(self._order)
+        own.n_enqueued = len(own.order)
         return True
 
     def attend(
-        self, layer: int, plan: Packed, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, i_pool: int, layer: int, plan: Packed, qkv: list[torch.Tensor], head_dim_v: int
     ) -> torch.Tensor | None:
-        """The output of a pool's layer, there until the next layer; None: not over the lane."""
+        """The output of a pool's layer, there until the pool's next one; None: not over the lane.
+        qkv is q alone where the others are in the cache."""
         with self._lock:
             if not self._is_ours():
                 return None
-            out = self._attend(layer, plan, q, k, v)
+            out = self._attend(i_pool, layer, plan, qkv, head_dim_v)
             if out is None:
                 self.wait()  # a step is to find what came before it done
             return out
 
     def _is_ours(self) -> bool:
-        """An output is there until the next layer: one thread uses the lane, as long as it lives."""
+        """Outputs are there until the next layers: one thread uses the lanes, as long as it lives."""
         now = threading.current_thread()
         if self._thread is None or not self._thread.is_alive():
             self._thread = now
         return self._thread is now
 
     def _attend(
-        self, layer: int, plan: Packed, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, i_pool: int, layer: int, plan: Packed, qkv: list[torch.Tensor], head_dim_v: int
     ) -> torch.Tensor | None:
         if self._n_recorded is not None:
-            return self._record(layer, q, k, v)
+            return self._record(i_pool, layer, qkv)
         if self.is_refused:
             return None
-        stream = torch.cuda.current_stream(q.device) if q.is_cuda else None
+        stream = _stream_of(qkv[0])
         if stream != self._stream:
             self.wait()
-        if self._open(q.device) is None:
+        if not self._open(qkv[0].device):
             return None
-        if len(plan.chunks) != 1 or not self._fits(q, k, v):
-            return self._attend_chunks(layer, plan, q, k, v, stream)
-        if layer == self._order[0]:
-            if not self._begin(plan):
+        own = self._lanes[i_pool]
+        if len(qkv) == 1 or len(plan.chunks) != 1 or not own.fits(*qkv):
+            return self._attend_chunks(i_pool, layer, plan, qkv, head_dim_v, stream)
+        if layer == own.order[0]:
+            if not self._begin(i_pool, plan):
                 return None
-        elif self._plan is not plan or self._order[self._n_enqueued % len(self._order)] != layer:
+        elif not own.is_next(layer, plan):
             return None  # what is planned is given up by the next pass
         self._stream = stream
         try:
-            out = self._enqueue(q, k, v)
+            out = own.enqueue(*qkv)
         except (ConnectionLostError, TimedOutError):
             self.close()
             return None
-        self._n_enqueued += 1
+        own.n_enqueued += 1
         return out
 
     def _attend_chunks(
-        self, layer: int, plan: Packed, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, stream: Any
+        self,
+        i_pool: int,
+        layer: int,
+        plan: Packed,
+        qkv: list[torch.Tensor],
+        head_dim_v: int,
+        stream: Any,
     ) -> torch.Tensor | None:
-        """A layer of a prompt, a plan for each of its chunks, which the library cuts further where the
-        lane's memory is too small."""
-        lane = self._lane
-        assert lane is not None
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
-        number = stream.cuda_stream if stream is not None else 0
+        """A layer with a plan of its own: one that only attends; of a prompt, a plan for each of its
+        chunks, which the library cuts further where the lane's memory is too small."""
+        own = self._lanes[i_pool]
+        qkv = [x.contiguous() for x in qkv]
+        q = qkv[0]
+        out = q.new_empty(q.shape[0], q.shape[1], head_dim_v)
         for chunk in plan.chunks:
-            items = chunk.items[0]
-            if not self._tell(lane, items, [layer]):
+            items = chunk.items[i_pool]
+            if not self._tell(own, items, [layer], is_append=len(qkv) == 3):
                 return None
             self._stream = stream
             rows = slice(chunk.first, chunk.first + items.n_tokens)
-            at = [x[rows].data_ptr() for x in (q, k, v, out)]
             try:
-                lane.enqueue(
-                    self._worker.pool, items.n_tokens, at[0], at[1], at[2], at[3], stream=number
-                )
+                own.enqueue_into(out[rows], [x[rows] for x in qkv])
             except (ConnectionLostError, TimedOutError):
                 self.close()
                 return None
         return out
-
-    def _enqueue(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        lane = self._lane
-        assert lane is not None
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        n, heads, dim = q.shape[0], q.shape[1], v.shape[2]
-        stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
-        lane.enqueue(self._worker.pool, n, q.data_ptr(), k.data_ptr(), v.data_ptr(), stream=stream)
-        size = n * heads * dim * q.element_size()
-        return self._out[:size].view(q.dtype).view(n, heads, dim)  # type: ignore[no-any-return]
 
     # ---- captured passes
 
@@ -234,26 +275,31 @@ class Layers:
                 f" {len(self._order)}"
             )
 
-    def _record(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
+    def _record(self, i_pool: int, layer: int, qkv: list[torch.Tensor]) -> torch.Tensor:
         n = self._n_recorded
         assert n is not None
-        if n == len(self._order) or self._order[n] != layer:
-            raise UnsupportedError(f"attnd.hf: a captured pass has layer {layer} out of its order")
+        if len(qkv) != 3:
+            raise UnsupportedError(
+                "attnd.hf: graphs=True, and layers of this model share keys and values"
+            )
+        if n == len(self._order) or self._order[n] != (i_pool, layer):
+            raise UnsupportedError(
+                f"attnd.hf: a captured pass has layer {layer} of pool {i_pool} out of its order"
+            )
         self._n_recorded = n + 1
-        return self._enqueue(q, k, v)
+        return self._lanes[i_pool].enqueue(*qkv)
 
     def replay(self, plan: Packed, run: Callable[[], Any]) -> Any:
         """run(), which enqueues all layers of a pass; None: it has to go another way."""
         with self._lock:
-            if self._lane is None or len(plan.chunks) != 1 or not self._is_ours():
+            if not self._lanes or len(plan.chunks) != 1 or not self._is_ours():
                 return None
-            stream = torch.cuda.current_stream() if not self._lane.is_host else None
+            stream = torch.cuda.current_stream() if not self._lanes[0].lane.is_host else None
             if stream != self._stream:
                 self.wait()
-            if not self._tell(self._lane, plan.chunks[0].items[0], self._order):
-                return None
+            for i, own in enumerate(self._lanes):
+                if not self._tell(own, plan.chunks[0].items[i], own.order):
+                    return None
             self._stream = stream
             return run()
 
@@ -276,14 +322,13 @@ class Layers:
         """Waits, and raises what failed."""
         with self._lock:
             self.wait()
-            if self._lane is not None:
-                self._lane.check()
+            for own in self._lanes:
+                own.lane.check()
 
     def close(self) -> None:
-        """A new lane is opened when one is needed again."""
+        """New lanes are opened when they are needed again."""
         with self._lock:
             self.wait()
-            lane, self._lane, self._out, self._plan = self._lane, None, None, None
-            self._n_enqueued = len(self._order)
-            if lane is not None:
-                lane.close()
+            lanes, self._lanes = self._lanes, []
+            for own in lanes:
+                own.lane.close()

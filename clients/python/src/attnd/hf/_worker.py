@@ -470,12 +470,10 @@ class Worker(Closing, NotPicklable):
         if self.is_absorbed(layer):
             self.layers.refuse("V of this model's layers is in K")
             qkv = qkv[:2]
-        if len(qkv) == 3 and not self.layers.is_refused:
-            here = self.layers.attend(pool_layer, plan, *qkv)
+        if not self.layers.is_refused:
+            here = self.layers.attend(i_pool, pool_layer, plan, qkv, head_dim_v)
             if here is not None:
                 return here
-        elif len(qkv) == 1:
-            self.layers.refuse("layers of this model share keys and values")
         out = torch.empty(q.shape[0], q.shape[1], head_dim_v, dtype=q.dtype, device=q.device)
         pool = self.pools.all[i_pool]
         parts: list[Part] = []
