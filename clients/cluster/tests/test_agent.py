@@ -23,6 +23,7 @@ from attnd_cluster.registry import (
     Lease,
     LeaseGone,
     Registry,
+    RegistryLost,
     Snapshot,
     open_registry,
 )
@@ -239,13 +240,7 @@ def test_an_agent_that_was_late_with_its_record_registers_once_more(hosts, membe
     with attnd.connect(host.url) as client:
         pool = client.create_pool(SPEC)
         seq, kv = feed(pool)
-        o = agent.arguments(
-            ["--registry", host.registry, "--name", "a", "--url", host.url, "--ttl", "30"]
-            + ["--endpoint", f"ipc://{host.socket}", "--http", "127.0.0.1:0"]
-        )
-        late = agent.Agent(o)
-        late._daemon.start()
-        await_("the daemon", lambda: late._daemon.last)
+        late = an_agent(host)
         put = late._registry.put
 
         def late_put(key, *rest):
@@ -266,6 +261,73 @@ def test_an_agent_that_was_late_with_its_record_registers_once_more(hosts, membe
             pool.step(0, [(seq, 41, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
         late._lease.end(60)
         late.stop()
+
+
+def an_agent(host):
+    """Of a host whose agent was killed; it does what it is told."""
+    a = agent.Agent(
+        agent.arguments(
+            ["--registry", host.registry, "--name", host.name, "--url", host.url, "--ttl", "30"]
+            + ["--endpoint", f"ipc://{host.socket}", "--http", "127.0.0.1:0"]
+        )
+    )
+    a._daemon.start()
+    await_("the daemon", lambda: a._daemon.last)
+    return a
+
+
+def test_what_registers_again_and_again_goes_on_with_all_that_was_seen(hosts, members, gone):
+    host = hosts(ttl=30).start()
+    await_members(members, "a")
+    seen = members.now()["a"].registration
+    host.signal_agent(signal.SIGKILL)
+    a = an_agent(host)
+    put = a._registry.put
+
+    def cut(key, *rest):
+        if key == "members/a":
+            raise RegistryLost("cut before its record")
+        put(key, *rest)
+
+    for _ in range(3):
+        a._registry.put = cut
+        with pytest.raises(RegistryLost):
+            a._register(60)
+    a._registry.put = put
+    a._register(60)
+    assert members.wait(60, lambda now: now["a"].registration != seen)
+    assert seen in members.now()["a"].was and len(members.now()["a"].was) == 4
+    assert gone == [] and a._n_retired == 0
+    a._lease.end(60)
+    a.stop()
+
+
+def test_a_record_that_arrives_late_is_not_written(hosts, members, gone):
+    host = hosts(ttl=30).start()
+    await_members(members, "a")
+    host.signal_agent(signal.SIGKILL)
+    a = an_agent(host)
+    put, late = a._registry.put, []
+
+    def held_up(key, *rest):
+        if key == "members/a":
+            late.append((key, *rest))
+            raise RegistryLost("no answer")
+        put(key, *rest)
+
+    a._registry.put = held_up
+    with pytest.raises(RegistryLost):
+        a._register(60)
+    a._registry.put = put
+    a._register(60)
+    assert members.wait(60, lambda now: now["a"].registration == a._registration)
+    with pytest.raises(LeaseGone, match="incarnations/a"):
+        put(*late[0])
+    a._told = None
+    a._tell(60)  # it goes on
+    assert members.now()["a"].registration == a._registration and gone == []
+    a._lease.end(60)
+    a.stop()
 
 
 def host_is_registered(host):

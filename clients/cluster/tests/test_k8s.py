@@ -65,6 +65,27 @@ def test_keys_are_put_listed_created_once_and_deleted(registry):
     assert registry.list("members/", T).entries == {"members/b": b"2"}
 
 
+def test_a_write_that_depends_on_another_key_is_none_once_that_has_changed(registry, url):
+    lease, held = registry.grant(60, T), ("incarnations/a", b"r1")
+    with pytest.raises(LeaseGone, match="incarnations/a"):
+        registry.put("members/a", b"0", lease, T, held)
+    registry.put(*held, None, T)
+    registry.put("members/a", b"1", lease, T, held)
+    check, other = registry._check, open_registry(url)
+
+    def late(*of):  # another comes between the look and the write
+        check(*of)
+        registry._check = check
+        other.put("incarnations/a", b"r2", None, T)
+        other.put("members/a", b"3", None, T, ("incarnations/a", b"r2"))
+
+    registry._check = late
+    with pytest.raises(LeaseGone, match="incarnations/a"):
+        registry.put("members/a", b"2", lease, T, held)
+    assert registry.list("members/", T).entries == {"members/a": b"3"}
+    other.close()
+
+
 def test_who_watches_ends_leases_that_are_not_kept_and_only_those(registry, url):
     kept, left = registry.grant(2, T), registry.grant(2, T)
     registry.put("members/kept", b"1", kept, T)

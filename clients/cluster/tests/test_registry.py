@@ -108,6 +108,21 @@ def test_a_lease_that_is_kept_keeps_its_keys_and_one_that_is_not_loses_them(regi
     assert registry.list("members/", T).entries == {}
 
 
+def test_a_write_that_depends_on_another_key_is_none_once_that_has_changed(registry):
+    lease = registry.grant(60, T)
+    held = "incarnations/a", b"r1"
+    with pytest.raises(LeaseGone, match="incarnations/a"):
+        registry.put("members/a", b"0", lease, T, held)
+    registry.put(*held, None, T)
+    registry.put("members/a", b"1", lease, T, held)
+    registry.put("incarnations/a", b"r2", None, T)
+    with pytest.raises(LeaseGone, match="incarnations/a"):
+        registry.put("members/a", b"2", lease, T, held)
+    assert registry.list("members/", T).entries == {"members/a": b"1"}
+    lease.end(T)
+    assert registry.list("members/", T).entries == {}
+
+
 def test_a_watch_gives_all_that_happened_behind_a_list_in_order(registry):
     registry.put("members/old", b"0", None, T)
     at = registry.list("members/", T).at

@@ -161,26 +161,35 @@ class Agent:
 
     def _register(self, timeout: float) -> None:
         name = self.options.name
-        member_key, incarnation_key = MEMBERS + name, INCARNATIONS + name
+        incarnation_key = INCARNATIONS + name
         before = self._registry.list(incarnation_key, timeout).entries.get(incarnation_key)
         self._registration, self._was = secrets.token_hex(8), ()
         since = time.monotonic()
-        if before is not None and not self._goes_on_with(before.decode(), timeout):
+        if before is not None and not self._goes_on_with(before.decode().split(), timeout):
             n = self._daemon.retire()
             self._n_retired += n
             log.warning("it was declared dead: %d sequences freed before it registers", n)
         now = time.monotonic()
         lease = self._registry.grant(self.options.ttl, timeout)
         record = self._record()
-        # before anybody sees the record: should this agent end in between, the next one knows of it
-        self._registry.put(incarnation_key, self._registration.encode(), None, timeout)
-        self._registry.put(member_key, record.to_json(), lease, timeout)
+        # before anybody sees the record: should this agent end in between, or not get that far, the
+        # next registration knows of it, and of those before, which workers may have seen last
+        self._registry.put(incarnation_key, self._incarnation(), None, timeout)
+        self._put(record, lease, timeout)
         if time.monotonic() - since >= GRACE_SECONDS:
             raise LeaseGone(f"registering took {GRACE_SECONDS:g} s and more, and so once more")
         self._lease, self._told = lease, record
         self._told_at = self._kept_at = now
         self._renew_fence()
         log.info("registered as %s, lease of %g s", name, lease.ttl)
+
+    def _incarnation(self) -> bytes:
+        return " ".join((self._registration, *self._was)).encode()
+
+    def _put(self, record: Member, lease: Lease | None, timeout: float) -> None:
+        """One that arrives late, when another registration has come, is not written."""
+        held = INCARNATIONS + record.name, self._incarnation()
+        self._registry.put(MEMBERS + record.name, record.to_json(), lease, timeout, held)
 
     def _apply_shares(self, timeout: float) -> None:
         """What the controller has given this daemon of the cluster's quotas."""
@@ -211,17 +220,17 @@ class Agent:
         fence = self.options.fence
         return 0.0 if fence is None else max(0.0, self._fenced_at + fence - time.monotonic())
 
-    def _goes_on_with(self, was: str, timeout: float) -> bool:
-        """What was registered before, by this agent or another, goes on under the new registration;
-        False: it was declared dead."""
-        chain: list[str] = []
+    def _goes_on_with(self, before: list[str], timeout: float) -> bool:
+        """What was registered before, by this agent or another, goes on under the new registration, and
+        so do those that it went on with; False: it was declared dead."""
+        was, *chain = before
         while was != self._registration:  # others may have come so far and then ended
             fate = decide(self._registry, was, BACK + self._registration.encode(), timeout)
             if fate == DEAD:
                 return False
-            chain.append(was)
+            chain.insert(0, was)
             was = fate[len(BACK) :].decode()
-        self._was = tuple(chain[-_CHAIN:])
+        self._was = tuple(chain[:_CHAIN])
         return True
 
     def _record(self) -> Member:
@@ -246,7 +255,7 @@ class Agent:
         now = self._record()
         is_late = time.monotonic() - self._told_at > _RENEW_SECONDS
         if self._told is None or is_late or _gist(self._told) != _gist(now):
-            self._registry.put(MEMBERS + self.options.name, now.to_json(), self._lease, timeout)
+            self._put(now, self._lease, timeout)
             self._told, self._told_at = now, time.monotonic()
 
     # ---- evacuation

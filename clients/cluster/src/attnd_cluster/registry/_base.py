@@ -71,8 +71,17 @@ class Registry:
         """A lease of at least ttl seconds. Raises RegistryLost."""
         raise NotImplementedError
 
-    def put(self, key: Key, value: bytes, lease: Lease | None, timeout: float) -> None:
-        """Writes; under a lease, until that ends. Raises LeaseGone, RegistryLost."""
+    def put(
+        self,
+        key: Key,
+        value: bytes,
+        lease: Lease | None,
+        timeout: float,
+        only_while: tuple[Key, bytes] | None = None,
+    ) -> None:
+        """Writes; under a lease, until that ends. With only_while, a key and its value, nothing is
+        written once that key has another one, however late the write arrives. Raises LeaseGone (then,
+        too), RegistryLost."""
         raise NotImplementedError
 
     def create(self, key: Key, value: bytes, lease: Lease | None, timeout: float) -> bool:

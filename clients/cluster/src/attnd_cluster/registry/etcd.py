@@ -147,8 +147,24 @@ class EtcdRegistry(Registry):
         answer = self._write("lease/grant", {"TTL": str(max(1, round(ttl)))}, timeout)
         return EtcdLease(self, answer["ID"], float(answer["TTL"]))
 
-    def put(self, key: Key, value: bytes, lease: Lease | None, timeout: float) -> None:
-        self._write("kv/put", self._put_of(key, value, lease), timeout)
+    def put(
+        self,
+        key: Key,
+        value: bytes,
+        lease: Lease | None,
+        timeout: float,
+        only_while: tuple[Key, bytes] | None = None,
+    ) -> None:
+        if only_while is None:
+            self._write("kv/put", self._put_of(key, value, lease), timeout)
+            return
+        name, held = (_b64(x) for x in (self._key(only_while[0]), only_while[1]))
+        body = {
+            "compare": [{"key": name, "target": "VALUE", "result": "EQUAL", "value": held}],
+            "success": [{"request_put": self._put_of(key, value, lease)}],
+        }
+        if not self._write("kv/txn", body, timeout).get("succeeded", False):
+            raise LeaseGone(f"{only_while[0]} has another value")
 
     def create(self, key: Key, value: bytes, lease: Lease | None, timeout: float) -> bool:
         name = _b64(self._key(key))

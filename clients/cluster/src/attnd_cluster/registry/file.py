@@ -31,7 +31,14 @@ class FileRegistry(Registry):
     def grant(self, ttl: float, timeout: float) -> Lease:
         raise self._refuse("a lease")
 
-    def put(self, key: Key, value: bytes, lease: Lease | None, timeout: float) -> None:
+    def put(
+        self,
+        key: Key,
+        value: bytes,
+        lease: Lease | None,
+        timeout: float,
+        only_while: tuple[Key, bytes] | None = None,
+    ) -> None:
         raise self._refuse(f"writing {key}")
 
     def create(self, key: Key, value: bytes, lease: Lease | None, timeout: float) -> bool:

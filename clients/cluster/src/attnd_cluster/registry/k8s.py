@@ -157,7 +157,14 @@ class K8sRegistry(Registry):
     def grant(self, ttl: float, timeout: float) -> K8sLease:
         return K8sLease(self, ttl)
 
-    def put(self, key: Key, value: bytes, lease: Lease | None, timeout: float) -> None:
+    def put(
+        self,
+        key: Key,
+        value: bytes,
+        lease: Lease | None,
+        timeout: float,
+        only_while: tuple[Key, bytes] | None = None,
+    ) -> None:
         body, name = self._body(key, value, lease), self._name(key)
         assert lease is None or isinstance(lease, K8sLease)
         for _ in range(_ATTEMPTS):
@@ -168,9 +175,11 @@ class K8sRegistry(Registry):
                 except _Missing:
                     if lease is not None and key in lease.keys:
                         raise LeaseGone(f"Lease of {key} was deleted") from None
+                    self._check(only_while, timeout)
                     create = self._api.create_namespaced_lease
                     self._call(create, self._namespace, body, timeout=timeout)
                 else:
+                    self._check(only_while, timeout)  # behind the read, with which late writes conflict
                     body["metadata"]["resourceVersion"] = there.metadata.resource_version
                     replace = self._api.replace_namespaced_lease
                     self._call(replace, name, self._namespace, body, timeout=timeout)
@@ -181,6 +190,18 @@ class K8sRegistry(Registry):
                 lease.keys.append(key)
             return
         raise RegistryLost(f"{key}: others wrote it each time")
+
+    def _check(self, only_while: tuple[Key, bytes] | None, timeout: float) -> None:
+        if only_while is None:
+            return
+        key = only_while[0]
+        read = self._api.read_namespaced_lease
+        try:
+            there = self._entry(self._call(read, self._name(key), self._namespace, timeout=timeout))
+        except _Missing:
+            there = key, b""
+        if there != only_while:
+            raise LeaseGone(f"{key} has another value")
 
     def create(self, key: Key, value: bytes, lease: Lease | None, timeout: float) -> bool:
         body = self._body(key, value, lease)
