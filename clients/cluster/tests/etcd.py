@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.request
 
@@ -17,11 +20,21 @@ import pytest
 
 
 def free_ports(n: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
+    """Of loopback, each given once to all tests of this user until they have gone round: below those that
+    the kernel gives to connections, and to no test that begins at the same time."""
+    first, past = 10000, 32000
+    with open(pathlib.Path(tempfile.gettempdir()) / f"attnd-test-ports-{os.getuid()}", "a+") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        f.seek(0)
+        at, ports = int(f.read() or random.randrange(first, past)), []
+        while len(ports) < n:
+            at = at + 1 if at + 1 < past else first
+            with socket.socket() as s, contextlib.suppress(OSError):
+                s.bind(("127.0.0.1", at))
+                ports.append(at)
+        f.truncate(0)
+        f.write(str(at))
+    return ports
 
 
 class Etcd:

@@ -132,6 +132,8 @@ class Run:
         return self
 
     def __exit__(self, *exc) -> None:
+        with self.lock:  # drivers that see what ends now have found nothing wrong
+            self.failed = self.failed or SystemExit("ended")
         client = getattr(self, "client", None)
         if client is not None:
             client.close()

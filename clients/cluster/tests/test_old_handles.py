@@ -45,6 +45,7 @@ def test_no_old_handle_appends_after_its_daemon_was_lost(tmp_path, etcd):
     finally:
         for process in processes:
             process.terminate()
+        for process in processes:
             process.wait()
     for i in range(GROUPS):
         counts = json.loads((tmp_path / f"g{i}.txt").read_text().splitlines()[-1])
