@@ -45,8 +45,9 @@ def hosts(tmp_path):
     class Hosts:
         def make(self, *names, **options):
             for name in names:
-                made[name] = Host(tmp_path, name, "unused")
-                made[name].start_daemon()
+                if name not in made:
+                    made[name] = Host(tmp_path, name, "unused")
+                    made[name].start_daemon()
             self.say(*names)
             options = {"rebuild": rebuild, "idle": 0.05, "timeout": 300.0, **options}
             clients.append(attnd_cluster.connect(f"cluster+file://{path}", **options))
@@ -263,6 +264,59 @@ def test_the_methods_of_a_sequence(hosts):
         pool.step(0, [(x.seq, 77, 1), (plain.seq, 4, 1)], q[:2], k, v)
     assert e.value.result.item_status[0] != 0 and e.value.result.item_status[1] == 0
     assert np.isnan(e.value.result.out[0]).all() and np.isfinite(e.value.result.out[1]).all()
+
+
+@pytest.mark.parametrize("lost", [None, 0, 1, 3], ids=["none", "first", "middle", "last"])
+def test_another_worker_takes_over_all_shards(hosts, lost):
+    """Those that went with their host, while nobody had the sequence, are computed anew."""
+    one = hosts.make("a", "b", "c", "d", "e").create_pool(SPEC._replace(layers=LAYERS["sinks"]))
+    x = Long(one, shard_tokens=48)
+    x.append(160)
+    x.append(3, chunk=1)
+    told = json.loads(json.dumps(x.seq.shard_ids))  # as a worker writes it down
+    assert [first for first, _ in told] == [0, 48, 96, 144]
+    if lost is not None:
+        hosts.kill(x.seq.shards[lost].where)
+    other = hosts.make(*(n for n in "abcde" if lost is None or n != x.seq.shards[lost].where))
+    pool = other.create_pool(SPEC._replace(layers=LAYERS["sinks"]))
+    y = Long(pool)
+    y.seq.close()
+    y.seq, y.ids = pool.adopt_shards(told, 48, tokens=x.ids), list(x.ids)
+    assert y.seq.layer_len == (163,) * L
+    assert [i for i, (a, b) in enumerate(zip(told, y.seq.shard_ids)) if tuple(a) != b] == (
+        [] if lost is None else [lost]
+    )
+    y.verify()
+    y.append(50)  # and into another shard
+    y.append(2, chunk=1)
+    y.verify()
+    # the first worker's handles are old
+    q, k, v = rows(0, [1], 163)
+    if lost != 3:  # it would make that one anew, for itself
+        with pytest.raises(attnd.StaleEpochError):
+            one.step(0, [(x.seq.shards[-1], 19, 1)], q, k, v)
+    y.seq.close()
+
+
+def test_what_is_wrong_with_shards_to_adopt_is_said(hosts):
+    pool = hosts.make("a", "b", "c", rebuild=None).create_pool(SPEC)
+    x = Long(pool, shard_tokens=48)
+    x.append(130)
+    told = x.seq.shard_ids
+    with pytest.raises(attnd.InvalidArgumentError, match=r"shards begin at \[48, 96\]"):
+        pool.adopt_shards(told[1:], 48, tokens=x.ids)
+    with pytest.raises(attnd.InvalidArgumentError, match=r"shards begin at \[0, 96, 48\]"):
+        pool.adopt_shards([told[0], told[2], told[1]], 48, tokens=x.ids)
+    with pytest.raises(attnd.InvalidArgumentError, match="from 0 has 48 tokens, but the next .* 32"):
+        pool.adopt_shards([told[0], (32, told[1][1])], 48, tokens=x.ids)
+    with pytest.raises(attnd.InvalidArgumentError, match="from 96 has 34 .* shard_tokens is 32"):
+        pool.adopt_shards(told, 32, tokens=x.ids)
+    x.seq = pool.adopt_shards(told, 48, tokens=x.ids)
+    x.verify()
+    x.seq.shards[1].close()
+    with pytest.raises(ShardLostError, match="tokens 48 to 96") as e:
+        pool.adopt_shards(told, 48, tokens=x.ids)
+    assert (e.value.first, e.value.past) == (48, 96)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])

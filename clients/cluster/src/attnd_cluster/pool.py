@@ -307,6 +307,24 @@ class ClusterPool(Closing, NotPicklable):
                 failed = e
         raise failed
 
+    def adopt_shards(
+        self,
+        shards: Iterable[tuple[int, int]],
+        shard_tokens: int,
+        *,
+        tokens: Iterable[int] = (),
+        adapter: int = 0,
+        timeout: float | None = None,
+    ) -> LongSequence:
+        """Takes over a sequence in shards from another worker: its LongSequence.shard_ids and
+        shard_tokens, as it told them last, and the token ids. What it did not tell is not found: the
+        sequence then ends where the shards do (layer_len). Shards that are gone are computed anew
+        (ShardLostError where they can't be: what was adopted stays, for another try)."""
+        from .shards import LongSequence
+
+        ids = list(getattr(tokens, "tolist", lambda: tokens)())
+        return LongSequence(self, ids, adapter, shard_tokens).take(list(shards), timeout)
+
     def calls(self) -> ClusterCalls:
         from .calls import ClusterCalls
 

@@ -38,20 +38,9 @@ class Shard(ClusterSequence):
 
     def _rebuild(self) -> None:
         long, first, past = self.long, self.base, self.base + max(self._lens)
-        rebuild = self.pool.client.rebuild
         what = f"shard lost: tokens {first} to {past} of a sequence went with {self._host.name}"
-        if rebuild is None:
-            raise ShardLostError(f"{what}: there is no rebuild() to compute them anew", first, past)
-        if len(long.tokens) < past:
-            raise ShardLostError(
-                f"{what}, and only {len(long.tokens)} token ids are known: set_tokens() tells them",
-                first,
-                past,
-            )
-        ids = long.tokens[:past] if first == 0 else []
-        host, inner = self.pool.place(
-            None, ids, self.adapter, None, long.hosts_but(self), past - first
-        )
+        rebuild = long.check_rebuild(what, first, past)
+        host, inner = long.place(first, past, long.hosts_but(self), None)
         self._set(host, inner)
         self._lens = [inner.n_cached] * self.pool.spec.num_layers
         self.n_rebuilt += 1
@@ -112,6 +101,65 @@ class LongSequence(Closing, NotPicklable):
         host, inner = self.pool.place(None, ids, self.adapter, timeout)
         self.shards.append(Shard(self, 0, host, inner))
         return self
+
+    def take(self, shards: list[tuple[int, int]], timeout: float | None) -> LongSequence:
+        """Adopts shards, their first tokens and ids, wherever they are. Those that are gone are computed
+        anew. Raises ShardLostError where they can't be."""
+        firsts = [first for first, _ in shards]
+        pasts = firsts[1:] + [len(self.tokens)]
+        if firsts[:1] != [0] or any(a >= b for a, b in zip(firsts, firsts[1:])):
+            raise attnd.InvalidArgumentError(
+                f"shards begin at {firsts}, expected 0 and then each behind the one before it"
+            )
+        lost = []
+        for (first, id), past in zip(shards, pasts):
+            try:
+                found = self.pool.adopt(id, timeout=timeout)
+            except attnd.SequenceGoneError as e:
+                what = f"shard lost: tokens {first} to {past}: {e.message}"
+                lost.append((first, past, self.check_rebuild(what, first, past)))
+                continue
+            most, is_last = max(found.layer_len), first == firsts[-1]
+            if most > (self.shard_tokens if is_last else past - first):
+                end = f"shard_tokens is {self.shard_tokens}"
+                raise attnd.InvalidArgumentError(
+                    f"shards: the one from {first} has {most} tokens, but"
+                    f" {end if is_last else f'the next begins at {past}'}"
+                )
+            self.shards.append(Shard(self, first, found._host, found._inner))
+        for first, past, rebuild in lost:
+            host, inner = self.place(first, past, self.hosts_but(None), timeout)
+            with self._lock:
+                self.shards.insert(self.index_of(first) + 1, Shard(self, first, host, inner))
+            rebuild(ShardRange(self, first + inner.n_cached, past))
+        return self
+
+    def place(
+        self, first: int, past: int, avoided: set[str], timeout: float | None
+    ) -> tuple[Host, attnd.Sequence]:
+        """A new sequence for tokens [first, past). Only the first shard's have ids."""
+        ids = self.tokens[:past] if first == 0 else []
+        return self.pool.place(None, ids, self.adapter, timeout, avoided, past - first)
+
+    def check_rebuild(self, what: str, first: int, past: int) -> Any:
+        """The client's rebuild(), where it can compute tokens [first, past) anew. Raises ShardLostError."""
+        rebuild = self.pool.client.rebuild
+        if rebuild is None:
+            raise ShardLostError(f"{what}: there is no rebuild() to compute them anew", first, past)
+        if len(self.tokens) < past or past <= first:
+            raise ShardLostError(
+                f"{what}, and only {len(self.tokens)} token ids are known: set_tokens() tells them",
+                first,
+                past,
+            )
+        return rebuild
+
+    @property
+    def shard_ids(self) -> list[tuple[int, int]]:
+        """Of each shard its first token and its id, for ClusterPool.adopt_shards(). Changes as shards
+        begin, and as they are made anew."""
+        with self._lock:
+            return [(s.base, s.id) for s in self.shards]
 
     @property
     def n_cached(self) -> int:
