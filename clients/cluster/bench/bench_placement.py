@@ -26,7 +26,7 @@ for part in ("python", "cluster"):
 SIZE = 16
 
 
-def arguments() -> argparse.Namespace:
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(description="Hit ratio and spread of placement over daemons.")
     p.add_argument("trace", type=pathlib.Path)
     p.add_argument("--prefix", type=pathlib.Path, default=ROOT / "build", help="with bin/ and lib/")
@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--clients", type=int, default=1)
     p.add_argument("--open", type=int, default=32, help="sequences at a time (%(default)s)")
     p.add_argument("--requests", type=int, default=0, help="the first so many (all)")
-    return p.parse_args()
+    return p.parse_args(argv)
 
 
 def prompts(options: argparse.Namespace) -> list[list[int]]:

@@ -21,7 +21,6 @@ import attnd_cluster
 from attnd_cluster import shares
 from attnd_cluster.balance import choose, divide, gaps, replicas
 from attnd_cluster.keys import LEAVING, Member, PoolLoad
-from attnd_cluster.place import Backlog, Candidate, PrefixIndex, order
 
 
 def member(name, free, state="serving", n=100):
@@ -77,52 +76,6 @@ def test_shares_go_into_the_sections_of_their_tenants_and_nothing_else_changes(t
     want = "# ours\n[t]\ntoken_sha256 = ab\nsequences = 7\nsessions = 3\n\n[other]\nsequences = 9\n"
     assert file.read_text() == want and file.stat().st_mode & 0o777 == 0o640
     assert not shares.apply(str(file), {"t": {"sequences": 7, "sessions": 3}})
-
-
-def candidate(name, cached=0, free=1000, queue=0.0, backlog=0.0):
-    return Candidate(name, cached, 1000, free, queue, backlog)
-
-
-def test_a_prompt_goes_where_its_beginning_is_unless_that_is_far_behind():
-    def best(*candidates, n=1000):
-        return order(candidates, n, 16)[0].name
-
-    assert best(candidate("a"), candidate("b", cached=800)) == "b"
-    assert best(candidate("a"), candidate("b", cached=800, backlog=10_000)) == "a"
-    assert best(candidate("a"), candidate("b", cached=800, queue=1.0)) == "a"
-    assert best(candidate("a"), candidate("b", cached=800, free=3)) == "a"
-    assert best(candidate("a", free=500), candidate("b")) == "b"
-    assert [c.name for c in order([candidate("a", free=1), candidate("b", free=2)], 1000, 16)] == [
-        "b",
-        "a",
-    ]
-
-
-def test_the_index_finds_the_longest_beginning_and_forgets_the_oldest():
-    index = PrefixIndex(4, n_entries=8)
-    ids = list(range(64))
-    index.note(ids[:16], 0, "a")
-    index.note(ids, 0, "b")
-    assert index.find(ids, 0, 4) == ["b", "a"]
-    assert index.find(ids[:20] + [0] * 20, 0, 4) == ["b", "a"]
-    assert (
-        index.find(ids, 1, 4) == []
-        and index.find([9] * 64, 0, 4) == []
-        and index.find(ids[:3], 0, 4) == []
-    )
-    for i in range(3):
-        index.note([1000 + i] * 64, 0, "c")
-    assert index.find(ids, 0, 4) == []
-
-
-def test_backlog_is_of_what_was_given_lately():
-    backlog = Backlog()
-    for _ in range(1000):
-        backlog.give("a", 100)
-    assert 6000 < backlog.of("a") < 6500 and backlog.of("b") == 0
-    for _ in range(300):
-        backlog.give("b", 100)
-    assert backlog.of("a") < 100
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ the others that computing it anew elsewhere is sooner done.
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 TOKENS_PER_QUEUE_SECOND = 10_000  # of prompts that a daemon computes: what a queue costs
@@ -56,6 +55,15 @@ def order(candidates: Sequence[Candidate], n_tokens: int, block_tokens: int) -> 
     )
 
 
+def is_behind(candidates: Sequence[Candidate], n_tokens: int, block_tokens: int) -> bool:
+    """Whether more is ahead of the best of them than the whole prompt: others are to be asked, too."""
+    best = order(candidates, n_tokens, block_tokens)[:1]
+    least = min((c.backlog for c in candidates), default=0.0)
+    return not best or (
+        cost(best[0], n_tokens, block_tokens, least) + best[0].cached_tokens > 2 * n_tokens
+    )
+
+
 class Backlog:
     """What each daemon was given lately, in tokens to compute; forgotten as more is given."""
 
@@ -74,44 +82,31 @@ class Backlog:
         self._given.pop(name, None)
 
 
-class PrefixIndex:
-    """Where beginnings of prompts were placed, as a hint which daemons to ask; it may be wrong.
+def _beginnings(tokens: Sequence[int], adapter: int, block_tokens: int) -> Iterable[bytes]:
+    """Hashes of the first 1, 2, 4, 8, ... blocks, the shortest first."""
+    h = hashlib.blake2b(struct.pack("<Q", adapter), digest_size=8)
+    n, done = block_tokens, 0
+    while n <= len(tokens):
+        h.update(struct.pack(f"<{n - done}I", *tokens[done:n]))
+        yield h.digest()
+        n, done = 2 * n, n
 
-    Of each prompt the beginnings of 1, 2, 4, 8, ... blocks are kept, by a hash: a few entries however
-    long it is. The least recently used make way.
-    """
 
-    def __init__(self, block_tokens: int, n_entries: int = 1 << 16):
-        self._block_tokens, self._n_entries = block_tokens, n_entries
-        self._where: collections.OrderedDict[bytes, tuple[str, ...]] = collections.OrderedDict()
-
-    def _beginnings(self, tokens: Sequence[int], adapter: int) -> Iterable[bytes]:
-        """The shortest first."""
-        h = hashlib.blake2b(struct.pack("<Q", adapter), digest_size=8)
-        n, done = 1, 0
-        while n * self._block_tokens <= len(tokens):
-            part = tokens[done * self._block_tokens : n * self._block_tokens]
-            h.update(struct.pack(f"<{len(part)}I", *part))
-            yield h.digest()
-            n, done = 2 * n, n
-
-    def find(self, tokens: Sequence[int], adapter: int, most: int) -> list[str]:
-        """Daemons that were given the same beginning, the longest first, the latest first."""
-        found: list[str] = []
-        for key in reversed(list(self._beginnings(tokens, adapter))):
-            for name in self._where.get(key, ()):
-                if name not in found:
-                    found.append(name)
-                    if len(found) == most:
-                        return found
-        return found
-
-    def note(self, tokens: Sequence[int], adapter: int, name: str) -> None:
-        for key in self._beginnings(tokens, adapter):
-            names = self._where.pop(key, ())
-            self._where[key] = (name, *(n for n in names if n != name))[:4]
-        while len(self._where) > self._n_entries:
-            self._where.popitem(last=False)
+def homes(
+    names: Collection[str], tokens: Sequence[int], adapter: int, block_tokens: int, most: int
+) -> list[str]:
+    """The daemons on which to look for a prompt, and to begin it: for each of its beginnings of 1, 2, 4,
+    8, ... blocks, the longest first, the one whose name ranks first with it. So all clients ask the same
+    ones about prompts that begin alike, without a word between them, and as a daemon comes or goes only
+    its own beginnings have another home. None of prompts without a full block."""
+    found: list[str] = []
+    for key in reversed(list(_beginnings(tokens, adapter, block_tokens))):
+        if len(found) == min(most, len(names)):
+            break
+        first = max(names, key=lambda n: hashlib.blake2b(n.encode(), key=key, digest_size=8).digest())
+        if first not in found:
+            found.append(first)
+    return found
 
 
 def home_of(name: str) -> int:

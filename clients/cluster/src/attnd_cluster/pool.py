@@ -17,7 +17,7 @@ from attnd._handle import Closing, NotPicklable
 from attnd._tensor import DTYPES, F32, empty
 
 from .hosts import Host, HostGone
-from .place import Candidate, PrefixIndex, home_of, order
+from .place import Candidate, home_of, homes, is_behind, order
 from .sequence import ClusterSequence, random_id
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("attnd.cluster")
 _T = TypeVar("_T")
-_PROBED = 4  # daemons that are asked what they have of a prompt
+_PROBED = 4  # daemons that are asked what they have of a prompt at once
 _PROBE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.05
 _ATTEMPTS = 5
@@ -155,7 +155,6 @@ class ClusterPool(Closing, NotPicklable):
         self._asked = asked
         self._array_dtype = array_dtype
         self._dtype = DTYPES[array_dtype or spec.q_dtype]
-        self._index = PrefixIndex(spec.block_tokens)
 
     def at(
         self, host: Host, what: Callable[[attnd.Pool], _T], seconds: float | None = None
@@ -168,48 +167,52 @@ class ClusterPool(Closing, NotPicklable):
     def candidates(
         self, tokens: list[int], adapter: int, avoided: Collection[str] = (), n_tokens: int = 0
     ) -> list[tuple[Candidate, Host]]:
-        """The daemons that are asked, with their answers, the best first, the avoided ones last:
-        those that were given the same beginning, and the emptiest. n_tokens: that are to come, if
-        more than are known."""
-        client, name = self.client, self.spec.name
+        """The daemons that are asked, with their answers, the best first, the avoided ones last: the
+        prompt's homes, or the emptiest where it has none or those are behind. n_tokens: that are to come, if more than are known."""
+        client, name, per_block = self.client, self.spec.name, self.spec.block_tokens
         members = {m.name: m for m in client.serving()}
         with client.lock:
-            likely = [n for n in self._index.find(tokens, adapter, _PROBED) if n in members]
             backlog = {n: client.backlog.of(n) for n in members}
 
-        def emptiness(n: str) -> tuple[float, float, str]:
+        def emptiness(n: str) -> tuple[bool, float, float, str]:
             pool = (members[n].pools or {}).get(name)
             free = 1.0 if pool is None else pool.n_free_blocks / max(1, pool.n_blocks)
-            return backlog[n], -free, n
+            return n in avoided, backlog[n], -free, n
 
-        others = sorted((n for n in members if n not in likely), key=emptiness)
-        others.sort(key=lambda n: n in avoided)
-        n_likely = max(_PROBED // 2, _PROBED - len(others))
-        asked, hosts = [], {}
-        for n in (likely[:n_likely] + others)[:_PROBED]:
-            host = client.host(members[n])
-            try:
-                probe = self.at(
-                    host,
-                    lambda pool: pool.probe(tokens, adapter=adapter, timeout=_PROBE_SECONDS),
-                    2 * _PROBE_SECONDS,  # which has to be connected first
+        def ask(names: list[str]) -> None:
+            for n in names:
+                left.remove(n)
+                host = client.host(members[n])
+                try:
+                    probe = self.at(
+                        host,
+                        lambda pool: pool.probe(tokens, adapter=adapter, timeout=_PROBE_SECONDS),
+                        2 * _PROBE_SECONDS,  # which has to be connected first
+                    )
+                except attnd.AttndError as e:
+                    log.debug("%s is not asked: %s", n, e)
+                    continue
+                hosts[n] = host
+                asked.append(
+                    Candidate(
+                        n,
+                        probe.cached_tokens,
+                        probe.n_blocks,
+                        probe.n_free_blocks,
+                        members[n].queue_seconds,
+                        backlog[n],
+                    )
                 )
-            except attnd.AttndError as e:
-                log.debug("%s is not asked: %s", n, e)
-                continue
-            hosts[n] = host
-            asked.append(
-                Candidate(
-                    n,
-                    probe.cached_tokens,
-                    probe.n_blocks,
-                    probe.n_free_blocks,
-                    members[n].queue_seconds,
-                    backlog[n],
-                )
-            )
+
         n_tokens = max(n_tokens, len(tokens))
-        best = order(asked, n_tokens, self.spec.block_tokens)
+        left, hosts = sorted(members, key=emptiness), {}
+        asked: list[Candidate] = []
+        wanted = [n for n in left if n not in avoided]
+        first = homes(wanted, tokens, adapter, per_block, _PROBED)
+        ask(left[:_PROBED] if not first or len(left) <= _PROBED else first)
+        if left and is_behind(asked, n_tokens, per_block):
+            ask(left[:_PROBED])
+        best = order(asked, n_tokens, per_block)
         return [(c, hosts[c.name]) for c in sorted(best, key=lambda c: c.name in avoided)]
 
     def place(
@@ -242,7 +245,6 @@ class ClusterPool(Closing, NotPicklable):
                 with self.client.lock:
                     n_left = max(n_tokens, len(tokens)) - inner.n_cached
                     self.client.backlog.give(host.name, max(1, n_left))
-                    self._index.note(tokens, adapter, host.name)
                 return host, inner
             if self.client.is_closed or time.monotonic() >= until:
                 break
