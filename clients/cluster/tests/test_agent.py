@@ -330,6 +330,34 @@ def test_a_record_that_arrives_late_is_not_written(hosts, members, gone):
     a.stop()
 
 
+def test_what_was_opened_as_its_agent_left_is_freed_when_it_returns(hosts, members, gone):
+    host = hosts(ttl=30).start()
+    await_members(members, "a")
+    host.signal_agent(signal.SIGKILL)
+    with attnd.connect(host.url) as client:
+        pool = client.create_pool(SPEC)
+        a = an_agent(host)
+        a._register(60)
+        assert members.wait(60, lambda now: now["a"].registration == a._registration)
+        opened = []
+
+        def evacuate(seconds):  # nothing is left, and then a worker comes that has not heard of it
+            opened.append(feed(pool))
+
+        a.evacuate = evacuate
+        a.leave()
+        await_("that it is gone", lambda: gone)
+        (seq, kv) = opened[0]
+        pool.step(0, [(seq, 40, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
+        b = an_agent(host)
+        b._register(60)
+        assert b._n_retired == 1
+        with pytest.raises(attnd.SequenceGoneError):
+            pool.step(0, [(seq, 41, 1)], k=kv[0, 0, :1], v=kv[1, 0, :1])
+        b._lease.end(60)
+        b.stop()
+
+
 def host_is_registered(host):
     page = host.get("/metrics")[1]
     return "attnd_agent_registered 1\n" in page and "attnd_agent_registry_there 1\n" in page

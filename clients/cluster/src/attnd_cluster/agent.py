@@ -38,6 +38,7 @@ from .events import Events, parse_target
 from .keys import (
     BACK,
     DEAD,
+    FATE_SECONDS,
     GRACE_SECONDS,
     INCARNATIONS,
     LEAVING,
@@ -168,7 +169,8 @@ class Agent:
         if before is not None and not self._goes_on_with(before.decode().split(), timeout):
             n = self._daemon.retire()
             self._n_retired += n
-            log.warning("it was declared dead: %d sequences freed before it registers", n)
+            if n > 0:
+                log.warning("it was declared dead: %d sequences freed before it registers", n)
         now = time.monotonic()
         lease = self._registry.grant(self.options.ttl, timeout)
         record = self._record()
@@ -260,10 +262,10 @@ class Agent:
 
     # ---- evacuation
 
-    def evacuate(self, seconds: float) -> bool:
-        """Sends away what there is, for so long; whether nothing is left."""
+    def evacuate(self, seconds: float) -> None:
+        """Sends away what there is, until nothing is left, for so long at most."""
         self._state = LEAVING
-        until = time.monotonic() + seconds
+        until, n_left = time.monotonic() + seconds, 0
         # Other workers see it within a renewal; what they open until then is sent away, too. No
         # drain that is held: it ends the daemon once it is empty, and workers that come for what
         # has moved would wait for its end as a member instead of being told at once.
@@ -272,16 +274,15 @@ class Agent:
                 left = list(self._daemon.sequences())
             except attnd.AttndError as e:
                 log.warning("evacuation: %s", e)
-                left = None  # not known
+                left = None  # as many as before, for all that is known
             if left == []:
                 log.info("evacuated: %d sequences moved", self._n_moved)
-                return True
+                return
             moved = sum(self._move_one(s, None) is not None for s in left or ())
+            n_left = n_left if left is None else len(left)
             if time.monotonic() > until:
-                log.error(
-                    "evacuation ends after %g s, %d sequences are left", seconds, len(left or ())
-                )
-                return False
+                log.error("evacuation ends after %g s, %d sequences are left", seconds, n_left)
+                return
             if moved == 0:
                 self._ends.wait(self._every)
 
@@ -296,17 +297,19 @@ class Agent:
             return taker
 
     def leave(self) -> None:
-        """SIGTERM: in order, so that nobody takes it for dead."""
-        is_empty = self.evacuate(self.options.evacuate)
+        """SIGTERM: in order, so that workers need not wait for the lease."""
+        self.evacuate(self.options.evacuate)
         self.stop(is_leaving=True)
         if self._lease is not None:
+            ttl = self.options.ttl
             try:
-                self._tell(self.options.ttl)  # where all went, for who comes later
-                if not is_empty:
-                    time.sleep(self._fenced_for())
-                else:
-                    self._registry.delete(INCARNATIONS + self.options.name, self.options.ttl)
-                self._lease.end(self.options.ttl)
+                self._tell(ttl)  # where all went, for who comes later
+                time.sleep(self._fenced_for())
+                # what was opened here meanwhile is made anew elsewhere: freed, should it return
+                forgotten = self._registry.grant(FATE_SECONDS, ttl)
+                name = INCARNATIONS + self.options.name
+                self._registry.put(name, self._incarnation(), forgotten, ttl)
+                self._lease.end(ttl)
             except (RegistryLost, LeaseGone) as e:
                 log.warning("not unregistered, the lease ends: %s", e)
         self._registry.close()

@@ -1,8 +1,9 @@
 """What is written in a registry.
 
     members/NAME       Member: a daemon that is there; under its agent's lease
-    incarnations/NAME  its registration and those that this one goes on with, until it has left in
-                       order; without a lease. Its record is written only while this is its own
+    incarnations/NAME  its registration and those that this one goes on with; without a lease until
+                       it leaves in order, then FATE_SECONDS. Its record is written only while this
+                       is its own
     fates/REGISTRATION "dead", or "back:" and the registration that goes on with it; FATE_SECONDS
     roles/controller   who is the controller; under its lease
     config/quotas      quotas of tenants over the whole cluster, as an operator has put them
