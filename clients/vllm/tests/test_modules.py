@@ -195,6 +195,26 @@ def test_what_a_rank_computed_over_anothers_failure_is_not_shared(engine, daemon
     assert n_sequences(daemon) == 0
 
 
+def test_only_requests_of_a_step_on_its_way_are_waited_for(engine):
+    """With asynchronous scheduling: others begin and end beside it."""
+    e, waits = engine(), []
+    e.config.scheduler_config.async_scheduling = True
+    e.shared.way.settle = lambda: waits.append(e.shared.latest)
+    asked = prompts(4, 3)
+    for i, p in enumerate(asked[:2]):
+        e.add(f"r{i}", p, 10)
+        e.step()
+    assert waits == [] and e.shared.latest == {"r0", "r1"}
+    e.abort("r0")
+    e.add("r2", asked[2], 10)
+    e.step()
+    assert waits == [{"r0", "r1"}]
+    e.abort("r2")
+    e.shared.latest -= {"r2"}  # as of a step without it
+    e.run()
+    assert waits[1:] == [{"r1"}]  # as it ended
+
+
 def test_preemption_and_aborts(engine, daemon):
     e = engine(24)
     for i, p in enumerate(prompts(12, 5)):

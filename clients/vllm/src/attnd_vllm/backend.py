@@ -145,6 +145,7 @@ class AttndBuilder(AttentionMetadataBuilder):
         c = common_attn_metadata
         rows = shared.batch.rows(c) if shared.is_in_step else []
         if rows:
+            shared.latest = frozenset(r.request for r in rows)
             step, n_tokens = shared.requests.step(rows), rows[-1].start + rows[-1].n
             is_uniform = all(r.n == rows[0].n for r in rows)
         else:

@@ -48,6 +48,7 @@ class Shared:
         self.requests: Requests | None = None
         self.way: Way | None = None
         self.metadata: Metadata | None = None  # of the step that is on its way
+        self.latest: frozenset[str] = frozenset()  # requests of the latest step, which may be on its way
         self.is_in_step = False  # what runs is the scheduler's, no trial
         self.layers: dict[str, int] = {}  # of the pool, by vLLM's names
         self.block_tokens = 0
@@ -145,8 +146,9 @@ class AttndWorker:
         if shared.requests is not None and shared.way is not None:
             ended = {*so.finished_req_ids, *(so.preempted_req_ids or ())}
             opened, told = getattr(meta, "opened", ()), getattr(meta, "told", ())
-            if self._is_async and (ended or opened):
-                shared.way.settle()  # a step that is on its way may have them
+            begun = {o.request for o in opened}
+            if self._is_async and not shared.latest.isdisjoint(ended | begun):
+                shared.way.settle()  # their step may be on its way
             shared.requests.begin(ended, opened, told)
         shared.metadata, shared.is_in_step = None, True
         try:
