@@ -9,6 +9,7 @@ from typing import Any
 import attnd
 import torch
 
+from attnd.serving.copies import Staging
 from attnd.serving.requests import Requests, Step
 
 _log = logging.getLogger("attnd_vllm")
@@ -62,8 +63,7 @@ class OverHost:
     """Steps of the pool. A GPU's tensors are copied to page-locked memory and back."""
 
     def __init__(self, requests: Requests):
-        self._requests = requests
-        self._pinned: list[torch.Tensor] = []
+        self._requests, self._staging = requests, Staging()
 
     def plan(self, step: Step | None, n_tokens: int, n_padded: int, is_uniform: bool) -> Metadata:
         return Metadata(step, n_tokens)
@@ -93,19 +93,8 @@ class OverHost:
             q, k, v = (x.contiguous() for x in (q, k, v))
             pool.step(at, step.items, q, k, v, out=out)
             return
-        n, stream = q.shape[0], torch.cuda.current_stream(q.device)
-        if not self._pinned or len(self._pinned[0]) < n:
-            stream.synchronize()  # the output of the layer before may still be read
-            self._pinned = [
-                torch.empty((n, *x.shape[1:]), dtype=x.dtype, pin_memory=True)
-                for x in (q, k, v, out)
-            ]
-        *ins, host = (x[:n] for x in self._pinned)
-        for h, x in zip(ins, (q, k, v)):
-            h.copy_(x, non_blocking=True)
-        stream.synchronize()
-        pool.step(at, step.items, *ins, out=host)
-        out.copy_(host, non_blocking=True)
+        for _ in self._staging.run(pool, at, [(step.items, [q, k, v], out)]):
+            pass
 
     def check(self) -> None:
         """Raises how a step has failed whose tokens are there."""

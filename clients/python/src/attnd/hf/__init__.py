@@ -27,7 +27,6 @@ _cache.py   Cache: rows and sequences, padding, one layer of one forward pass
 _prefix.py  prompts that the cache has already
 _key.py     what computes keys and values, as a number: the key of shared prefixes
 _saved.py   rows as they were, for crops under windows
-_copies.py  steps of tensors on a GPU
 _lane.py    layers over a lane
 _graphs.py  decode steps as CUDA graphs
 _paged.py   the cache of continuous batching

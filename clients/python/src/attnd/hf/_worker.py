@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import threading
 import weakref
 from collections.abc import Iterator
@@ -20,13 +19,12 @@ from ..errors import (
     PoolGoneError,
     SequenceGoneError,
     SessionGoneError,
-    UnsupportedError,
 )
 from ..pool import Items, Pool, Result, Sequence
+from ..serving.copies import HALVES_BYTES, IN_FLIGHT, Part, Staging
 from ..spec import PoolSpec
 from ._cache import Cache
 from ._calls import NAME, Seen
-from ._copies import HALVES_BYTES, IN_FLIGHT, Part, Staging, is_small, run_in_place
 from ._graphs import Graphs
 from ._handed import refuse
 from ._lane import Layers
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from ._rows import Packed
     from ._switch import Switch
 
-_log = logging.getLogger("attnd.hf")
 
 _STEP_BYTES = 16 << 20  # of a step's message: longer prompts go in several
 _HEADER_BYTES = 1 << 18
@@ -285,7 +282,7 @@ class Worker(Closing, NotPicklable):
         self.layers = Layers(self, lane)
         self.graphs = Graphs(self) if graphs else None
         self._default_cache = _DefaultCache()
-        self._staging, self._is_pinned = Staging(), False
+        self._staging = Staging()
         self._forgets = _windows_of_caches(switch.config, seen)
         self._batching = _set_batching(self)
         self._hooks, hook = [], _Hook(self)
@@ -505,18 +502,6 @@ class Worker(Closing, NotPicklable):
             self.spent.add(pool.step(layer, items, *(x.contiguous() for x in qkv), out=out))
 
     def _run_on_device(self, pool: Pool, layer: int, parts: list[Part]) -> None:
-        if is_small(parts):
-            for result, copy_ns in self._staging.steps(pool, layer, parts):
-                self.spent.add(result)
-                self.spent.copy_ns += copy_ns
-            return
-        if not self._is_pinned:
-            self._is_pinned = True
-            try:
-                with torch.cuda.device(parts[0][2].device):
-                    self.client.pin_memory()
-            except UnsupportedError as e:
-                _log.info("copies from and to the GPU are slower: %s", e)
-        for result, copy_ns in run_in_place(pool, layer, parts):
+        for result, copy_ns in self._staging.run(pool, layer, parts):
             self.spent.add(result)
             self.spent.copy_ns += copy_ns

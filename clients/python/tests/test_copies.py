@@ -4,10 +4,9 @@ with tensors in host memory."""
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 import attnd  # noqa: E402
-from attnd.hf import _copies  # noqa: E402
+from attnd.serving import copies  # noqa: E402
 
 HEADS, KV_HEADS, DIM = 8, 2, 64
 
@@ -33,7 +32,7 @@ def random_qkv(n, dtype):
 
 
 def as_numpy(x, pool):
-    x = x.to(_copies.DTYPE_OF[pool.spec.q_dtype]).contiguous()
+    x = x.to(copies.DTYPE_OF[pool.spec.q_dtype]).contiguous()
     return x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
 
 
@@ -61,7 +60,7 @@ def test_steps_in_flight_are_those_one_after_another(pool, sizes, dtype):
         qkv = random_qkv(n, dtype)
         strided = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in qkv]
         out = torch.full((n, HEADS, DIM), torch.nan, dtype=dtype)
-        results = list(_copies.run_in_place(pool, layer, parts_of(a, strided, out, sizes)))
+        results = list(copies.run_in_place(pool, layer, parts_of(a, strided, out, sizes)))
         assert len(results) == len(sizes)
         assert all(r.item_status == (0,) and ns > 0 for r, ns in results)
         at = 0
@@ -72,7 +71,7 @@ def test_steps_in_flight_are_those_one_after_another(pool, sizes, dtype):
     # q alone, over what is cached
     q, out = torch.randn(1, HEADS, DIM, dtype=dtype), torch.full((1, HEADS, DIM), torch.nan)
     items = attnd.pool.Items([(a, n - 1, 1)])
-    list(_copies.run_in_place(pool, 0, [(items, [q], out)]))
+    list(copies.run_in_place(pool, 0, [(items, [q], out)]))
     want = pool.step(0, [(b, n - 1, 1)], as_numpy(q, pool)).out
     want = torch.from_numpy(want)
     want = want.view(torch.bfloat16) if pool.spec.q_dtype == "bf16" else want
@@ -90,7 +89,7 @@ def test_a_step_that_fails_ends_the_layer(pool):
     ]
     done = []
     with pytest.raises(attnd.InvalidArgumentError, match="pos"):
-        for result in _copies.run_in_place(pool, 0, parts):
+        for result in copies.run_in_place(pool, 0, parts):
             done.append(result)
     assert len(done) == 1 and not out[:10].isnan().any() and out[10:].isnan().all()
     assert not pool._steps  # nothing is in flight
@@ -104,12 +103,12 @@ def test_what_a_copy_raises_is_raised_by_the_step(pool, when, monkeypatch):
 
     seq, qkv = pool.open(), random_qkv(3, torch.float32)
     out = torch.full((3, HEADS, DIM), torch.nan)
-    monkeypatch.setattr(_copies.Copies, when, broken)
+    monkeypatch.setattr(copies.Copies, when, broken)
     parts = [(attnd.pool.Items([(seq, 0, 3)]), qkv, out)]
     with pytest.raises(RuntimeError, match=f"no copy in {when}"):
-        list(_copies.run_in_place(pool, 0, parts))
+        list(copies.run_in_place(pool, 0, parts))
     monkeypatch.undo()
-    list(_copies.run_in_place(pool, 0, parts))  # the same tokens again
+    list(copies.run_in_place(pool, 0, parts))  # the same tokens again
     twin = pool.open()
     assert torch.equal(out, expected(pool, twin, 0, 0, qkv).float())
     seq.close()
@@ -119,7 +118,7 @@ def test_what_a_copy_raises_is_raised_by_the_step(pool, when, monkeypatch):
 def test_an_interrupted_copy_is_made_whole(pool, monkeypatch):
     seq, twin, qkv = pool.open(), pool.open(), random_qkv(3, torch.float32)
     out = torch.full((3, HEADS, DIM), torch.nan)
-    n_calls, fill = 0, _copies.Copies.fill
+    n_calls, fill = 0, copies.Copies.fill
 
     def interrupted(self, *addresses):
         nonlocal n_calls
@@ -128,9 +127,9 @@ def test_an_interrupted_copy_is_made_whole(pool, monkeypatch):
             raise KeyboardInterrupt
         fill(self, *addresses)
 
-    monkeypatch.setattr(_copies.Copies, "fill", interrupted)
+    monkeypatch.setattr(copies.Copies, "fill", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        list(_copies.run_in_place(pool, 0, [(attnd.pool.Items([(seq, 0, 3)]), qkv, out)]))
+        list(copies.run_in_place(pool, 0, [(attnd.pool.Items([(seq, 0, 3)]), qkv, out)]))
     assert n_calls == 2
     want = expected(pool, twin, 0, 0, qkv)
     q = qkv[0][2:]

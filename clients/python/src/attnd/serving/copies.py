@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -14,8 +15,7 @@ from typing import TYPE_CHECKING, Any, List, Tuple
 import torch
 
 from .._step import InPlace, Items
-from ..errors import AttndError
-from ._pool import DTYPES
+from ..errors import AttndError, UnsupportedError
 
 if TYPE_CHECKING:
     from .._step import Result, Step
@@ -23,17 +23,38 @@ if TYPE_CHECKING:
 
 Part = Tuple[Items, List[torch.Tensor], torch.Tensor]  # of a layer: q, k, v (or q and k, or q alone), and the output
 
-DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
+_log = logging.getLogger("attnd.serving")
+
+DTYPE_OF = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 IN_FLIGHT = 2  # steps: while the daemon has one, the next is copied
 _SMALL_BYTES = 1 << 20  # of q, k and v: the host copies them sooner than Python calls back
 HALVES_BYTES = 1 << 20  # of q, k and v: as much or more goes over sockets in two steps
 
 
 class Staging:
-    """Page-locked buffers; a thread's own."""
+    """Page-locked memory of one client's steps; buffers are a thread's own."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
+        self._is_pinned = False
+
+    def run(self, pool: Pool, layer: int, parts: list[Part]) -> Iterator[tuple[Result, int]]:
+        """Steps of one layer, in their order, on the current stream. Yields each one's result, and the
+        nanoseconds of copying q, k and v, with the wait for the model to have made them.
+
+        Raises what Pool.step() raises.
+        """
+        if is_small(parts):
+            yield from self.steps(pool, layer, parts)
+            return
+        if not self._is_pinned:
+            self._is_pinned = True
+            try:
+                with torch.cuda.device(parts[0][2].device):
+                    pool.client.pin_memory()
+            except UnsupportedError as e:
+                _log.info("copies from and to the GPU are slower: %s", e)
+        yield from run_in_place(pool, layer, parts)
 
     def _buffer(self, name: str, n: int, dtype: torch.dtype) -> torch.Tensor:
         buffers = self._of_thread.__dict__
