@@ -79,8 +79,12 @@ def test_calls_that_cannot_be_are_refused(client):
         calls = pool.calls()
         with pytest.raises(ValueError, match="seq_id"):
             calls.open(-1)
-        with pytest.raises(ValueError, match="token"):
-            calls.open(tokens=[1 << 32])
+        for token in -1, 1 << 32:
+            with pytest.raises(ValueError, match=f"token is {token}, expected 0 to"):
+                calls.open(tokens=[5, token])
+        for token in 1.5, "a", None, [1]:
+            with pytest.raises(TypeError, match="token is .*, expected a whole number"):
+                calls.open(tokens=[5, token])
         assert calls.run() == []
     calls = pool.calls()
     calls.probe([1])

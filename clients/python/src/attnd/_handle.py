@@ -3,6 +3,7 @@ ctypes would cut them to size, closing safely, never pickling."""
 
 from __future__ import annotations
 
+import array
 import ctypes
 import operator
 import os
@@ -306,4 +307,8 @@ def token_ids(tokens: Iterable[int]) -> Any:
     """As libattn takes them: of a list, or of an array or tensor of one dimension."""
     tolist = getattr(tokens, "tolist", None)
     ids = tolist() if tolist is not None else list(tokens)
-    return (ctypes.c_uint32 * len(ids))(*(whole("token", t, U32_MAX) for t in ids))
+    kind = ctypes.c_uint32 * len(ids)
+    try:
+        return kind.from_buffer(array.array("I", ids))
+    except (TypeError, OverflowError):  # one of them is no token id: says which
+        return kind(*(whole("token", t, U32_MAX) for t in ids))
