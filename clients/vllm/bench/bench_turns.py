@@ -5,6 +5,8 @@
         --listen.shm_client 256M --listen.max_message 256M --engine.max_queue 1G
     bench_turns.py --url shm:///tmp/a.shm --model FOLDER
 
+--far-url is a daemon's on another GPU: far-graphs is the engine lane-graphs over that one.
+
 FOLDER has a config.json; weights are dummies, the same for all. Each turn is a batch of random prompts
 whose tokens must be those of vLLM's own backend. Of a step the host's time between two returns of
 engine.step() counts, of the steps in which all sequences decode; `prompts` is the time until the last
@@ -28,6 +30,7 @@ ENGINES = {
     "lane-graphs": (True, True, True, True),
     "lane-eager": (True, True, False, True),
     "lane-graphs-sync": (True, True, True, False),
+    "far-graphs": (True, True, True, True),
     "shm": (True, False, False, False),
 }
 
@@ -100,7 +103,8 @@ class Engine:
         has_attnd, has_lane, _, is_async = ENGINES[name]
         env = {k: v for k, v in os.environ.items() if not k.startswith("ATTND_VLLM")}
         if has_attnd:
-            env |= {"ATTND_VLLM": args.url, "ATTND_VLLM_POOL": f"turns-{name}"}
+            url = args.far_url if name == "far-graphs" else args.url
+            env |= {"ATTND_VLLM": url, "ATTND_VLLM_POOL": f"turns-{name}"}
             env |= {"ATTND_VLLM_ASYNC": "1"} if is_async else {}
         if not has_lane:  # no MPS: no lane
             env = {k: v for k, v in env.items() if not k.startswith("CUDA_MPS")}
@@ -126,13 +130,14 @@ def median(values: list[float]) -> float:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--url", required=True)
+    p.add_argument("--far-url")
     p.add_argument("--model", required=True)
     p.add_argument("--batch", type=int, default=32)
     p.add_argument("--contexts", type=int, nargs="+", default=[512, 8192])
     p.add_argument("--tokens", type=int, default=64)
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--own-kv", type=int, default=6, metavar="GIB")
-    p.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    p.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES)[:-1])
     p.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.engine:
