@@ -294,7 +294,7 @@ def test_what_cannot_be_done_is_refused_by_name(attach):
             attach(model)
         assert model.config._attn_implementation == "eager"
 
-    refused("layer type 'indexed_attention'", layer_types=["indexed_attention"] * 4)
+    refused("layer type 'another_attention'", layer_types=["another_attention"] * 4)
     refused("encoder-decoder", is_encoder_decoder=True)
     refused("bidirectional", is_causal=False)
     refused("training mode", make(llama).train())
