@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -167,6 +168,37 @@ def test_what_an_interrupted_call_made_is_closed_when_its_answer_comes(own_daemo
             pass  # the open, then its close
         with pytest.raises(attnd.SequenceGoneError):
             pool.adopt(7)
+
+
+@pytest.mark.parametrize("moment", ("before", "after"))
+def test_an_interrupt_while_a_call_is_handed_over_leaves_nothing(client, monkeypatch, moment):
+    """Before the helper's thread has it, and before its caller waits for it."""
+    pool = client.create_pool(PLAIN)
+    n_sent = client.counters().n_sent
+    run_beside = attnd._handle.run_beside
+
+    def interrupted(run):
+        monkeypatch.undo()
+        if moment == "after":
+            run_beside(run)
+            while client.counters().n_sent == n_sent:
+                os.sched_yield()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attnd._handle, "run_beside", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.open(8)
+    until = time.monotonic() + 60
+    while moment == "after" and time.monotonic() < until:  # the open, then its close
+        counters = client.counters()
+        if counters.n_in_flight == 0 and counters.n_sent > n_sent + 1:
+            break
+    with pytest.raises(attnd.SequenceGoneError):
+        pool.adopt(8)
+    closing = threading.Thread(target=pool.close, daemon=True)  # waits for calls that are inside
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
 
 
 CONNECTING = """

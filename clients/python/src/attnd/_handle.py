@@ -109,10 +109,19 @@ class _Call(Generic[_T]):
         self._lock = threading.Lock()
         self._is_done = threading.Lock()
         self._is_done.acquire()
+        self._is_begun = False  # by the helper's thread, or taken back before that
         self._outcome: tuple[bool, Any] | None = None  # (True, result) or (False, exception)
         self._is_abandoned = False
 
+    def _begin(self) -> bool:
+        """False: the other thread was first."""
+        with self._lock:
+            is_first, self._is_begun = not self._is_begun, True
+        return is_first
+
     def run(self) -> None:
+        if not self._begin():
+            return
         outcome: tuple[bool, Any]
         try:
             outcome = True, self._call()
@@ -137,11 +146,16 @@ class _Call(Generic[_T]):
             if self._guard is not None:
                 self._guard.leave_abandoned()
 
-    def wait(self) -> _T:
+    def run_and_wait(self) -> _T:
         try:
+            run_beside(self.run)  # an exception may come before, within and after it
             while not self._is_done.acquire(timeout=0.1):
                 pass  # a signal just before the wait does not end it
         except BaseException:
+            if self._begin():
+                if self._guard is not None:
+                    self._guard.__exit__()
+                raise
             with self._lock:
                 self._is_abandoned = True
                 if self._guard is not None:
@@ -176,9 +190,7 @@ def interruptible(
             return call()
     if guard is not None:
         guard.__enter__()
-    c = _Call(call, undo, guard)
-    run_beside(c.run)
-    return c.wait()
+    return _Call(call, undo, guard).run_and_wait()
 
 
 class NotPicklable:
