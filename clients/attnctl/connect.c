@@ -11,6 +11,9 @@
 #include <unistd.h>
 
 #include "clients/attnctl/attnctl.h"
+#include "proto/attn_time.h"
+
+enum { LOOK_AGAIN_US = 20000 };
 
 static const char scheme[] = "ipc://";
 
@@ -51,6 +54,20 @@ static bool admin_endpoint(const char *endpoint, char *out, size_t out_bytes)
     return true;
 }
 
+/* Until a daemon listens at an ipc endpoint or at the admin socket beside it, which may be its only
+ * one; not longer than wait_us, of which it returns what is left. */
+static uint64_t await_socket(const char *endpoint, uint64_t wait_us)
+{
+    char admin[256];
+    uint64_t now = attn_now_ns(), until = now + wait_us * 1000;
+    while (now < until && admin_endpoint(endpoint, admin, sizeof admin) && !is_served(endpoint) &&
+           !is_served(admin)) {
+        usleep(LOOK_AGAIN_US);
+        now = attn_now_ns();
+    }
+    return now < until ? (until - now) / 1000 : 0;
+}
+
 /* What is for operators goes to the daemon's admin socket, and so does everything where that is the
  * daemon's only Unix socket; where it can't be reached, to the endpoint, which lets the daemon
  * decide. */
@@ -59,11 +76,12 @@ attn_status connect_to(const struct arguments *a, attn_client **out_client)
     struct attn_client_options o = {
         .struct_size = sizeof o, .client_name = "attnctl", .fail_fast = 1, .has_no_keeper = 1};
     char admin[256];
-    uint64_t open_us = a->wait_us > a->timeout_us ? a->wait_us : a->timeout_us;
+    uint64_t wait_us = await_socket(a->endpoint, a->wait_us);
+    uint64_t open_us = wait_us > a->timeout_us ? wait_us : a->timeout_us;
     if (admin_endpoint(a->endpoint, admin, sizeof admin) &&
         (a->is_admin || (is_there(admin) && !is_served(a->endpoint))) &&
         attn_client_open(admin, &o, a->timeout_us, out_client) == ATTN_OK)
         return ATTN_OK;
-    o.fail_fast = a->wait_us == 0;
+    o.fail_fast = wait_us == 0;
     return attn_client_open(a->endpoint, &o, open_us, out_client);
 }

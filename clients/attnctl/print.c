@@ -95,7 +95,7 @@ void print_table(const json_t *object)
         }
     }
     if (json_array_size(list) == 0) { /* stdout stays empty for a program that counts lines */
-        fprintf(stderr, "attnctl: no %s\n", name);
+        fprintf(stderr, "attnctl: no %s\n", strcmp(name, "slow") == 0 ? "slow steps" : name);
         return;
     }
     size_t widths[MAX_COLUMNS] = {0}, n = 0;

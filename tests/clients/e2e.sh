@@ -30,7 +30,9 @@ for run in "$ctl ping" "$load"; do
   done
 done
 expect 1 "$ctl" --wait 0.1 ping
-says 'no connection to .* within [0-9]+ ms: no such path'
+says 'no connection to .*: no such path'
+expect 1 "$ctl" --wait 0.1 --endpoint tcp://127.0.0.1:1 ping
+says 'no connection to .* within [0-9]+ ms: nobody listens there'
 for command in "$ctl --help" "$ctl --version" "$load --help" "$load --version"; do
   $command >/dev/full 2>"$dir/err.log" && die "$command writes into a full file"
   says 'write to stdout: No space'

@@ -18,7 +18,7 @@ expect 0 "$ctl" pool list
 says '^attnctl: no pools$'
 for list in slow sequences tenants; do
   expect 0 "$ctl" $list
-  says "^attnctl: no $list\$"
+  says "^attnctl: no ${list/slow/slow steps}\$"
 done
 expect 0 "$ctl" cache
 says '^attnctl: no pools$'

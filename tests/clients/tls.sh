@@ -251,4 +251,13 @@ says "another tenant's"
 expect 1 env -u ATTND_TLS_CERT_KEY_FILE "$ctl" ping
 says 'need each other'
 stop
+
+# --- an operator who waits for a daemon whose only Unix socket will be the operators'
+unset ATTND_TLS_CERT_FILE ATTND_TLS_CERT_KEY_FILE
+"$ctl" --endpoint "ipc://$dir/later" --wait 60 ping >"$dir/waited.log" 2>&1 &
+beside=$!
+start "${tls[@]}" --listen.admin "ipc://$dir/later.admin"
+wait "$beside" || die "attnctl does not find the admin socket that came after it"
+beside=
+stop
 echo "networked workers can connect"
