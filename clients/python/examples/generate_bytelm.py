@@ -82,8 +82,8 @@ def main() -> int:
             if args.live:
                 sys.stdout.write(PROMPTS[0].decode())
             texts, recorder = run(model, attention, args.tokens, args.live)
-    if args.live:
-        print()
+            if args.live:
+                print(flush=True)  # before the daemon logs that the session ends
     show(PROMPTS, texts)
     print(
         f"{len(PROMPTS)} prompts, {args.tokens} tokens each over attnd ({client.info.backend},"
