@@ -24,6 +24,7 @@ template <int dim> struct layout {
     static constexpr int stages_bytes = n_warps * n_stages * stage_bytes;
     static constexpr int merge_bytes = n_warps * 16 * ((dim + 4) * 4 + 8);
     static constexpr int shared_bytes = stages_bytes > merge_bytes ? stages_bytes : merge_bytes;
+    static_assert(shared_bytes <= shared_limit, "more shared memory than a block may have");
 
     /* Where piece c of a row lies: so that the lanes of one read meet different banks. */
     static GPU_DEVICE uint32_t k_at(uint32_t row, uint32_t c)

@@ -30,6 +30,7 @@ template <int dim_> struct f32_config {
     static constexpr int row_bytes = dim * 4, pieces = dim / 4;
     static constexpr int q_bytes = rows * row_bytes, tile_bytes = tile * row_bytes;
     static constexpr int shared_bytes = q_bytes + 2 * tile_bytes;
+    static_assert(shared_bytes <= shared_limit, "more shared memory than a block may have");
 };
 
 /* Where 16 bytes of a row lie. Q and K: lanes 4g + t read piece 4k + t of row g; V: piece 8d + g of

@@ -755,6 +755,28 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
     FORM(256, 8, 1, 1, 32, 2, 1, true, 163)                                                        \
     FORM(256, 4, 1, 1, 32, 2, 2, true, 99)
 
+/* Does a card whose thread blocks have so many KiB have a form? */
+constexpr bool rows_has_form(int dim, int rows, bool is_dilated, int kib)
+{
+    bool has = false;
+#define ROWS_HAS(dim_, row_warps, row_tiles, token_warps, tile, stages, blocks, branches, kib_)    \
+    has |= dim == dim_ && rows == row_warps * row_tiles * 16 && (branches || !is_dilated) &&       \
+           kib >= kib_;
+    ROWS_FORMS(ROWS_HAS)
+#undef ROWS_HAS
+    return has;
+}
+
+/* What every card has: 16 rows, and 64, of dilated layers, too. 128 are where there is room. */
+constexpr bool rows_has_all(int kib)
+{
+    bool has = true;
+    for (int dim = 64; dim <= 256; dim *= 2)
+        has &= rows_has_form(dim, 16, false, kib) && rows_has_form(dim, 64, true, kib);
+    return has;
+}
+static_assert(rows_has_all(shared_limit >> 10), "a card without a form");
+
 /* Calls use.run<form>() for the form of so many rows, or, rows 0, for every one that the card can
  * have until one gives another code than 0. is_dilated: a layer is. No form: -1. */
 template <bool is_bf16, class Use>

@@ -26,6 +26,7 @@ template <int lanes_, int n_pieces_, bool is_latent_, item_kind kind_> struct ve
     static constexpr item_kind kind = kind_;
     static constexpr int v_pieces = n_pieces - is_latent, width = lanes * v_pieces * 8; /* of V */
     static constexpr size_t shared_bytes = (size_t)n_groups * rows * (width + 2) * sizeof(float);
+    static_assert(shared_bytes <= 48 << 10, "more shared memory than a block has unasked");
 };
 
 template <class F> __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))

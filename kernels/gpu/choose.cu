@@ -182,6 +182,7 @@ __global__ void __launch_bounds__(bound_threads) make_bounds(GPU_PARAM(gpu_choos
 constexpr uint32_t take_threads = 256, take_warps = take_threads / warp_width;
 constexpr uint32_t take_kept = 8192; /* bounds that shared memory has room for */
 constexpr uint32_t take_sums = 4 * take_warps; /* words of it */
+static_assert((take_sums + take_kept) * 4 <= 48 << 10, "more than a block has unasked");
 
 /* Sums over the thread block of counts below 2^24, by turns in one half of `sums` and the other, so
  * that one barrier is enough. */

@@ -29,7 +29,7 @@ template <int dim_, int planes_> struct config {
     static constexpr int q_bytes = rows * row_bytes, tile_bytes = tile * row_bytes;
     static constexpr int stage_bytes = 2 * planes * tile_bytes;
     static constexpr int shared_bytes = planes * q_bytes + copy_stages * stage_bytes;
-    static constexpr bool fits = shared_bytes <= shared_limit;
+    static constexpr bool is_built = is_roomy || shared_bytes <= shared_limit;
 };
 
 /* The planes of a tensor: bf16, one behind the other if there are two. */
@@ -234,44 +234,53 @@ uint64_t elements_of(const rung_call &c)
     return (uint64_t)c.batch * c.n * c.heads * c.dim;
 }
 
-template <class C> int run(const planes_call *a, void *stream)
+template <class C> int run(const planes_call *a, uint32_t device_bytes, void *stream)
 {
-    if constexpr (!C::fits) {
+    if constexpr (!C::is_built) {
         return 0;
     } else {
         if (!a)
-            return allow_shared(attend<C>, C::shared_bytes);
+            return C::shared_bytes > device_bytes ? 0 : allow_shared(attend<C>, C::shared_bytes);
         const dim3 blocks((a->c.n + C::rows - 1) / C::rows, a->c.batch * a->c.heads);
         return launch(attend<C>, blocks, dim3(C::threads), C::shared_bytes, stream, false, *a);
     }
 }
 
-/* a NULL: prepares every kernel instead. */
-template <int planes> int run_planes(const planes_call *a, void *stream)
+/* a NULL: prepares instead every kernel that fits device_bytes of shared memory. */
+template <int planes> int run_planes(const planes_call *a, uint32_t device_bytes, void *stream)
 {
     int code = 0;
     if (!a || a->c.dim == 64)
-        code = run<config<64, planes>>(a, stream);
+        code = run<config<64, planes>>(a, device_bytes, stream);
     if (!code && (!a || a->c.dim == 128))
-        code = run<config<128, planes>>(a, stream);
+        code = run<config<128, planes>>(a, device_bytes, stream);
     if (!code && (!a || a->c.dim == 256))
-        code = run<config<256, planes>>(a, stream);
+        code = run<config<256, planes>>(a, device_bytes, stream);
     return code;
+}
+
+template <int planes> bool fits(uint32_t dim, uint32_t device_bytes)
+{
+    const bool is_built = dim == 256   ? config<256, planes>::is_built
+                          : dim == 128 ? config<128, planes>::is_built
+                                       : config<64, planes>::is_built;
+    const uint32_t bytes = dim == 256   ? config<256, planes>::shared_bytes
+                           : dim == 128 ? config<128, planes>::shared_bytes
+                                        : config<64, planes>::shared_bytes;
+    return is_built && bytes <= device_bytes;
 }
 
 } // namespace
 
-int rung_matrix_init(void)
+int rung_matrix_init(uint32_t shared_bytes)
 {
-    int code = run_planes<1>(nullptr, nullptr);
-    return code ? code : run_planes<2>(nullptr, nullptr);
+    int code = run_planes<1>(nullptr, shared_bytes, nullptr);
+    return code ? code : run_planes<2>(nullptr, shared_bytes, nullptr);
 }
 
-bool rung_matrix_fits(const struct rung_call *c)
+bool rung_matrix_fits(const struct rung_call *c, uint32_t shared_bytes)
 {
-    if (!c->is_f32)
-        return config<256, 1>::fits;
-    return c->dim == 256 ? config<256, 2>::fits : config<128, 2>::fits;
+    return c->is_f32 ? fits<2>(c->dim, shared_bytes) : fits<1>(c->dim, shared_bytes);
 }
 
 uint64_t rung_matrix_scratch(const struct rung_call *c)
@@ -285,12 +294,12 @@ int rung_matrix_launch(const struct rung_call *c, void *stream)
     if (!c->is_f32) {
         const planes_call a = {*c, (const uint16_t *)c->q, (const uint16_t *)c->k,
                                (const uint16_t *)c->v, 0};
-        return run_planes<1>(&a, stream);
+        return run_planes<1>(&a, 0, stream);
     }
     uint16_t *to = (uint16_t *)c->scratch;
     const split_call s = {{(const float *)c->q, (const float *)c->k, (const float *)c->v}, to, n};
     const uint32_t blocks = (uint32_t)((n / 4 + split_threads - 1) / split_threads);
     int code = launch(split, dim3(blocks, 3), dim3(split_threads), 0, stream, false, s);
     const planes_call a = {*c, to, to + 2 * n, to + 4 * n, n};
-    return code ? code : run_planes<2>(&a, stream);
+    return code ? code : run_planes<2>(&a, 0, stream);
 }

@@ -87,7 +87,7 @@ static attn_status gpu_rungs_open(uint32_t n_threads, struct rungs **out_r)
     if (code == 0)
         code = runtime_fill(r->evict, 0x5a, r->evict_bytes, r->streams[0]);
     if (code == 0 && r->device.has_matrix_units)
-        code = runtime_check("rung_matrix_init", rung_matrix_init());
+        code = runtime_check("rung_matrix_init", rung_matrix_init(r->device.shared_bytes));
     if (code == 0)
         find_cublas(r);
     return checked(r, code);
@@ -224,7 +224,7 @@ static attn_status check_call(struct rungs *r, const struct rung_call *c)
         return fail(r, ATTN_ENOTSUP, "this rung takes head_dim 64");
     if (c->rung == RUNG_MATRIX && !r->device.has_matrix_units)
         return fail(r, ATTN_ENOTSUP, "the device has no matrix units");
-    if (c->rung == RUNG_MATRIX && !rung_matrix_fits(c))
+    if (c->rung == RUNG_MATRIX && !rung_matrix_fits(c, r->device.shared_bytes))
         return fail(r, ATTN_ENOTSUP, "more shared memory than the device has");
     const uint64_t least = has_scores(c) ? 64 * (uint64_t)c->n * sizeof(float) : 0;
     if (c->scratch_bytes < (has_scores(c) ? least : gpu_scratch_bytes(r, c)))

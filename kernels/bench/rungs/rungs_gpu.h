@@ -16,9 +16,10 @@ int rung_shared_launch(const struct rung_call *c, void *stream); /* dim 64 */
 int rung_warp_launch(const struct rung_call *c, void *stream); /* dim 64 */
 int rung_matrix_launch(const struct rung_call *c, void *stream);
 
-/* Lets the kernels take the shared memory they want; once, on the device. */
-int rung_matrix_init(void);
-bool rung_matrix_fits(const struct rung_call *c); /* the device's shared memory */
+/* shared_bytes: that a thread block may have on the device. init lets the kernels that fit have
+ * theirs; once, on the device. */
+int rung_matrix_init(uint32_t shared_bytes);
+bool rung_matrix_fits(const struct rung_call *c, uint32_t shared_bytes);
 uint64_t rung_matrix_scratch(const struct rung_call *c);
 
 int rung_matmul_launch(const struct rung_matmul *m, void *stream);

@@ -80,11 +80,11 @@ GPU_DEVICE void tile_multiply(float (&c)[tile_values], const tile_operand &a, co
 /* Does attend_rows.cuh take more than 16 rows of bf16 and f16? Else attend_matrix.cuh does. */
 constexpr bool has_rows_kernels = true;
 
-/* Tokens of K and V that attend_matrix.cuh holds at once. */
+/* Tokens of K and V that attend_matrix.cuh holds at once: they fit shared_limit. */
 constexpr int matrix_tile(int dim, int row_warps, bool is_quantised)
 {
-    (void)is_quantised;
-    return dim == 256 && row_warps == 4 ? 32 : 64;
+    (void)row_warps, (void)is_quantised;
+    return dim == 256 ? 32 : 64;
 }
 
 } // namespace gpu

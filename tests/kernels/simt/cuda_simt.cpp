@@ -95,13 +95,13 @@ cudaError_t cudaGetDevice(int *out_device)
 
 cudaError_t cudaDeviceGetAttribute(int *out_value, cudaDeviceAttr, int)
 {
-    *out_value = gpu::shared_limit;
+    *out_value = (int)simt::shared_limit;
     return cudaSuccess;
 }
 
 cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int value)
 {
-    return value > gpu::shared_limit ? cudaErrorInvalidValue : cudaSuccess;
+    return value > (int)simt::shared_limit ? cudaErrorInvalidValue : cudaSuccess;
 }
 
 /* The rows of a unit of the kernel if it is of this kind, else 0. */
@@ -190,20 +190,20 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
             how.cluster = l->attrs[i].val.clusterDim.x;
         else
             how.is_chained = true;
-    if (is_prefill(kernel) && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
+    if (is_prefill(kernel) && l->dynamicSmemBytes <= simt::shared_limit) {
         launches.n[7]++;
         count_cut(args);
         return enqueue<prefill_params, prefill_words, prefill::prefill_maps>(s, how, kernel, args);
     }
     const int narrow = narrow_kind(kernel);
-    if (narrow && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
+    if (narrow && l->dynamicSmemBytes <= simt::shared_limit) {
         launches.n[narrow]++;
         if (narrow == 9)
             count_cut(args);
         return enqueue<prefill_params, prefill_words, prefill::prefill_maps>(s, how, kernel, args);
     }
     const int latent = latent_kind(kernel);
-    if (latent && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
+    if (latent && l->dynamicSmemBytes <= simt::shared_limit) {
         launches.n[12] += latent == 1;
         if (latent == 1)
             count_cut(args);
@@ -214,7 +214,7 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
            !rows_of(kernel, kind, decode::DECODE_DIRECT) &&
            !rows_of(kernel, kind, decode::DECODE_DIRECT_FEW))
         kind++;
-    if (kind > DECODE_WIDE || l->dynamicSmemBytes > (size_t)gpu::shared_limit)
+    if (kind > DECODE_WIDE || l->dynamicSmemBytes > simt::shared_limit)
         return (int)cudaErrorInvalidValue;
     launches.n[kind]++;
     launches.n[5] += ((const decode_params *)args[0])->sources_at != 0;

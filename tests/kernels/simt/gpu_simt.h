@@ -268,7 +268,7 @@ GPU_DEVICE uint32_t e4m3_encode(float x)
 /* ---- shared memory and copies into it. At 32 lanes copies are asynchronous: what a thread asked
  * for arrives when it waits, as late as the device may do it. */
 
-constexpr int shared_limit = SIMT_WIDTH == 32 ? 227 << 10 : (64 << 10) - 256;
+constexpr int shared_limit = SIMT_WIDTH == 32 ? 99 << 10 : (64 << 10) - 256; /* as the vendors */
 
 #if SIMT_WIDTH == 32
 using shared_at = uint32_t;
@@ -520,6 +520,8 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes
 {
     simt::launch l = {grid, block, shared_bytes};
     l.is_chained = chained;
+    if (shared_bytes > simt::shared_limit)
+        return 1;
     return simt::enqueue(stream, [=] {
         simt::width = warp_width;
         simt::run(l, [&] { kernel(args...); });
@@ -535,7 +537,7 @@ template <class... Params> int share_memory(void (*kernel)(Params...))
 template <class... Params> int allow_shared(void (*kernel)(Params...), size_t bytes)
 {
     (void)kernel;
-    return bytes > (size_t)shared_limit;
+    return bytes > simt::shared_limit;
 }
 
 } // namespace gpu

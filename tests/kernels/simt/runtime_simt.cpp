@@ -122,7 +122,9 @@ int runtime_device_open(int index, struct runtime_device *out)
     out->has_words = true;
     out->is_shared = true;
     out->has_matrix_units = setting("ATTND_SIMT_MATRIX", 1) != 0;
-    out->shared_bytes = (uint32_t)setting("ATTND_SIMT_SHARED_KIB", 227) << 10;
+    simt::shared_limit = (size_t)setting("ATTND_SIMT_SHARED_KIB", SIMT_WIDTH == 32 ? 227 : 64)
+                         << 10;
+    out->shared_bytes = (uint32_t)simt::shared_limit;
     out->l2_bytes = 4096;
     out->total_bytes = out->free_bytes = (uint64_t)4 << 30;
     return 0;

@@ -25,6 +25,7 @@ dim3 block_dim, grid_dim;
 bool (*deliver)();
 std::function<void()> beside;
 int width = 32, order, planted;
+size_t shared_limit;
 static void thread_leaves();
 
 namespace

@@ -106,6 +106,7 @@ extern dim3 block_dim, grid_dim;
 extern bool (*deliver)();
 extern int width; /* of a warp: set once, by the spelling */
 extern int order; /* 0 to 2 */
+extern size_t shared_limit; /* bytes of a thread block: the device opens with it */
 extern int planted; /* the bug to have, in sources that plant.cmake made; 0: none */
 
 /* Dynamic shared memory of the running block. Its addresses begin at shared_base: right for
