@@ -3,18 +3,28 @@
 if(NOT DEFINED CMAKE_CUDA_COMPILER)
   set(CMAKE_CUDA_COMPILER ${ATTND_NVCC})
 endif()
-# Native code for sm_80 and sm_90, and what newer devices can compile for themselves.
-set(ATTND_CUDA_ARCHS "80;90a-real" CACHE STRING "Device code to build, as CMAKE_CUDA_ARCHITECTURES")
+# Native code for sm_80 (sm_86 runs it) and sm_90, and what newer devices compile for themselves,
+# for a minute at each start where the driver keeps nothing. Releases have code for all: sm_89
+# converts fp8 by instructions of its own, sm_103 and sm_121 run what is for sm_100 and sm_120.
+set(ATTND_CUDA_ARCHS "80;90a-real" CACHE STRING "Device code to build, as CMAKE_CUDA_ARCHITECTURES, or \"release\": for all devices")
 set(ATTND_CUDA_AS "" CACHE STRING "For measurements on a later card: 80, 86 or 90, whose kernels are built from PTX for sm_80, without the tuned ones")
 if(ATTND_CUDA_AS)
   set(ATTND_CUDA_ARCHS 80-virtual)
-  add_compile_definitions(ATTND_CUDA_AS=${ATTND_CUDA_AS})
+  set_source_files_properties(vendor/runtime_cuda.c PROPERTIES COMPILE_DEFINITIONS ATTND_CUDA_AS=${ATTND_CUDA_AS})
   add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_80,code=sm_90>") # of that PTX
 endif()
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES ${ATTND_CUDA_ARCHS})
+  set(CMAKE_CUDA_ARCHITECTURES 80) # each target names its own
 endif()
 enable_language(CUDA)
+set(cuda_archs ${ATTND_CUDA_ARCHS})
+if(ATTND_CUDA_ARCHS STREQUAL "release")
+  set(cuda_archs 80 89-real 90a-real)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+    list(APPEND cuda_archs 100-real 120-real)
+  endif()
+endif()
+set_property(GLOBAL PROPERTY ATTND_CUDA_ARCHS "${cuda_archs}")
 # CMake 3.25's module ends where a toolkit has no libnvToolsExt, as CUDA 13 has none, but for who
 # asks for an older CMake.
 set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
@@ -48,7 +58,7 @@ add_library(attnd-cuda MODULE
   attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu attend_rows_bf16.cu attend_rows_f16.cu attend_codes.cu attend_f32.cu
   ../bench/ladder.cu ${tuned})
 set_target_properties(attnd-cuda PROPERTIES PREFIX "" CUDA_STANDARD 17
-  CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${ATTND_CUDA_ARCHS}"
+  CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${cuda_archs}"
   C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/attnd)
 target_include_directories(attnd-cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
@@ -64,7 +74,7 @@ add_library(attnd-cudabench MODULE ${rungs}/rungs_gpu.c vendor/runtime_cuda.c ..
   ${rungs}/rung_naive.cu ${rungs}/rung_vectorised.cu ${rungs}/rung_shared.cu ${rungs}/rung_warp.cu
   ${rungs}/rung_matrix.cu ${rungs}/encoder.cu)
 set_target_properties(attnd-cudabench PROPERTIES PREFIX "" CUDA_STANDARD 17
-  CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${ATTND_CUDA_ARCHS}"
+  CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${cuda_archs}"
   C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/attnd)
 target_include_directories(attnd-cudabench SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
