@@ -25,7 +25,7 @@
 #include "kernels/tree.h"
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 17
+#define BACKEND_ABI 18
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* What leaves f32 room on the way to a score, at any distance, of values of about unit size.
@@ -357,6 +357,9 @@ struct backend_ops {
     attn_status (*pool_resize)(struct backend_pool *p, uint32_t n_blocks, uint32_t max_row_blocks);
     /* Gives the range back. Waits for batches in flight, of which none may be of this pool. */
     void (*pool_close)(struct backend_pool *p);
+    /* What computes which work of the pool, and why that, in one line for people: "steps, prompts:
+     * attend_rows (...); trees, lists: ...". At most bytes, with the 0. NULL: it doesn't say. */
+    void (*pool_kernels)(const struct backend_pool *p, char *out, size_t bytes);
 
     /* Starts a batch; never waits for the device. ATTN_OK: it comes back exactly once from poll,
      * whatever happens. Error: nothing was started. A batch without ATTEND items is fine. */

@@ -490,6 +490,16 @@ static void close_run(struct run *r)
     }
 }
 
+/* What the checks that follow check. */
+static void say_kernels(const struct run *r)
+{
+    char kernels[512];
+    if (r->t->ops->pool_kernels == NULL)
+        return;
+    r->t->ops->pool_kernels(r->pool, kernels, sizeof kernels);
+    fprintf(r->t->out, "computed by    %s\n", kernels);
+}
+
 static void test_one(struct selftest *t, const struct test_case *c, bool with_variants)
 {
     char name[160];
@@ -501,6 +511,7 @@ static void test_one(struct selftest *t, const struct test_case *c, bool with_va
              g->name, c->options ? ", " : "", c->options ? o->name : "");
     struct run r = {.t = t};
     if (open_run(&r, c, name)) {
+        say_kernels(&r);
         if (run_steps(&r))
             report(t, OK, "%s: largest error %.2g, %.0f %% of the bound", name, r.max_error,
                    100 * r.max_share);

@@ -361,6 +361,7 @@ static const struct backend_ops cpu_ops = {
     .pool_room = cpu_pool_room,
     .pool_resize = cpu_pool_resize,
     .pool_close = cpu_pool_close,
+    .pool_kernels = cpu_pool_kernels,
     .submit = cpu_submit,
     .poll = cpu_poll,
     .block_read = cpu_block_read,

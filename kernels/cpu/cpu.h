@@ -169,6 +169,7 @@ bool cpu_pool_memory_ready(struct backend *b, struct backend_pool *p,
                            const struct backend_pool_config *c);
 attn_status cpu_pool_resize(struct backend_pool *p, uint32_t n_blocks, uint32_t max_row_blocks);
 void cpu_pool_close(struct backend_pool *p);
+void cpu_pool_kernels(const struct backend_pool *p, char *out, size_t bytes);
 void cpu_pool_free(struct backend_pool *p); /* no slot: what it has beside its range */
 
 /* All copies, then all appends of the batch. */

@@ -4,6 +4,7 @@
 #include "kernels/cpu/cpu.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -187,4 +188,15 @@ attn_status cpu_pool_open(struct backend *b, const struct backend_pool_config *c
     b->pools = p;
     *out_pool = p;
     return ATTN_OK;
+}
+
+void cpu_pool_kernels(const struct backend_pool *p, char *out, size_t bytes)
+{
+    const struct cpu_isa *isas[4], *own = p->b->isa;
+    const bool is_best = own == isas[cpu_isa_supported(isas) - 1];
+    const bool is_paired =
+        own->has_pairs && p->config.q_dtype == ATTN_BF16 && p->config.kv_dtype == ATTN_BF16;
+    snprintf(out, bytes, "all work: tiles in %s (%s)%s", own->name,
+             is_best ? "the best that this CPU has" : "ATTND_CPU_ISA names it",
+             is_paired ? ", many rows as products of bf16 pairs" : "");
 }

@@ -315,10 +315,9 @@ int gpu::codes_init()
     return code ? code : allow<256>();
 }
 
-bool gpu::codes_fit(const gpu_attend *a)
+bool gpu::codes_fit(const gpu_kv &kv, uint32_t rows)
 {
-    const gpu_kv &kv = a->kv;
-    return a->rows_per_unit == 16 && kv.is_quantised && kv.q_dtype == ATTN_BF16 && kv.dk == kv.dv &&
+    return rows == 16 && kv.is_quantised && kv.q_dtype == ATTN_BF16 && kv.dk == kv.dv &&
            (kv.dk == 64 || kv.dk == 128 || kv.dk == 256) && kv.block_tokens >= tile;
 }
 

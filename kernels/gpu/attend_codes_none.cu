@@ -8,7 +8,7 @@ int gpu::codes_init()
     return 0;
 }
 
-bool gpu::codes_fit(const gpu_attend *)
+bool gpu::codes_fit(const gpu_kv &, uint32_t)
 {
     return false;
 }

@@ -564,7 +564,7 @@ int matrix_launch_f16(const gpu_attend *a, void *stream, bool chained);
 
 /* attend_codes.cu: up to 16 query rows over quantised K and V. */
 int codes_init();
-bool codes_fit(const gpu_attend *a);
+bool codes_fit(const gpu_kv &kv, uint32_t rows);
 int codes_launch(const gpu_attend *a, void *stream, bool chained);
 
 /* attend_rows.cuh: K and V that are not quantised, where has_rows_kernels. rows_blocks: as

@@ -36,17 +36,42 @@ uint32_t gpu_attend_matrix_blocks(const struct gpu_kv *kv, uint32_t rows, uint32
     return 0;
 }
 
+/* Where a pool's items are computed, of so many rows in a thread block. */
+enum matrix_family { BY_CODES, BY_F32, BY_ROWS, BY_MATRIX };
+
+static matrix_family family_of(const gpu_kv &kv, uint32_t rows, bool is_choosing)
+{
+    if (!is_choosing && gpu::codes_fit(kv, rows))
+        return BY_CODES;
+    if (kv.q_dtype == ATTN_F32)
+        return BY_F32;
+    return gpu::has_rows_kernels && !kv.is_quantised && !is_choosing ? BY_ROWS : BY_MATRIX;
+}
+
+const char *gpu_attend_matrix_name(const struct gpu_kv *kv, uint32_t rows_per_unit,
+                                   bool is_choosing)
+{
+    static const char *const names[] = {"attend_codes", "attend_f32", "attend_rows",
+                                        "attend_matrix"};
+    return names[family_of(*kv, rows_per_unit, is_choosing)];
+}
+
 int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chained)
 {
-    if (!a->chosen && gpu::codes_fit(a))
+    const bool is_bf16 = a->kv.q_dtype == ATTN_BF16;
+    switch (family_of(a->kv, a->rows_per_unit, a->chosen != nullptr)) {
+    case BY_CODES:
         return gpu::codes_launch(a, stream, chained != 0);
-    if (a->kv.q_dtype == ATTN_F32)
+    case BY_F32:
         return gpu::f32_launch(a, stream, chained != 0);
-    if constexpr (gpu::has_rows_kernels)
-        if (!a->kv.is_quantised && !a->chosen)
-            return a->kv.q_dtype == ATTN_BF16 ? gpu::rows_launch_bf16(a, stream, chained != 0)
-                                              : gpu::rows_launch_f16(a, stream, chained != 0);
-    if (a->kv.q_dtype == ATTN_BF16)
-        return gpu::matrix_launch_bf16(a, stream, chained != 0);
-    return gpu::matrix_launch_f16(a, stream, chained != 0);
+    case BY_ROWS:
+        if constexpr (gpu::has_rows_kernels)
+            return is_bf16 ? gpu::rows_launch_bf16(a, stream, chained != 0)
+                           : gpu::rows_launch_f16(a, stream, chained != 0);
+        return -1;
+    case BY_MATRIX:
+        break;
+    }
+    return is_bf16 ? gpu::matrix_launch_bf16(a, stream, chained != 0)
+                   : gpu::matrix_launch_f16(a, stream, chained != 0);
 }

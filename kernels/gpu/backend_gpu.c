@@ -262,6 +262,7 @@ static const struct backend_ops ops = {
     .pool_room = gpu_pool_room,
     .pool_resize = gpu_pool_resize,
     .pool_close = gpu_pool_close,
+    .pool_kernels = gpu_pool_kernels,
     .submit = gpu_submit,
     .poll = gpu_poll,
     .block_read = gpu_block_read,

@@ -259,6 +259,19 @@ void gpu_job_fini(struct gpu_job *j);
 attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct backend_batch *batch,
                          const struct gpu_choice *choice, char *out_device, float *lse_device);
 
+/* ---- gpu_select.c */
+
+/* Which kernel computes the item. */
+enum gpu_kernel gpu_kernel_of(const struct backend_pool *p, const struct gpu_choice *choice,
+                              const struct backend_item *it);
+bool gpu_is_matrix(enum gpu_kernel kernel); /* of gpu_attend_matrix_launch, but for choices */
+bool gpu_is_choosing(enum gpu_kernel kernel);
+bool gpu_is_sparse(enum gpu_kernel kernel); /* each query visits keys of its own */
+/* Thread blocks of so many rows that a processor has at once; 0: attend_rows.cuh has none. */
+uint32_t gpu_rows_blocks(const struct backend_pool *p, uint32_t rows);
+/* A slot of the table. */
+void gpu_pool_kernels(const struct backend_pool *p, char *out, size_t bytes);
+
 /* ---- gpu_choose.c */
 
 /* Do the item's queries choose, or do they see no more blocks than they may visit? */

@@ -1,9 +1,8 @@
-/* gpu_job.c: one batch as launches: checks it, orders its items by the kernel that computes them,
- * cuts long ones into splits, fills the parameters.
+/* gpu_job.c: one batch as launches: checks it, orders its items by the kernel that computes them
+ * (gpu_select.c), cuts long ones into splits, fills the parameters.
  *
- * Which kernel computes an item follows from its pool, layer and own token count, never from the
- * rest of the batch. How it is split follows from its own length too where the pool is batch
- * invariant, else from the whole batch.
+ * How an item is split follows from itself where the pool is batch invariant, else from the whole
+ * batch.
  */
 #include "kernels/gpu/gpu_host.h"
 #include "kernels/grow.h"
@@ -146,83 +145,16 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
 
 /* ---- kernels and splits */
 
-/* Thread blocks of so many rows that a processor has at once; 0: attend_rows.cuh has none. */
-static uint32_t rows_blocks(const struct backend_pool *p, uint32_t rows)
-{
-    return gpu_attend_matrix_blocks(&p->kv, rows, p->b->device.shared_bytes);
-}
-
-static bool is_matrix(enum gpu_kernel kernel)
-{
-    return kernel == GPU_MATRIX_16 || kernel == GPU_MATRIX_64 || kernel == GPU_MATRIX_128;
-}
-
-/* Of those for every geometry. */
-static enum gpu_kernel general_kernel(const struct backend_pool *p, const struct backend_item *it)
-{
-    const uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
-    const bool is_striped = p->kv.stripes.every > 0 && p->specs[it->layer].n_branches > 0;
-    if (is_striped || p->config.is_v_in_k || p->kv.dk > GPU_MATRIX_MAX_DIM ||
-        p->kv.dv > GPU_MATRIX_MAX_DIM || !p->b->device.has_matrix_units ||
-        !gpu_attend_matrix_takes(&p->kv, rows))
-        return GPU_VECTOR;
-    const bool has_few = rows_blocks(p, 16) == 0 || p->specs[it->layer].n_branches == 0;
-    if (rows <= 16 && has_few)
-        return GPU_MATRIX_16;
-    return rows > 64 && rows_blocks(p, 128) > 0 ? GPU_MATRIX_128 : GPU_MATRIX_64;
-}
-
-/* Of items that choose: a thread block has the rows of one query. */
-static enum gpu_kernel choosing_kernel(const struct backend_pool *p)
-{
-    const bool is_plain = p->config.is_v_in_k || p->kv.dk > GPU_MATRIX_MAX_DIM ||
-                          p->kv.dv > GPU_MATRIX_MAX_DIM || !p->b->device.has_matrix_units ||
-                          p->config.q_dtype == ATTN_F32;
-    return is_plain ? GPU_CHOSEN : GPU_CHOSEN_16;
-}
-
-static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_choice *choice,
-                                 const struct backend_item *it)
-{
-    if (!(it->flags & BACKEND_ATTEND))
-        return GPU_NONE;
-    if (it->nodes != NULL)
-        return GPU_TREE;
-    if (it->lists.starts != NULL)
-        return GPU_LISTED;
-    if (gpu_item_chooses(p, it))
-        return choosing_kernel(p);
-    if (choice->is_forced)
-        return choice->forced == GPU_MATRIX_16 ? general_kernel(p, it) : choice->forced;
-    bool is_dilated = p->specs[it->layer].n_branches > 0;
-    if (p->tuned && it->n_tokens <= DECODE_MAX_TOKENS && !is_dilated)
-        return GPU_TUNED;
-    if (p->prefill && prefill_takes(p->prefill, it->layer, it->n_tokens))
-        return is_dilated ? GPU_DILATED : GPU_PREFILL;
-    return general_kernel(p, it);
-}
-
 static bool is_wide(const struct backend_pool *p)
 {
     return p->kv.dk > 128 || p->kv.dv > 128;
-}
-
-static bool is_choosing(enum gpu_kernel kernel)
-{
-    return kernel == GPU_CHOSEN || kernel == GPU_CHOSEN_16;
-}
-
-/* Does each query visit keys of its own? */
-static bool is_sparse(enum gpu_kernel kernel)
-{
-    return kernel == GPU_LISTED || is_choosing(kernel);
 }
 
 /* Thread blocks of so many rows, of one split of an item. */
 static uint64_t units_of(const struct backend_pool *p, enum gpu_kernel kernel,
                          uint32_t rows_per_unit, const struct gpu_item *it)
 {
-    if (is_sparse(kernel)) /* of one query each */
+    if (gpu_is_sparse(kernel)) /* of one query each */
         return (uint64_t)(p->kv.group + rows_per_unit - 1) / rows_per_unit * it->n_tokens *
                p->kv.num_kv_heads;
     uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
@@ -241,7 +173,7 @@ static bool is_few(const struct backend_pool *p, const struct gpu_item *items, u
         if (p->specs[items[i].layer].n_branches > 0)
             return false;
     }
-    return !p->config.is_batch_invariant && rows_blocks(p, 16) > 0 &&
+    return !p->config.is_batch_invariant && gpu_rows_blocks(p, 16) > 0 &&
            bytes <= (uint64_t)FEW_BYTES * p->b->device.n_processors;
 }
 
@@ -279,7 +211,7 @@ static uint32_t rows_per_unit(const struct backend_pool *p, enum gpu_kernel kern
 static uint64_t tokens_to_scatter(const struct backend_pool *p, enum gpu_kernel kernel,
                                   const struct gpu_item *it)
 {
-    if (is_sparse(kernel))
+    if (gpu_is_sparse(kernel))
         return it->split_tokens; /* as write_items left it */
     const struct attn_layer_spec *s = &p->specs[it->layer];
     uint64_t len = (uint64_t)it->pos + it->n_tokens, n = 0;
@@ -307,7 +239,7 @@ static uint64_t share_of(const struct backend *b, const struct backend_pool *p,
                          enum gpu_kernel kernel, uint32_t rows, const struct gpu_item *items,
                          uint32_t n)
 {
-    const uint32_t blocks = is_matrix(kernel) ? rows_blocks(p, rows) : 0;
+    const uint32_t blocks = gpu_is_matrix(kernel) ? gpu_rows_blocks(p, rows) : 0;
     uint64_t work = 0, units = 0, longest = 0, most_rows = 0;
     for (uint32_t i = 0; i < n; i++) {
         const uint64_t n_units = units_of(p, kernel, rows, &items[i]);
@@ -387,9 +319,9 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
 {
     struct backend_pool *p = j->pool;
     const bool is_split = choice->is_split && (kernel == GPU_VECTOR || kernel == GPU_TREE ||
-                                               is_sparse(kernel) || is_matrix(kernel));
+                                               gpu_is_sparse(kernel) || gpu_is_matrix(kernel));
     const uint32_t rows_of_unit = rows_per_unit(p, kernel, items, n);
-    const bool may_join = is_matrix(kernel) && rows_of_unit == 16 && rows_blocks(p, 16) > 0;
+    const bool may_join = gpu_is_matrix(kernel) && rows_of_unit == 16 && gpu_rows_blocks(p, 16) > 0;
     uint64_t share = is_split ? share_of(b, p, kernel, rows_of_unit, items, n) : 0;
     struct gpu_range *r = NULL;
     uint64_t slots = 0;
@@ -397,9 +329,9 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
         struct gpu_item *it = &items[i];
         uint64_t rows = (uint64_t)it->n_tokens * p->config.num_q_heads;
         const uint32_t n_chosen =
-            is_choosing(kernel) ? batch->items[j->order[from + i]].n_chosen : 0;
+            gpu_is_choosing(kernel) ? batch->items[j->order[from + i]].n_chosen : 0;
         it->n_splits = 1;
-        if (!is_sparse(kernel))
+        if (!gpu_is_sparse(kernel))
             it->split_tokens = it->pos + it->n_tokens;
         if (is_split)
             split_item(b, p, kernel, choice, it, share);
@@ -441,12 +373,12 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
                                 sizeof(float) * (it->n_splits > 1 ? it->n_splits : 0);
         r->attend.is_joined &= joined <= JOINED_BYTES && r->attend.n_units <= GPU_MAX_JOINED;
         j->n_splits += it->n_splits * p->config.num_kv_heads;
-        if (is_choosing(kernel)) {
+        if (gpu_is_choosing(kernel)) {
             attn_status st = plan_choice(b, j, r, it);
             if (st != ATTN_OK)
                 return st;
         }
-        if (!is_sparse(kernel))
+        if (!gpu_is_sparse(kernel))
             j->kv_bytes +=
                 layer_bytes_seen(&p->specs[it->layer], &p->config,
                                  &(struct backend_item){.pos = it->pos, .n_tokens = it->n_tokens});
@@ -495,12 +427,12 @@ static void order_items(const struct backend_pool *p, const struct gpu_choice *c
 {
     uint32_t next[GPU_N_KERNELS + 1] = {0};
     for (uint32_t i = 0; i < batch->n_items; i++)
-        next[kernel_of(p, choice, &batch->items[i]) + 1]++;
+        next[gpu_kernel_of(p, choice, &batch->items[i]) + 1]++;
     for (uint32_t k = 0; k < GPU_N_KERNELS; k++)
         next[k + 1] += next[k];
     memcpy(first, next, sizeof next);
     for (uint32_t i = 0; i < batch->n_items; i++)
-        order[next[kernel_of(p, choice, &batch->items[i])]++] = i;
+        order[next[gpu_kernel_of(p, choice, &batch->items[i])]++] = i;
 }
 
 static uint32_t item_blocks(const struct backend_pool *p, const struct backend_item *it)

@@ -60,6 +60,31 @@ static void a_good_backend_passes_and_the_report_names_the_device(void **state)
     assert_last_line("passed", " 0 failed\n");
 }
 
+/* The report has a line "computed by    WORDS...". */
+static void assert_computed_by(const char *words)
+{
+    char begin[160];
+    snprintf(begin, sizeof begin, "\ncomputed by    %s", words);
+    if (strstr(text, begin) == NULL)
+        fail_msg("no line \"%s\" in:\n%s", begin + 1, text);
+}
+
+/* Of the report of the test before. */
+static void a_good_backends_report_says_which_kernels_it_checked(void **state)
+{
+    (void)state;
+    if (strcmp(backend_name, "cpu") == 0)
+        assert_computed_by("all work: tiles in ");
+    if (strcmp(backend_name, "simt32") != 0)
+        return;
+    assert_computed_by("steps, prompts: attend_rows (forms of 99 KiB of shared memory); "
+                       "trees, lists: attend_vector; chosen blocks: attend_matrix; none tuned: ");
+    assert_computed_by("steps: attend_codes; prompts, chosen blocks: attend_matrix; ");
+    assert_computed_by("steps: attend_vector (f32); prompts: attend_f32; ");
+    assert_computed_by("steps, prompts: attend_vector (V is in K); ");
+    assert_computed_by("steps, prompts: attend_vector (a head dim is above 256); ");
+}
+
 /* A backend that is right but for one thing. */
 static struct backend_ops broken;
 
@@ -129,6 +154,7 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[2]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_good_backend_passes_and_the_report_names_the_device),
+        cmocka_unit_test(a_good_backends_report_says_which_kernels_it_checked),
         cmocka_unit_test(a_wrong_output_is_named_with_its_place),
         cmocka_unit_test(a_lost_block_is_named),
         cmocka_unit_test(a_backend_that_cannot_be_opened_says_why),

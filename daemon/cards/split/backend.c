@@ -107,6 +107,14 @@ static attn_status pool_open(struct backend *b, const struct backend_pool_config
     return st;
 }
 
+static void pool_kernels(const struct backend_pool *p, char *out, size_t bytes)
+{
+    const struct backend_ops *ops = engine_of(p->backend)->env.ops;
+    out[0] = '\0';
+    if (ops->pool_kernels != NULL)
+        ops->pool_kernels(p->device, out, bytes);
+}
+
 static uint64_t pool_place(const struct backend_pool *p)
 {
     return engine_of(p->backend)->env.ops->pool_place(p->device);
@@ -353,6 +361,7 @@ static const struct backend_ops ops = {
     .pool_room = pool_room,
     .pool_resize = resize,
     .pool_close = pool_close,
+    .pool_kernels = pool_kernels,
     .submit = submit,
     .block_read = block_read,
     .block_write = block_write,

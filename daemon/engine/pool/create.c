@@ -154,6 +154,17 @@ static uint32_t blocks_charged(const struct engine *e, const struct pool *p)
     return pool_is_shard(e, p) ? 0 : p->config.n_blocks;
 }
 
+/* Says what computes the pool's work on this card. */
+static void say_kernels(const struct pool *p)
+{
+    char kernels[512];
+    if (p->ops->pool_kernels == NULL)
+        return;
+    p->ops->pool_kernels(p->device, kernels, sizeof kernels);
+    log_limited("pools' kernels", LOG_LEVEL_INFO, log_write, "pool \"%s\": %s", p->spec.wire->name,
+                kernels);
+}
+
 static void pool_count(struct engine *e, struct pool *p)
 {
     struct kv_pool_spec ks;
@@ -175,6 +186,7 @@ static void pool_count(struct engine *e, struct pool *p)
                 p->config.n_blocks, p->config.block_tokens, p->device_bytes >> 20,
                 p->config.is_v_in_k ? ", v in k" : "", pool_spans(e, p) ? ", split " : "",
                 pool_spans(e, p) ? attn_split_name((attn_split)p->spec.wire->split) : "");
+    say_kernels(p);
 }
 
 /* --- the pools of other cards ----------------------------------------------------------------- */

@@ -300,6 +300,7 @@ static void a_killed_process_leaves_everything_to_the_next(void **state)
     assert_int_equal(manager.n_fds, N_KEPT); /* nothing was put again */
     assert_true(
         e2e_log_has(&d, "kept: 2 sequences of 400 tokens, 1 pools, 1 sessions; dropped: 0"));
+    assert_true(e2e_log_has(&d, ": all work: tiles in ")); /* what computes it */
     free_all(before);
     free_all(others);
     end(SIGTERM);
