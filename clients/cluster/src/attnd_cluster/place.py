@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 TOKENS_PER_QUEUE_SECOND = 10_000  # of prompts that a daemon computes: what a queue costs
@@ -93,19 +93,26 @@ def _beginnings(tokens: Sequence[int], adapter: int, block_tokens: int) -> Itera
 
 
 def homes(
-    names: Collection[str], tokens: Sequence[int], adapter: int, block_tokens: int, most: int
+    names: Iterable[str], tokens: Sequence[int], adapter: int, block_tokens: int, most: int
 ) -> list[str]:
     """The daemons on which to look for a prompt, and to begin it: for each of its beginnings of 1, 2, 4,
-    8, ... blocks, the longest first, the one whose name ranks first with it. So all clients ask the same
-    ones about prompts that begin alike, without a word between them, and as a daemon comes or goes only
-    its own beginnings have another home. None of prompts without a full block."""
-    found: list[str] = []
-    for key in reversed(list(_beginnings(tokens, adapter, block_tokens))):
-        if len(found) == min(most, len(names)):
-            break
-        first = max(names, key=lambda n: hashlib.blake2b(n.encode(), key=key, digest_size=8).digest())
-        if first not in found:
+    8, ... blocks, the longest first, the one whose name ranks first with it, and those that rank next
+    with the longest. So all clients ask the same ones about prompts that begin alike, without a word
+    between them, and a daemon that goes takes only its own homes along. None of prompts without a full
+    block."""
+    keys = list(_beginnings(tokens, adapter, block_tokens))[::-1]
+    left, found = list(names), list[str]()
+
+    def rank(key: bytes) -> Callable[[str], bytes]:
+        return lambda name: hashlib.blake2b(name.encode(), key=key, digest_size=8).digest()
+
+    for key in keys:
+        first = max(left + found, key=rank(key), default=None)
+        if first in left and len(found) < most:
+            left.remove(first)
             found.append(first)
+    if keys:
+        found += sorted(left, key=rank(keys[0]), reverse=True)[: most - len(found)]
     return found
 
 
