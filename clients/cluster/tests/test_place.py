@@ -3,6 +3,7 @@
 import collections
 import json
 import random
+import threading
 
 import pytest
 from ledger import L, rows
@@ -111,3 +112,15 @@ def test_what_one_client_has_begun_others_find(clients):
                 where.add(seq.where)
             ids += [n + 31 * turn + i for i in range(20)]
     assert len(where) > 2 and n_found > 0.9 * n_known, (n_found, n_known)
+
+
+def test_homes_are_asked_at_once(clients, monkeypatch):
+    pool = clients[0].create_pool(SPEC)
+    together, at = threading.Barrier(4), pool.at
+
+    def and_wait(*what):
+        together.wait(300)
+        return at(*what)
+
+    monkeypatch.setattr(pool, "at", and_wait)
+    assert len(pool.candidates(list(range(100)), 0)) == 4

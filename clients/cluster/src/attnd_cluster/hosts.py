@@ -26,6 +26,20 @@ _PAUSE_SECONDS = 1.0  # after a connection that was not made: who comes meanwhil
 log = logging.getLogger("attnd.cluster")
 
 
+def beside(what: Callable[[], _T]) -> concurrent.futures.Future[_T]:
+    """what() on another thread."""
+    asked: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+    def ask() -> None:
+        try:
+            asked.set_result(what())
+        except BaseException as e:
+            asked.set_exception(e)
+
+    run_beside(ask)
+    return asked
+
+
 class HostGone(attnd.ConnectionLostError):
     """The daemon is no member any more."""
 
@@ -135,15 +149,7 @@ class Host:
         while what() goes on. Raises AttndError."""
         if self._gone.done():
             raise self._refuse()
-        asked: concurrent.futures.Future[_T] = concurrent.futures.Future()
-
-        def ask() -> None:
-            try:
-                asked.set_result(what())
-            except BaseException as e:
-                asked.set_exception(e)
-
-        run_beside(ask)
+        asked = beside(what)
         either: list[concurrent.futures.Future[Any]] = [asked, self._gone]
         concurrent.futures.wait(either, seconds, concurrent.futures.FIRST_COMPLETED)
         if not asked.done():

@@ -7,6 +7,7 @@ lost are repeated where it is then: an append names its position, so twice is as
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -16,7 +17,7 @@ import attnd
 from attnd._handle import Closing, NotPicklable
 from attnd._tensor import DTYPES, F32, empty
 
-from .hosts import Host, HostGone
+from .hosts import Host, HostGone, beside
 from .place import Candidate, home_of, homes, is_behind, order
 from .sequence import ClusterSequence, random_id
 
@@ -168,7 +169,8 @@ class ClusterPool(Closing, NotPicklable):
         self, tokens: list[int], adapter: int, avoided: Collection[str] = (), n_tokens: int = 0
     ) -> list[tuple[Candidate, Host]]:
         """The daemons that are asked, with their answers, the best first, the avoided ones last: the
-        prompt's homes, or the emptiest where it has none or those are behind. n_tokens: that are to come, if more than are known."""
+        prompt's homes, or the emptiest where it has none or those are behind. n_tokens: that are to
+        come, if more than are known."""
         client, name, per_block = self.client, self.spec.name, self.spec.block_tokens
         members = {m.name: m for m in client.serving()}
         with client.lock:
@@ -179,33 +181,39 @@ class ClusterPool(Closing, NotPicklable):
             free = 1.0 if pool is None else pool.n_free_blocks / max(1, pool.n_blocks)
             return n in avoided, backlog[n], -free, n
 
+        def probe(host: Host) -> attnd.Probe:
+            return self.at(
+                host,
+                lambda pool: pool.probe(tokens, adapter=adapter, timeout=_PROBE_SECONDS),
+                2 * _PROBE_SECONDS,  # which has to be connected first
+            )
+
         def ask(names: list[str]) -> None:
+            """All at once."""
+            left[:] = [n for n in left if n not in names]
+            answers = {}
             for n in names:
-                left.remove(n)
-                host = client.host(members[n])
+                hosts[n] = client.host(members[n])
+                answers[n] = beside(functools.partial(probe, hosts[n]))
+            for n, answer in answers.items():
                 try:
-                    probe = self.at(
-                        host,
-                        lambda pool: pool.probe(tokens, adapter=adapter, timeout=_PROBE_SECONDS),
-                        2 * _PROBE_SECONDS,  # which has to be connected first
-                    )
+                    has = answer.result()
                 except attnd.AttndError as e:
                     log.debug("%s is not asked: %s", n, e)
                     continue
-                hosts[n] = host
                 asked.append(
                     Candidate(
                         n,
-                        probe.cached_tokens,
-                        probe.n_blocks,
-                        probe.n_free_blocks,
+                        has.cached_tokens,
+                        has.n_blocks,
+                        has.n_free_blocks,
                         members[n].queue_seconds,
                         backlog[n],
                     )
                 )
 
         n_tokens = max(n_tokens, len(tokens))
-        left, hosts = sorted(members, key=emptiness), {}
+        left, hosts = sorted(members, key=emptiness), dict[str, Host]()
         asked: list[Candidate] = []
         wanted = [n for n in left if n not in avoided]
         first = homes(wanted, tokens, adapter, per_block, _PROBED)
