@@ -8,6 +8,7 @@ the others that computing it anew elsewhere is sooner done.
 from __future__ import annotations
 
 import hashlib
+import heapq
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -107,12 +108,14 @@ def homes(
         return lambda name: hashlib.blake2b(name.encode(), key=key, digest_size=8).digest()
 
     for key in keys:
-        first = max(left + found, key=rank(key), default=None)
-        if first in left and len(found) < most:
+        if len(found) == most or not left:
+            return found
+        first = max(left + found, key=rank(key))
+        if first in left:
             left.remove(first)
             found.append(first)
     if keys:
-        found += sorted(left, key=rank(keys[0]), reverse=True)[: most - len(found)]
+        found += heapq.nlargest(most - len(found), left, key=rank(keys[0]))
     return found
 
 
