@@ -121,34 +121,37 @@ class Agent:
     # ---- the lease, on a thread of its own
 
     def _hold(self) -> None:
-        share = self.options.ttl / 3
         while not self._ends.wait(self._every if self._lease is not None else 0.2):
-            self._beat = time.monotonic()
-            try:
-                if self._daemon.silent_for() > self.options.patience:
-                    self._let_go()
-                elif self._lease is None:
-                    self._register(share)
-                else:
-                    if time.monotonic() - self._kept_at >= share:
-                        now = time.monotonic()  # the lease counts from before it was asked for
-                        self._lease.keep(share)
-                        self._kept_at = now
-                        self._renew_fence()
-                    self._tell(share)
-                    self._apply_shares(share)
-                self._is_registry_there = True
-            except LeaseGone as e:
-                log.warning("not registered any more: %s", e)
-                self._lease = None
-            except RegistryLost as e:
-                if self._is_registry_there:
-                    log.warning("registry lost, going on: %s", e)
-                self._is_registry_there = False
-            except attnd.AttndError as e:
-                log.warning("daemon: %s", e)
-            except Exception:
-                log.exception("lease")
+            self._turn(self.options.ttl / 3)
+
+    def _turn(self, share: float) -> None:
+        """What is to be done now. share: seconds that each request may take."""
+        self._beat = time.monotonic()
+        try:
+            if self._daemon.silent_for() > self.options.patience:
+                self._let_go()
+            elif self._lease is None:
+                self._register(share)
+            else:
+                if time.monotonic() - self._kept_at >= share:
+                    now = time.monotonic()  # the lease counts from before it was asked for
+                    self._lease.keep(share)
+                    self._kept_at = now
+                    self._renew_fence()
+                self._tell(share)
+                self._apply_shares(share)
+            self._is_registry_there = True
+        except LeaseGone as e:
+            log.warning("not registered any more: %s", e)
+            self._lease = None
+        except RegistryLost as e:
+            if self._is_registry_there:
+                log.warning("registry lost, going on: %s", e)
+            self._is_registry_there = False
+        except attnd.AttndError as e:
+            log.warning("daemon: %s", e)
+        except Exception:
+            log.exception("lease")
 
     def _let_go(self) -> None:
         """Of a daemon that does not answer, so that nobody waits for it."""
@@ -175,8 +178,13 @@ class Agent:
         lease = self._registry.grant(self.options.ttl, timeout)
         record = self._record()
         # before anybody sees the record: should this agent end in between, or not get that far, the
-        # next registration knows of it, and of those before, which workers may have seen last
-        self._registry.put(incarnation_key, self._incarnation(), None, timeout)
+        # next registration knows of it, and of those before, which workers may have seen last. Only
+        # in the place of what was read: else an agent that was late would hide another's
+        if before is not None:
+            held = incarnation_key, before
+            self._registry.put(incarnation_key, self._incarnation(), None, timeout, held)
+        elif not self._registry.create(incarnation_key, self._incarnation(), None, timeout):
+            raise LeaseGone(f"{incarnation_key} was written by another agent")
         self._put(record, lease, timeout)
         if time.monotonic() - since >= GRACE_SECONDS:
             raise LeaseGone(f"registering took {GRACE_SECONDS:g} s and more, and so once more")
@@ -307,8 +315,8 @@ class Agent:
                 time.sleep(self._fenced_for())
                 # what was opened here meanwhile is made anew elsewhere: freed, should it return
                 forgotten = self._registry.grant(FATE_SECONDS, ttl)
-                name = INCARNATIONS + self.options.name
-                self._registry.put(name, self._incarnation(), forgotten, ttl)
+                held = INCARNATIONS + self.options.name, self._incarnation()
+                self._registry.put(*held, forgotten, ttl, held)
                 self._lease.end(ttl)
             except (RegistryLost, LeaseGone) as e:
                 log.warning("not unregistered, the lease ends: %s", e)
