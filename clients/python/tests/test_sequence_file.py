@@ -31,7 +31,7 @@ def looked_at(pool, seq, n):
 @pytest.fixture
 def there():
     """Another daemon's pool."""
-    with Daemon(**{"device.kv_memory": "64M"}) as d, attnd.connect(d.url) as c:
+    with Daemon(**{"device.kv_memory": "16M"}) as d, attnd.connect(d.url) as c:
         yield c.create_pool(SPEC)
 
 
@@ -63,7 +63,7 @@ def test_a_sequence_goes_through_a_file(client, there, tmp_path, kv_dtype):
 def test_blocks_larger_than_a_message_go_in_pieces(client, tmp_path):
     spec, path = SPEC._replace(name="pieces", block_tokens=64), tmp_path / "a.seq"
     here = client.create_pool(spec)  # blocks of 64 KiB
-    with Daemon(**{"device.kv_memory": "64M", "listen.max_message": "64K"}) as d:
+    with Daemon(**{"device.kv_memory": "16M", "listen.max_message": "64K"}) as d:
         with attnd.connect(d.url) as c, here.open() as seq:
             narrow = c.create_pool(spec)
             append(here, seq, 0, 150)
@@ -138,7 +138,7 @@ def test_a_sequence_moves_while_it_decodes(client, there):
 
 def test_a_drained_daemon_serves_its_sequences_until_they_have_moved(there):
     ids = list(range(100, 170))
-    with Daemon(**{"device.kv_memory": "64M"}) as daemon:
+    with Daemon(**{"device.kv_memory": "16M"}) as daemon:
         client = attnd.connect(daemon.url)
         here = client.create_pool(SPEC)
         seqs = [here.open(tokens=ids) for _ in range(2)]
@@ -178,18 +178,19 @@ def test_handles_of_a_retired_sequence_are_stale(own_daemon):
 
 
 def test_appends_are_fenced_without_an_operators_word():
+    fence = min(3600, int(time.monotonic() / 2))  # of a clock that may have begun a minute ago
     with (
-        Daemon(**{"device.kv_memory": "64M", "engine.fence": "1h"}) as daemon,
+        Daemon(**{"device.kv_memory": "16M", "engine.fence": f"{fence}s"}) as daemon,
         attnd.connect(daemon.url) as client,
     ):
         pool = client.create_pool(SPEC)
         with pool.open() as seq:
             with pytest.raises(attnd.FencedError, match=r"engine\.fence"):
                 pool.step(0, [(seq, 0, 1)], None, *np.ones((2, 1, 2, 32), "f4"), timeout=0.2)
-            client.fence(since=time.monotonic() - 3601)  # who looked so long ago allows nothing
+            client.fence(since=time.monotonic() - fence - 1)  # who looked so long ago allows nothing
             with pytest.raises(attnd.FencedError, match=r"engine\.fence"):
                 pool.step(0, [(seq, 0, 1)], None, *np.ones((2, 1, 2, 32), "f4"), timeout=0.2)
-            client.fence(since=time.monotonic() - 3000)
+            client.fence(since=time.monotonic() - fence / 2)
             append(pool, seq, 0, 20)
             client.fence()
             seq.adopt()
