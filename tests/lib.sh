@@ -52,7 +52,7 @@ serves() { writes "$daemon" "$log" 'is ready'; } # waits; false: it has ended
 # start FLAG...: $bin/attnd on the CPU, small and without HTTP if the flags do not say otherwise;
 # returns when it serves
 start() {
-  launch "$bin/attnd" --backend cpu --device.kv_memory 64M --listen.http off "$@"
+  launch "$bin/attnd" --backend cpu --device.kv_memory 16M --listen.http off "$@"
   serves || die "attnd does not start: $*"
 }
 # stop: the daemon, which leaves with 0

@@ -63,7 +63,7 @@ static attn_client *open_client(void)
 static int start(void **state)
 {
     (void)state;
-    e2e_start(&d, NULL);
+    e2e_start(&d, (const char *const[]){"--device.kv_memory", "64M", NULL});
     shared = open_client();
     return 0;
 }

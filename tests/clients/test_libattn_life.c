@@ -263,7 +263,7 @@ static attn_status make_large(attn_client *c, const char *name, attn_pool **out)
                                   .num_q_heads = HEADS,
                                   .num_kv_heads = HEADS,
                                   .head_dim_k = DIM,
-                                  .n_blocks = 5000,
+                                  .n_blocks = 1250,
                                   .q_dtype = ATTN_F32};
     return attn_pool_create(c, &spec, LONG_US, out);
 }

@@ -118,8 +118,8 @@ static void assert_right(const struct worker *w)
 
 static int start(void **state)
 {
-    static const char *const flags[] = {"--listen.shm_client", "1M", "--listen.shm_slots", "16",
-                                        NULL};
+    static const char *const flags[] = {
+        "--listen.shm_client", "1M", "--listen.shm_slots", "16", "--device.kv_memory", "64M", NULL};
     (void)state;
     e2e_start(&d, flags);
     return 0;

@@ -18,7 +18,7 @@ static float q[MAX_TOKENS * ROW], k[MAX_TOKENS * KV_ROW], v[MAX_TOKENS * KV_ROW]
 static int start(void **state)
 {
     (void)state;
-    e2e_start(&seq_daemons[0], NULL);
+    e2e_start(&seq_daemons[0], (const char *const[]){"--device.kv_memory", "64M", NULL});
     client = client_of(0, false);
     for (uint32_t i = 0; i < MAX_TOKENS * ROW; i++)
         q[i] = (float)random_below(&chance, 2001) / 1000 - 1.0005f;

@@ -10,7 +10,7 @@ bin=$1 library=$2
 # attnd NAME=VALUE...: starts it with the library
 attnd() {
   launch env LD_PRELOAD="$library" "$@" "$bin/attnd" --backend cpu --device.threads 1 \
-    --device.kv_memory 16M --cache.io_memory 4M --listen.max_message 1M --cache.max_sequences 64 \
+    --device.kv_memory 2M --cache.io_memory 4M --listen.max_message 1M --cache.max_sequences 64 \
     --engine.max_sessions 64 --cache.max_seq_tokens 1024 --listen.shm_client 1M \
     --listen "ipc://$dir/s shm://$dir/shm" --listen.http 127.0.0.1:0
 }

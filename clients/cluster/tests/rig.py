@@ -65,7 +65,7 @@ class Host:
 
     def start_daemon(self, *settings: str, supervised: bool = False) -> None:
         command = [str(BUILD / "bin" / "attnd"), "--backend", "cpu", "--device.threads", "1"]
-        command += ["--device.kv_memory", "64M", "--cache.io_memory", "64M", "--listen", self.url]
+        command += ["--device.kv_memory", "16M", "--cache.io_memory", "64M", "--listen", self.url]
         command += ["--listen.admin", self.socket, "--listen.http", "off"]
         command += ["--listen.insecure_tcp", "yes", *settings]
         if self.key_file is not None:

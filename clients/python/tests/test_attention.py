@@ -101,7 +101,7 @@ def merged(parts):
 
 @pytest.fixture(scope="module")
 def two_cards():
-    with Daemon(**{"device.index": "0,1", "device.kv_memory": "64M"}) as d, attnd.connect(d.url) as c:
+    with Daemon(**{"device.index": "0,1", "device.kv_memory": "16M"}) as d, attnd.connect(d.url) as c:
         yield c
 
 

@@ -11,7 +11,7 @@ SPEC = attnd.PoolSpec("calls", 2, 4, 2, 32, n_blocks=64)
 
 @pytest.fixture(scope="module")
 def client():
-    with Daemon(**{"device.kv_memory": "64M"}) as d, attnd.connect(d.url) as c:
+    with Daemon(**{"device.kv_memory": "16M"}) as d, attnd.connect(d.url) as c:
         yield c
 
 

@@ -16,7 +16,7 @@ SPEC = attnd.PoolSpec("a", 1, 4, 2, 32, n_blocks=64)
 @pytest.fixture
 def url():
     """Of a daemon that has two pools at most."""
-    with Daemon(**{"device.kv_memory": "64M", "cache.max_pools": 2}) as d:
+    with Daemon(**{"device.kv_memory": "16M", "cache.max_pools": 2}) as d:
         yield d.url
         assert d.stop() == 0, d.log.read_text()
 

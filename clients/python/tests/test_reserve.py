@@ -75,7 +75,7 @@ def test_goodbye_gives_back_what_is_reserved_though_a_sequence_is_left(daemon):
 
 
 def test_a_lease_that_ends_gives_back():
-    with Daemon(**{"device.kv_memory": "64M", "engine.lease": "1s"}) as d:
+    with Daemon(**{"device.kv_memory": "16M", "engine.lease": "1s"}) as d:
         pid = os.fork()
         if pid == 0:
             attnd.connect(d.url).create_pool(SPEC).reserve(16)
@@ -99,7 +99,7 @@ class Kept(Daemon):
 
 
 def test_a_successor_keeps_reservations():
-    with Kept(**{"device.kv_memory": "64M"}) as d:
+    with Kept(**{"device.kv_memory": "16M"}) as d:
         with attnd.connect(d.url, timeout=60, max_retries=1000) as a:
             with attnd.connect(d.url, timeout=60, max_retries=1000) as b:
                 mine, theirs = a.create_pool(SPEC), b.create_pool(SPEC)
@@ -123,7 +123,7 @@ def worker_of(keeper):
 
 
 def test_all_cards_or_none():
-    with Daemon(**{"device.kv_memory": "64M", "device.index": "0,1"}) as d:
+    with Daemon(**{"device.kv_memory": "16M", "device.index": "0,1"}) as d:
         with attnd.connect(d.url) as a, attnd.connect(d.url) as b:
             mine, theirs = a.create_pool(SPEC), b.create_pool(SPEC)
             append(theirs, theirs.open(), 0, 40)  # on one of them

@@ -22,7 +22,7 @@ def daemon(tmp_path_factory):
         "listen.tls_cert": keys / "server.crt",
         "listen.tls_key": keys / "server.key",
         "listen.tenants": keys / "tenants.conf",
-        "device.kv_memory": "64M",
+        "device.kv_memory": "16M",
     }
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ATTND_CA_FILE", str(keys / "ca.crt"))

@@ -146,7 +146,7 @@ class Engine:
 
 @pytest.fixture
 def daemon():
-    with Daemon(**{"device.kv_memory": "64M", "engine.lease": "2s"}) as d:
+    with Daemon(**{"device.kv_memory": "16M", "engine.lease": "2s"}) as d:
         yield d
 
 

@@ -72,7 +72,7 @@ class Kept(Daemon):
 
 @pytest.fixture
 def daemon(monkeypatch):
-    with Daemon(**{"device.kv_memory": "64M", "engine.lease": "4s"}) as d:
+    with Daemon(**{"device.kv_memory": "16M", "engine.lease": "4s"}) as d:
         monkeypatch.setenv("ATTND_VLLM", d.url)
         yield d
 
@@ -250,7 +250,7 @@ def test_a_daemon_that_begins_empty_is_computation(engine, daemon):
 
 
 def test_a_daemon_with_a_keeper_is_a_pause(monkeypatch):
-    with Kept(**{"device.kv_memory": "64M"}) as d:
+    with Kept(**{"device.kv_memory": "16M"}) as d:
         monkeypatch.setenv("ATTND_VLLM", d.url)
         e = Engine(Model(), 128, BLOCK)
         for i, p in enumerate(prompts(8, 8)):
@@ -345,7 +345,7 @@ def write_and_say(url):
 @pytest.fixture
 def patient(monkeypatch):
     """A daemon with a lease that no busy machine outlasts."""
-    with Daemon(**{"device.kv_memory": "64M", "engine.lease": "600s"}) as d:
+    with Daemon(**{"device.kv_memory": "16M", "engine.lease": "600s"}) as d:
         monkeypatch.setenv("ATTND_VLLM", d.url)
         yield d
 
@@ -502,7 +502,7 @@ def test_more_than_the_daemon_allows_is_refused(engine, where, value, says):
 @pytest.fixture
 def few(monkeypatch):
     """A daemon of seven sequences."""
-    with Daemon(**{"device.kv_memory": "64M", "cache.max_sequences": 7}) as d:
+    with Daemon(**{"device.kv_memory": "16M", "cache.max_sequences": 7}) as d:
         monkeypatch.setenv("ATTND_VLLM", d.url)
         yield d
 

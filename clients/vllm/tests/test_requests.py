@@ -184,7 +184,7 @@ class Engine:
 
 @pytest.fixture
 def daemon():
-    with Daemon(**{"device.kv_memory": "64M", "engine.lease": "2s"}) as d:
+    with Daemon(**{"device.kv_memory": "16M", "engine.lease": "2s"}) as d:
         yield d
 
 
@@ -267,7 +267,7 @@ def test_what_is_computed_again_is_shared_under_its_adapter_alone(daemon):
 @pytest.fixture
 def few():
     """A daemon of seven sequences."""
-    with Daemon(**{"device.kv_memory": "64M", "engine.lease": "2s", "cache.max_sequences": 7}) as d:
+    with Daemon(**{"device.kv_memory": "16M", "engine.lease": "2s", "cache.max_sequences": 7}) as d:
         yield d
 
 

@@ -164,7 +164,7 @@ void e2e_restart(struct e2e *d, const char *const *flags)
                             "cpu",        "--listen",
                             urls,         "--listen.http",
                             "off",        "--device.kv_memory",
-                            "64M",        "--cache.io_memory",
+                            "16M",        "--cache.io_memory",
                             "64M",        "--device.threads",
                             "2",          "--cache.max_seq_tokens",
                             "4096",       "--listen.shm_client",

@@ -82,8 +82,13 @@ static void take_answers(uint32_t which, int timeout_ms)
 
 static void begin(const char *drain_timeout)
 {
-    const char *const flags[] = {"--engine.drain_timeout", drain_timeout, "--engine.token_timeout",
-                                 "5m", NULL};
+    const char *const flags[] = {"--engine.drain_timeout",
+                                 drain_timeout,
+                                 "--engine.token_timeout",
+                                 "5m",
+                                 "--device.kv_memory",
+                                 "32M",
+                                 NULL};
     is_ending = false;
     memset(last_answered, 0, sizeof last_answered);
     e2e_start(&d, flags);

@@ -104,7 +104,7 @@ static uint32_t run(struct e2e_client *c, struct mix *m, uint64_t name, uint32_t
 /* How many tokens each begins with, from its cache. */
 static void same_bytes(const char *const *with_tiers, uint64_t *out_small, uint64_t *out_large)
 {
-    static const char *const plain[] = {NULL};
+    static const char *const plain[] = {"--device.kv_memory", "64M", NULL};
     static struct e2e small, large;
     static struct mix in_small, in_large;
     struct e2e_client a, b;

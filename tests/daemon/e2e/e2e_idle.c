@@ -42,7 +42,7 @@ static uint32_t below(uint32_t n)
 
 static void begin(const char *const *flags)
 {
-    static const char *const plain[] = {NULL};
+    static const char *const plain[] = {"--device.kv_memory", "64M", NULL};
     e2e_start(&small, flags);
     e2e_start(&large, plain);
     e2e_connect(&a, &small);

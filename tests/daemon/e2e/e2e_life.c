@@ -18,6 +18,7 @@ static struct e2e_client c;
 static struct e2e_seq s[64];
 
 enum { HEAVY_TOKENS = 1500 }; /* some milliseconds of work */
+#define HAS_ROOM "--device.kv_memory", "64M" /* for some dozens of such sequences */
 
 static void begin(const char *const *flags)
 {
@@ -56,7 +57,7 @@ static void all_have_arrived(void)
 static void sigterm_finishes_what_is_in_flight(void **state)
 {
     (void)state;
-    begin(NULL);
+    begin((const char *const[]){HAS_ROOM, NULL});
     uint64_t id[20];
     for (uint32_t i = 0; i < 20; i++) {
         assert_int_equal(e2e_open_seq(&c, &s[i], i + 1, i), ATTN_OK);
@@ -75,7 +76,7 @@ static void sigterm_finishes_what_is_in_flight(void **state)
 static void what_was_received_is_computed_after_the_drain_timeout_too(void **state)
 {
     (void)state;
-    begin((const char *const[]){"--engine.drain_timeout", "1ms", NULL});
+    begin((const char *const[]){"--engine.drain_timeout", "1ms", HAS_ROOM, NULL});
     uint64_t id[20];
     for (uint32_t i = 0; i < 20; i++) {
         assert_int_equal(e2e_open_seq(&c, &s[i], i + 1, i), ATTN_OK);
@@ -93,7 +94,7 @@ static void what_was_received_is_computed_after_the_drain_timeout_too(void **sta
 static void a_draining_daemon_takes_steps_and_nothing_new(void **state)
 {
     (void)state;
-    begin(NULL);
+    begin((const char *const[]){HAS_ROOM, NULL});
     for (uint32_t i = 0; i < 20; i++)
         assert_int_equal(e2e_open_seq(&c, &s[i], i + 1, i), ATTN_OK);
     Attnd__Drain b = ATTND__DRAIN__INIT;
@@ -164,6 +165,7 @@ static void overload_is_answered_at_once(void **state)
                                         "100",
                                         "--listen.principal_share",
                                         "100",
+                                        HAS_ROOM,
                                         NULL};
     begin(flags);
     for (uint32_t i = 0; i < 60; i++)

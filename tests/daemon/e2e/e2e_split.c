@@ -195,10 +195,10 @@ static void a_pool_that_does_not_fit_a_card_is_split_by_itself(void **state)
     (void)state;
     start("0,1", NULL); /* of 64 MiB each */
     /* 4 heads: 32 KiB for a block of 16 tokens, 48 MiB for 1536 */
-    assert_made("fits", (struct shape){8, 4, 16, 1000, ATTN_SPLIT_AUTO, 0, 0}, ATTN_SPLIT_WHOLE);
-    assert_made("heads", (struct shape){8, 4, 16, 1536, ATTN_SPLIT_AUTO, 0, 0}, ATTN_SPLIT_HEADS);
+    assert_made("fits", (struct shape){8, 4, 16, 250, ATTN_SPLIT_AUTO, 0, 0}, ATTN_SPLIT_WHOLE);
+    assert_made("heads", (struct shape){8, 4, 16, 384, ATTN_SPLIT_AUTO, 0, 0}, ATTN_SPLIT_HEADS);
     /* the same again is the same pool, whether it says how or not; another is another */
-    assert_made("heads", (struct shape){8, 4, 16, 1536, ATTN_SPLIT_AUTO, 0, 0}, ATTN_SPLIT_HEADS);
+    assert_made("heads", (struct shape){8, 4, 16, 384, ATTN_SPLIT_AUTO, 0, 0}, ATTN_SPLIT_HEADS);
     assert_made("heads", (struct shape){8, 4, 16, 0, ATTN_SPLIT_HEADS, 0, 0}, ATTN_SPLIT_HEADS);
     const Attnd__Reply *r = make("heads", (struct shape){8, 4, 16, 0, ATTN_SPLIT_WHOLE, 0, 0});
     assert_int_equal(r->status, ATTN_EEXIST);
