@@ -6,7 +6,7 @@
 #ifndef ATTND_KERNELS_CASES_H
 #define ATTND_KERNELS_CASES_H
 
-#include "kernels/backend.h"
+#include "kernels/kv_layout.h"
 
 #include <math.h>
 
@@ -113,6 +113,11 @@ enum {
     CASE_F16_FP8,
     CASE_BF16_FP8,
     CASE_F32_FP8,
+    CASE_BF16_NVFP4,
+    CASE_F16_NVFP4,
+    CASE_BF16_MXFP4,
+    CASE_F16_MXFP4,
+    CASE_F32_MXFP4,
 };
 
 static const struct case_dtype case_dtypes[] = {
@@ -120,8 +125,17 @@ static const struct case_dtype case_dtypes[] = {
     [CASE_F32] = {ATTN_F32, ATTN_F32},          [CASE_BF16_INT8] = {ATTN_BF16, ATTN_INT8},
     [CASE_F16_INT8] = {ATTN_F16, ATTN_INT8},    [CASE_F32_INT8] = {ATTN_F32, ATTN_INT8},
     [CASE_F16_FP8] = {ATTN_F16, ATTN_FP8_E4M3}, [CASE_BF16_FP8] = {ATTN_BF16, ATTN_FP8_E4M3},
-    [CASE_F32_FP8] = {ATTN_F32, ATTN_FP8_E4M3},
+    [CASE_F32_FP8] = {ATTN_F32, ATTN_FP8_E4M3}, [CASE_BF16_NVFP4] = {ATTN_BF16, ATTN_NVFP4},
+    [CASE_F16_NVFP4] = {ATTN_F16, ATTN_NVFP4},  [CASE_BF16_MXFP4] = {ATTN_BF16, ATTN_MXFP4},
+    [CASE_F16_MXFP4] = {ATTN_F16, ATTN_MXFP4},  [CASE_F32_MXFP4] = {ATTN_F32, ATTN_MXFP4},
 };
+
+/* Are the head dims whole groups of FP4 values? Others are refused. */
+static inline bool case_fits(const struct case_geometry *g, struct case_dtype d)
+{
+    const uint32_t group = kv_group(d.kv);
+    return group == 0 || (g->head_dim_k % group == 0 && g->head_dim_v % group == 0);
+}
 
 struct case_options {
     const char *name;

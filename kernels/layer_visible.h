@@ -117,9 +117,9 @@ static inline uint64_t layer_keys_seen(const struct attn_layer_spec *s,
 /* Bytes of a key's K and V in one kv head, scales included. */
 static inline uint64_t layer_key_bytes(const struct backend_pool_config *c)
 {
-    const uint64_t rows = c->is_v_in_k ? 1 : 2;
-    const uint64_t scales = c->kv_dtype != c->q_dtype ? rows * sizeof(float) : 0;
-    return kv_stored_elements(c) * attn_dtype_bytes(c->kv_dtype) + scales;
+    const struct kv_layout l = kv_layout_of(c);
+    const uint64_t k = l.k_row_bytes + l.k_scale_bytes;
+    return c->is_v_in_k ? k : k + l.v_row_bytes + l.v_scale_bytes;
 }
 
 /* Bytes of K and V of those that some query sees, each counted once however many rows read them. */

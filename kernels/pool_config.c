@@ -33,6 +33,15 @@ static bool dims_are_valid(const struct backend_pool_config *c, char *why, size_
                  c->head_dim_k % 8 ? c->head_dim_k : c->head_dim_v);
         return false;
     }
+    const uint32_t group = kv_group(c->kv_dtype);
+    if (group > 0 && (c->head_dim_k % group != 0 || c->head_dim_v % group != 0)) {
+        snprintf(why, why_bytes,
+                 "%s is %" PRIu32 ", not a multiple of %" PRIu32 " with kv_dtype %s",
+                 c->head_dim_k % group ? "head_dim_k" : "head_dim_v",
+                 c->head_dim_k % group ? c->head_dim_k : c->head_dim_v, group,
+                 attn_dtype_name(c->kv_dtype));
+        return false;
+    }
     if (c->is_v_in_k && c->head_dim_v > c->head_dim_k) {
         snprintf(why, why_bytes,
                  "head_dim_v is %" PRIu32 ", more than head_dim_k %" PRIu32 " with V in K",
@@ -49,8 +58,10 @@ static bool dtypes_are_valid(const struct backend_pool_config *c, char *why, siz
                  attn_dtype_name(c->q_dtype));
         return false;
     }
-    if (c->kv_dtype != c->q_dtype && c->kv_dtype != ATTN_FP8_E4M3 && c->kv_dtype != ATTN_INT8) {
-        snprintf(why, why_bytes, "kv_dtype is %s, must be %s (as q_dtype), fp8_e4m3 or int8",
+    if (c->kv_dtype != c->q_dtype && c->kv_dtype != ATTN_FP8_E4M3 && c->kv_dtype != ATTN_INT8 &&
+        c->kv_dtype != ATTN_NVFP4 && c->kv_dtype != ATTN_MXFP4) {
+        snprintf(why, why_bytes,
+                 "kv_dtype is %s, must be %s (as q_dtype), fp8_e4m3, int8, nvfp4 or mxfp4",
                  attn_dtype_name(c->kv_dtype), attn_dtype_name(c->q_dtype));
         return false;
     }
@@ -167,7 +178,7 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
                  c->block_tokens);
         return ATTN_EINVAL;
     }
-    if (!dims_are_valid(c, why, why_bytes) || !dtypes_are_valid(c, why, why_bytes))
+    if (!dtypes_are_valid(c, why, why_bytes) || !dims_are_valid(c, why, why_bytes))
         return ATTN_EINVAL;
     if (c->layers == NULL) {
         snprintf(why, why_bytes, "layers is missing");

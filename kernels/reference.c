@@ -5,6 +5,8 @@
  */
 #include "kernels/reference.h"
 
+#include "kernels/kv_layout.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,16 +114,91 @@ static uint8_t e4m3_put(float x)
     return (uint8_t)(sign | (uint32_t)(e + 7) << 3 | ((uint32_t)(r * power_of_two(3 - e)) - 8));
 }
 
-void reference_quantise(attn_dtype kv_dtype, const double *row, uint32_t n, uint8_t *out_codes,
-                        float *out_scale)
+static double e4m3_get(uint8_t code)
 {
-    float max = 0, scale;
-    bool is_finite = true;
-    for (uint32_t i = 0; i < n; i++) {
-        is_finite = is_finite && isfinite((float)row[i]);
+    return (code & 0x7f) == 0x7f ? NAN : small_float_get(code, 3, 4);
+}
+
+/* Of the codes' magnitudes the nearest, of two the even code. */
+static uint8_t e2m1_put(float x)
+{
+    const float a = fabsf(x);
+    const int code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) +
+                     (a >= 3.5f) + (a > 5.0f);
+    return (uint8_t)((signbit(x) ? 8 : 0) | code);
+}
+
+static double e8m0_get(uint8_t code)
+{
+    return code == 255 ? NAN : power_of_two(code - 127);
+}
+
+/* The code of the scale of a group whose largest magnitude is max. */
+static uint8_t e8m0_of_max(float max)
+{
+    uint32_t bits;
+    memcpy(&bits, &max, sizeof bits);
+    const uint32_t e = (bits + 0x200000) >> 23; /* 1.75 and more count as 2 */
+    return (uint8_t)(e > 254 ? 252 : e > 2 ? e - 2 : 0);
+}
+
+static float max_of(const double *row, uint32_t n)
+{
+    float max = 0;
+    for (uint32_t i = 0; i < n; i++)
         max = fmaxf(max, fabsf((float)row[i]));
+    return max;
+}
+
+static void fp4_quantise(attn_dtype kv_dtype, const double *row, uint32_t n, bool is_finite,
+                         uint8_t *out_codes, uint8_t *out_scales)
+{
+    const uint32_t group = kv_group(kv_dtype);
+    const bool is_nv = kv_dtype == ATTN_NVFP4;
+    float of_row = is_finite ? max_of(row, n) / 2688.0f : NAN;
+    uint8_t *of_groups = out_scales + (is_nv ? sizeof of_row : 0);
+    memset(out_codes, 0, kv_row_bytes(kv_dtype, n));
+    memset(out_scales, 0, kv_scale_bytes(kv_dtype, n));
+    if (is_nv)
+        memcpy(out_scales, &of_row, sizeof of_row);
+    else if (!is_finite)
+        memset(out_scales, 255, n / group);
+    for (uint32_t g = 0; g < n / group && is_finite && (!is_nv || of_row > 0); g++) {
+        const float max = max_of(row + (size_t)g * group, group);
+        float scale;
+        of_groups[g] = is_nv ? e4m3_put(max / of_row / 6.0f) : e8m0_of_max(max);
+        scale = is_nv ? (float)e4m3_get(of_groups[g]) * of_row : (float)e8m0_get(of_groups[g]);
+        for (uint32_t i = g * group; i < (g + 1) * group && scale > 0; i++)
+            out_codes[i / 2] |= (uint8_t)(e2m1_put((float)row[i] / scale) << (i % 2 * 4));
     }
-    scale = is_finite ? max / (kv_dtype == ATTN_INT8 ? 127.0f : 448.0f) : NAN;
+}
+
+static void fp4_dequantise(attn_dtype kv_dtype, const uint8_t *codes, const uint8_t *scales,
+                           uint32_t n, double *out_row)
+{
+    const bool is_nv = kv_dtype == ATTN_NVFP4;
+    float of_row = 1;
+    if (is_nv)
+        memcpy(&of_row, scales, sizeof of_row);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint8_t code = codes[i / 2] >> (i % 2 * 4) & 15;
+        const uint8_t scale = scales[(is_nv ? sizeof of_row : 0) + i / kv_group(kv_dtype)];
+        out_row[i] = small_float_get(code, 1, 2) * (is_nv ? e4m3_get(scale) : e8m0_get(scale));
+        out_row[i] *= of_row;
+    }
+}
+
+void reference_quantise(attn_dtype kv_dtype, const double *row, uint32_t n, uint8_t *out_codes,
+                        void *out_scales)
+{
+    bool is_finite = true;
+    for (uint32_t i = 0; i < n; i++)
+        is_finite = is_finite && isfinite((float)row[i]);
+    if (kv_group(kv_dtype) > 0) {
+        fp4_quantise(kv_dtype, row, n, is_finite, out_codes, out_scales);
+        return;
+    }
+    float scale = is_finite ? max_of(row, n) / (kv_dtype == ATTN_INT8 ? 127.0f : 448.0f) : NAN;
     for (uint32_t i = 0; i < n; i++) {
         float x = (float)row[i] / scale;
         if (!(scale > 0))
@@ -131,16 +208,22 @@ void reference_quantise(attn_dtype kv_dtype, const double *row, uint32_t n, uint
         else
             out_codes[i] = e4m3_put(isinf(x) ? copysignf(448, x) : x);
     }
-    *out_scale = scale;
+    memcpy(out_scales, &scale, sizeof scale);
 }
 
-void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, float scale, uint32_t n,
+void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, const void *scales, uint32_t n,
                           double *out_row)
 {
+    float scale;
+    if (kv_group(kv_dtype) > 0) {
+        fp4_dequantise(kv_dtype, codes, scales, n, out_row);
+        return;
+    }
+    memcpy(&scale, scales, sizeof scale);
     for (uint32_t i = 0; i < n; i++) {
         double x = (int8_t)codes[i];
         if (kv_dtype == ATTN_FP8_E4M3)
-            x = (codes[i] & 0x7f) == 0x7f ? NAN : small_float_get(codes[i], 3, 4);
+            x = e4m3_get(codes[i]);
         out_row[i] = x * scale;
     }
 }
@@ -149,13 +232,12 @@ void reference_cached_row(attn_dtype q_dtype, attn_dtype kv_dtype, const void *f
                           uint32_t n, float *out_row)
 {
     double row[MAX_DIM];
-    uint8_t codes[MAX_DIM];
-    float scale;
+    uint8_t codes[MAX_DIM], scales[MAX_DIM];
     for (uint32_t i = 0; i < n; i++)
         row[i] = reference_get(q_dtype, from, at + i);
     if (kv_dtype != q_dtype) {
-        reference_quantise(kv_dtype, row, n, codes, &scale);
-        reference_dequantise(kv_dtype, codes, scale, n, row);
+        reference_quantise(kv_dtype, row, n, codes, scales);
+        reference_dequantise(kv_dtype, codes, scales, n, row);
     }
     for (uint32_t i = 0; i < n; i++)
         out_row[i] = (float)row[i];
@@ -334,6 +416,8 @@ attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_
 struct reference_bound reference_bound_of(attn_dtype q_dtype, attn_dtype kv_dtype)
 {
     /* atol, rtol, l2, lse_atol, lse_rtol */
+    if (kv_dtype == ATTN_NVFP4 || kv_dtype == ATTN_MXFP4)
+        return (struct reference_bound){1.0, 0.3, 0.5, 1.0, 1e-4};
     if (kv_dtype == ATTN_FP8_E4M3)
         return (struct reference_bound){0.25, 0.1, 0.1, 0.25, 1e-4};
     if (kv_dtype == ATTN_INT8)

@@ -57,13 +57,24 @@ uint32_t reference_choose(uint32_t n_chosen, uint32_t block_tokens, uint32_t gro
 double reference_get(attn_dtype dtype, const void *array, size_t i);
 void reference_put(attn_dtype dtype, void *array, size_t i, double x);
 
-/* The quantisation every backend applies on append to a quantised pool: one head's row of n
- * elements gets one scale = max|x| / (448 for e4m3, 127 for int8), codes are x / scale rounded to
- * nearest even and saturated; both divisions are f32 divisions, so that codes agree bit by bit. An
- * all-zero row has scale 0; a row with a NaN or inf has scale NaN, and all of it reads as NaN. */
+/* The quantisation every backend applies on append to a quantised pool, to one head's row of n
+ * elements. out_codes and out_scales are as kv_layout.h has them, kv_row_bytes and kv_scale_bytes
+ * long. All arithmetic is f32, so that codes and scales agree bit by bit.
+ *
+ * fp8_e4m3, int8   scale = max|x| / (448, 127); codes are x / scale, rounded to nearest even and
+ *                  saturated
+ * nvfp4            scale = max|x| / 2688; a group's is its max|x| / scale / 6 as E4M3, and its
+ *                  codes are x / (E4M3 * scale) as E2M1, both rounded and saturated like the above
+ * mxfp4            a group's scale is 2^(e - 2), where 2^e is the highest power of two in its
+ *                  max|x|, or 2^(e - 1) where that is 1.75 * 2^e or more, within 2^-127 and 2^125;
+ *                  its codes are x / scale
+ *
+ * Where a scale is 0 (all zeros, or too small for it) so are the codes. With a NaN or inf the f32,
+ * of mxfp4 all scales, are NaN, the rest is 0, and all of the row reads as NaN. */
 void reference_quantise(attn_dtype kv_dtype, const double *row, uint32_t n, uint8_t *out_codes,
-                        float *out_scale);
-void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, float scale, uint32_t n,
+                        void *out_scales);
+/* The first n elements of a row. */
+void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, const void *scales, uint32_t n,
                           double *out_row);
 
 /* What a cache of kv_dtype reads back of one head's row that was appended: n (at most

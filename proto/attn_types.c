@@ -39,12 +39,12 @@ bool attn_status_is_retryable(attn_status st)
     return false;
 }
 
-size_t attn_dtype_bytes(attn_dtype d)
+size_t attn_dtype_bits(attn_dtype d)
 {
     switch (d) {
-#define X(name, value, text, bytes)                                                                \
+#define X(name, value, text, bits)                                                                 \
     case name:                                                                                     \
-        return bytes;
+        return bits;
         ATTN_DTYPE_MAP(X)
 #undef X
     case ATTN_DTYPE_NONE:
@@ -53,10 +53,15 @@ size_t attn_dtype_bytes(attn_dtype d)
     return 0;
 }
 
+size_t attn_dtype_bytes(attn_dtype d)
+{
+    return attn_dtype_bits(d) / 8;
+}
+
 const char *attn_dtype_name(attn_dtype d)
 {
     switch (d) {
-#define X(name, value, text, bytes)                                                                \
+#define X(name, value, text, bits)                                                                 \
     case name:                                                                                     \
         return text;
         ATTN_DTYPE_MAP(X)
@@ -69,7 +74,7 @@ const char *attn_dtype_name(attn_dtype d)
 
 attn_dtype attn_dtype_parse(const char *text)
 {
-#define X(name, value, str, bytes)                                                                 \
+#define X(name, value, str, bits)                                                                  \
     if (strcmp(text, str) == 0)                                                                    \
         return name;
     ATTN_DTYPE_MAP(X)

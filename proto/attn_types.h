@@ -50,22 +50,27 @@ const char *attn_status_name(attn_status st);
 const char *attn_status_message(attn_status st);
 bool attn_status_is_retryable(attn_status st);
 
-/* X(name, value, text, bytes) */
+/* X(name, value, text, bits). The last two are E2M1 codes, two to a byte, in groups of 16 and 32
+ * that have a scale each: how they lie in a cache is kv_layout.h's. */
 #define ATTN_DTYPE_MAP(X)                                                                          \
-    X(ATTN_F32, 1, "f32", 4)                                                                       \
-    X(ATTN_F16, 2, "f16", 2)                                                                       \
-    X(ATTN_BF16, 3, "bf16", 2)                                                                     \
-    X(ATTN_FP8_E4M3, 4, "fp8_e4m3", 1)                                                             \
-    X(ATTN_INT8, 5, "int8", 1)
+    X(ATTN_F32, 1, "f32", 32)                                                                      \
+    X(ATTN_F16, 2, "f16", 16)                                                                      \
+    X(ATTN_BF16, 3, "bf16", 16)                                                                    \
+    X(ATTN_FP8_E4M3, 4, "fp8_e4m3", 8)                                                             \
+    X(ATTN_INT8, 5, "int8", 8)                                                                     \
+    X(ATTN_NVFP4, 6, "nvfp4", 4)                                                                   \
+    X(ATTN_MXFP4, 7, "mxfp4", 4)
 
 typedef enum attn_dtype {
     ATTN_DTYPE_NONE = 0,
-#define X(name, value, text, bytes) name = value,
+#define X(name, value, text, bits) name = value,
     ATTN_DTYPE_MAP(X)
 #undef X
 } attn_dtype;
 
-/* Bytes of one element, 0 if d is not a dtype. */
+/* Bits of one element, 0 if d is not a dtype. */
+size_t attn_dtype_bits(attn_dtype d);
+/* Bytes of one element, 0 if d is not a dtype or two elements share a byte. */
 size_t attn_dtype_bytes(attn_dtype d);
 /* "f32", "f16", ...; "?" if d is not a dtype. */
 const char *attn_dtype_name(attn_dtype d);

@@ -261,7 +261,7 @@ attn_status seq_file_decode(const uint8_t *head, uint64_t head_bytes, struct seq
         .ids = (const uint32_t *)(const void *)ids,
         .sums = sums,
     };
-    if (attn_dtype_bytes(out->geometry.kv_dtype) == 0) {
+    if (attn_dtype_bits(out->geometry.kv_dtype) == 0) {
         snprintf(why, why_bytes, "kv_dtype is %" PRIu32 ", no dtype's number", x.kv_dtype);
         return ATTN_EPROTO;
     }

@@ -155,7 +155,7 @@ static const char *wanted_of(int opt)
     case OPT_DTYPE:
         return "f32, f16 or bf16";
     case OPT_KV_DTYPE:
-        return "f32, f16, bf16, fp8_e4m3 or int8";
+        return "f32, f16, bf16, fp8_e4m3, int8, nvfp4 or mxfp4";
     case OPT_WINDOW:
         return "a whole number from 0 to 4294967295";
     case OPT_SOFT_CAP:

@@ -153,7 +153,7 @@ static const char usage_tail[] =
     "geometry of pool create:\n"
     "  --layers N --q-heads N --kv-heads N --head-dim N\n"
     "  --dtype f32|f16|bf16 (default bf16)\n"
-    "  --kv-dtype f32|f16|bf16|fp8_e4m3|int8 (default: dtype)\n"
+    "  --kv-dtype f32|f16|bf16|fp8_e4m3|int8|nvfp4|mxfp4 (default: dtype)\n"
     "  --block-tokens N (default 16)  --blocks N (default: half of what is left)\n"
     "  --window N  --soft-cap X  --batch-invariant\n"
     "  --split whole|heads|tokens: over the daemon's cards (default: whole, if --blocks fit one)\n";

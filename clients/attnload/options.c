@@ -93,7 +93,7 @@ static const struct {
     {"layers", OPT_LAYERS, TYPE_OTHER, "one|all|N", "of the model, the first ones (one)", 0, 0, 0},
     {"dtype", OPT_DTYPE, TYPE_OTHER, "TYPE", "f32, f16 or bf16 of q, k, v and out (bf16)", 0, 0, 0},
     {"kv-dtype", OPT_KV_DTYPE, TYPE_OTHER, "TYPE",
-     "as cached: fp8_e4m3, int8 or as --dtype (the default)", 0, 0, 0},
+     "as cached: fp8_e4m3, int8, nvfp4, mxfp4 or as --dtype (the default)", 0, 0, 0},
     {"split", OPT_SPLIT, TYPE_OTHER, "KIND",
      "over the daemon's cards: whole, heads, tokens (default: whole, if it fits one)", 0, 0, 0},
     {"block-tokens", OPT_BLOCK_TOKENS, TYPE_NUMBER, "N", "tokens a block (16)", AT(block_tokens), 8,
@@ -257,7 +257,8 @@ static const char *set_other(struct options *o, enum option_id id, const char *t
         return attn_split_parse(text, &o->split) ? NULL : "whole, heads, tokens or auto";
     case OPT_KV_DTYPE:
         o->kv_dtype = attn_dtype_parse(text);
-        return o->kv_dtype != ATTN_DTYPE_NONE ? NULL : "fp8_e4m3, int8 or what --dtype is";
+        return o->kv_dtype != ATTN_DTYPE_NONE ? NULL
+                                              : "fp8_e4m3, int8, nvfp4, mxfp4 or what --dtype is";
     case OPT_PROMPT:
         o->is_prompt_attended = strcmp(text, "attend") == 0;
         return o->is_prompt_attended || strcmp(text, "append") == 0 ? NULL : "append or attend";

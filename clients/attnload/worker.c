@@ -135,12 +135,12 @@ struct attn_step work_step(struct work *x, struct attn_item *items, bool is_atte
 uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos)
 {
     const struct preset *p = o->preset;
-    const uint64_t row = p->kv_lora_rank > 0 ? p->head_dim : 2ull * p->head_dim;
+    const uint64_t elements = p->kv_lora_rank > 0 ? p->head_dim : 2ull * p->head_dim;
     uint64_t n = preset_visible(p, layer, pos);
     n = o->top_k > 0 && o->top_k < n ? o->top_k : n;
     if (o->choose_blocks > 0 && (o->choose_blocks - 1) * o->block_tokens < pos)
         n = (o->choose_blocks - 1) * o->block_tokens + pos % o->block_tokens + 1;
-    return row * n * p->num_kv_heads * attn_dtype_bytes(o->kv_dtype);
+    return elements * n * p->num_kv_heads * attn_dtype_bits(o->kv_dtype) / 8;
 }
 
 void tally_fini(struct tally *t)

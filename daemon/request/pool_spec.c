@@ -18,7 +18,7 @@ static const char *const known_features[] = {
 
 attn_dtype pool_dtype(Attnd__Dtype d)
 {
-    return attn_dtype_bytes((attn_dtype)d) == 0 ? ATTN_DTYPE_NONE : (attn_dtype)d;
+    return attn_dtype_bits((attn_dtype)d) == 0 ? ATTN_DTYPE_NONE : (attn_dtype)d;
 }
 
 static attn_status check_features(const Attnd__PoolSpec *s, char *why, size_t why_bytes)

@@ -10,6 +10,7 @@
  * compared on that card.
  */
 #include "kernels/bench/bench.h"
+#include "kernels/kv_layout.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -216,10 +217,10 @@ uint64_t bench_kv_bytes(const struct bench_cell *c)
     for (uint32_t i = 0; i < c->batch; i++)
         tokens += bench_context(c, i) - (i > 0 ? c->shared_tokens : 0);
     const attn_dtype kv = bench_kv_dtype(c);
-    const uint64_t scale_bytes = kv == ATTN_BF16 ? 0 : sizeof(float);
+    const uint32_t scale_bytes = kv == ATTN_BF16 ? 0 : kv_scale_bytes(kv, c->g->head_dim_k);
     const uint64_t n_rows = c->g->is_v_in_k ? 1 : 2;
     return tokens * c->g->num_kv_heads * n_rows *
-           (c->g->head_dim_k * attn_dtype_bytes(kv) + scale_bytes);
+           (kv_row_bytes(kv, c->g->head_dim_k) + scale_bytes);
 }
 
 attn_dtype bench_kv_dtype(const struct bench_cell *c)

@@ -36,7 +36,7 @@ static const char help[] =
     "  --shared N        with --cell: all sequences begin with the same N tokens, a multiple of "
     "16;\n"
     "                    cells are measured by the way that computes each for itself, too (apart)\n"
-    "  --kv TYPE         with --cell: K and V as bf16 (default), fp8_e4m3 or int8\n"
+    "  --kv TYPE         with --cell: K and V as bf16 (default), fp8_e4m3, int8, nvfp4 or mxfp4\n"
     "  --match TEXT      only cells whose name contains TEXT, as in 64,8,128,b16,c2048\n"
     "  --csv FILE        also write the rows as CSV\n"
     "  --runs N          timed runs a cell (default 50)\n"
@@ -81,13 +81,14 @@ static const char help[] =
 
 static bool parse_kv(const char *text, attn_dtype *out)
 {
-    static const attn_dtype types[] = {ATTN_BF16, ATTN_FP8_E4M3, ATTN_INT8};
+    static const attn_dtype types[] = {ATTN_BF16, ATTN_FP8_E4M3, ATTN_INT8, ATTN_NVFP4, ATTN_MXFP4};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(text, attn_dtype_name(types[i])) == 0) {
             *out = types[i];
             return true;
         }
-    fprintf(stderr, "attnbench: --kv is '%s', must be bf16, fp8_e4m3 or int8\n", text);
+    fprintf(stderr, "attnbench: --kv is '%s', must be bf16, fp8_e4m3, int8, nvfp4 or mxfp4\n",
+            text);
     return false;
 }
 

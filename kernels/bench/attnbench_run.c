@@ -116,8 +116,19 @@ uint64_t bench_setup_bytes(const struct bench_cell *c)
     return blocks * block + 4096;
 }
 
+/* Scales of the i-th row of a block that make about unit size of random codes. */
+static void make_scales(attn_dtype kv, uint64_t i, uint32_t n_bytes, uint8_t *out)
+{
+    const float largest = kv == ATTN_INT8 ? 64 : kv == ATTN_NVFP4 ? 4 : 1;
+    const float scale = (1.0f + (float)(i % 7) / 8) / largest;
+    if (kv == ATTN_MXFP4 || kv == ATTN_NVFP4) /* of groups: 2^-2, 1 */
+        memset(out, kv == ATTN_MXFP4 ? 125 : 0x38, n_bytes);
+    if (kv != ATTN_MXFP4)
+        memcpy(out, &scale, sizeof scale);
+}
+
 /* Block i: a piece of the random values. Quantised: their bytes as codes (e4m3 below 2, so that
- * none is NaN), and scales that make about unit size of them. */
+ * none is NaN), and scales. */
 static void make_block(const struct bench *x, const struct bench_setup *s, uint32_t block,
                        uint8_t *out)
 {
@@ -132,10 +143,9 @@ static void make_block(const struct bench *x, const struct bench_setup *s, uint3
     for (uint64_t i = 0; i < (uint64_t)s->n_layers * s->cell->g->num_kv_heads * BENCH_BLOCK_TOKENS;
          i++) {
         const uint32_t rows = s->cell->g->num_kv_heads * BENCH_BLOCK_TOKENS;
-        const float scale = (1.0f + (float)(i % 7) / 8) / (kv == ATTN_INT8 ? 64 : 1);
-        uint8_t *layer = out + i / rows * l->layer_bytes + i % rows * sizeof scale;
-        memcpy(layer + l->k_scales, &scale, sizeof scale);
-        memcpy(layer + l->v_scales, &scale, sizeof scale);
+        uint8_t *layer = out + i / rows * l->layer_bytes;
+        make_scales(kv, i, l->k_scale_bytes, layer + l->k_scales + i % rows * l->k_scale_bytes);
+        make_scales(kv, i, l->v_scale_bytes, layer + l->v_scales + i % rows * l->v_scale_bytes);
     }
 }
 
@@ -146,19 +156,16 @@ static void read_rows(const struct bench_setup *s, const uint8_t *layer, uint32_
     const struct kv_layout *l = &s->layout;
     const attn_dtype kv = bench_kv_dtype(s->cell);
     const uint32_t d = is_v ? s->cell->g->head_dim_v : s->cell->g->head_dim_k;
-    const uint64_t row_bytes =
-        is_v ? l->v_row_bytes : (uint64_t)s->cell->g->head_dim_k * attn_dtype_bytes(kv);
+    const uint32_t row_bytes = is_v ? l->v_row_bytes : l->k_row_bytes;
+    const uint32_t scale_bytes = is_v ? l->v_scale_bytes : l->k_scale_bytes;
     const uint8_t *codes =
         layer + (is_v ? l->v_offset : 0) + head * (is_v ? l->v_head_bytes : l->k_head_bytes);
     for (uint32_t r = 0; r < n_rows; r++) {
         double row[BACKEND_MAX_LATENT_K];
-        float scale;
-        memcpy(&scale,
-               layer + (is_v ? l->v_scales : l->k_scales) +
-                   ((size_t)head * BENCH_BLOCK_TOKENS + r) * sizeof scale,
-               sizeof scale);
+        const uint8_t *scales = layer + (is_v ? l->v_scales : l->k_scales) +
+                                ((size_t)head * BENCH_BLOCK_TOKENS + r) * scale_bytes;
         if (l->is_quantised)
-            reference_dequantise(kv, codes + r * row_bytes, scale, d, row);
+            reference_dequantise(kv, codes + r * row_bytes, scales, d, row);
         for (uint32_t i = 0; i < d; i++)
             out[(size_t)r * d + i] = l->is_quantised
                                          ? (float)row[i]

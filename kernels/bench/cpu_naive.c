@@ -16,13 +16,16 @@ struct naive_job {
     _Atomic bool is_out_of_memory;
 };
 
-static float element(const struct backend_pool *p, const uint8_t *row, uint32_t d, float *scale)
+/* One head's row of K (or V) of a token. */
+static void read_row(const struct backend_pool *p, const struct backend_item *item, uint32_t token,
+                     uint32_t kv_head, bool is_v, double *out)
 {
-    double x;
-    if (scale == NULL)
-        return (float)reference_get(p->geometry.kv_dtype, row, d);
-    reference_dequantise(p->geometry.kv_dtype, row + d, *scale, 1, &x);
-    return (float)x;
+    const uint32_t n = is_v ? p->geometry.dv : p->geometry.dk;
+    uint8_t *scales, *row = cpu_row(p, item, token, kv_head, is_v, &scales);
+    if (scales != NULL)
+        reference_dequantise(p->geometry.kv_dtype, row, scales, n, out);
+    for (uint32_t d = 0; d < n && scales == NULL; d++)
+        out[d] = reference_get(p->geometry.kv_dtype, row, d);
 }
 
 static float score(const struct backend_pool *p, const struct backend_item *item, uint32_t t,
@@ -30,12 +33,13 @@ static float score(const struct backend_pool *p, const struct backend_item *item
 {
     const struct attend_geometry *g = &p->geometry;
     const struct attn_layer_spec *spec = &p->layers[item->layer];
-    float s = 0, *scale;
-    const uint8_t *k = cpu_row(p, item, j, head / g->group, false, &scale);
+    float s = 0;
+    double k[MAX_K_DIM];
+    read_row(p, item, j, head / g->group, false, k);
     for (uint32_t d = 0; d < g->dk; d++)
         s += (float)reference_get(g->q_dtype, item->q,
                                   ((size_t)t * g->num_q_heads + head) * g->dk + d) *
-             element(p, k, d, scale);
+             (float)k[d];
     s *= spec->scale;
     if (spec->soft_cap > 0)
         s = spec->soft_cap * tanhf(s / spec->soft_cap);
@@ -50,7 +54,7 @@ static void naive_row(const struct backend_pool *p, const struct backend_item *i
     const struct attend_geometry *g = &p->geometry;
     const struct attn_layer_spec *spec = &p->layers[item->layer];
     struct visible v = layer_visible(spec, (struct stripes){0}, item, layer_branch(spec, 0, 0), t);
-    float o[MAX_V_DIM] = {0}, *scale;
+    float o[MAX_V_DIM] = {0};
     float max = spec->sink_logits ? spec->sink_logits[head] : -INFINITY, sum = 0;
     for (uint32_t j = 0; j < v.end; j++) {
         if (!visible_has(&v, j))
@@ -64,10 +68,11 @@ static void naive_row(const struct backend_pool *p, const struct backend_item *i
         if (!visible_has(&v, j))
             continue;
         float w = expf(s[j] - max);
-        const uint8_t *row = cpu_row(p, item, j, head / g->group, true, &scale);
+        double row[MAX_V_DIM];
+        read_row(p, item, j, head / g->group, true, row);
         sum += w;
         for (uint32_t d = 0; d < g->dv; d++)
-            o[d] += w * element(p, row, d, scale);
+            o[d] += w * (float)row[d];
     }
     size_t at = (size_t)t * g->num_q_heads + head;
     for (uint32_t d = 0; d < g->dv; d++)

@@ -359,7 +359,12 @@ static attn_status gpu_time_batch(struct backend *b, const char *variant,
         if (choice.is_forced && choice.forced != GPU_VECTOR && choice.n_shards == 0 &&
             batches[i]->pool->config.is_v_in_k)
             return gpu_fail(b, ATTN_ENOTSUP, "variant %s: not with V in K", variant);
-    if (choice.is_forced && choice.forced >= GPU_NAIVE && choice.forced < GPU_NONE)
+    const bool is_ladder =
+        choice.is_forced && choice.forced >= GPU_NAIVE && choice.forced < GPU_NONE;
+    for (uint32_t i = 0; i < n_batches && is_ladder; i++)
+        if (kv_group(batches[i]->pool->config.kv_dtype) > 0)
+            return gpu_fail(b, ATTN_ENOTSUP, "variant %s: not over nvfp4 and mxfp4", variant);
+    if (is_ladder)
         for (uint32_t i = 0; i < n_batches; i++)
             for (uint32_t k = 0; k < batches[i]->n_items; k++)
                 if (batches[i]->pool->specs[batches[i]->items[k].layer].n_branches > 0)

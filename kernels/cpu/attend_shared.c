@@ -41,11 +41,12 @@ static uint32_t blocks_of(const struct backend_pool *p, const struct backend_ite
 static struct prefix_cost cost_of(const struct backend_pool *p, uint32_t queries_at_once)
 {
     const struct attend_geometry *g = &p->geometry;
-    const uint64_t elements = g->layout.v_offset == 0 ? g->dk : g->dk + g->dv;
+    const struct kv_layout *l = &g->layout;
+    const uint64_t row_bytes = l->v_offset == 0 ? l->k_row_bytes : l->k_row_bytes + l->v_row_bytes;
     return (struct prefix_cost){
         .align_blocks = g->block_tokens < TILE_TOKENS ? TILE_TOKENS / g->block_tokens : 1,
         .queries_at_once = queries_at_once,
-        .block_bytes = elements * g->block_tokens * attn_dtype_bytes(g->kv_dtype),
+        .block_bytes = row_bytes * g->block_tokens,
         .query_bytes = (uint64_t)g->group * (g->dv + 2) * sizeof(float) * ROW_TOUCHES,
         .group_bytes = GROUP_BYTES,
     };

@@ -175,10 +175,8 @@ static void make_extremes(void *arg, uint32_t thread)
         const struct block_layer at = job->b->choice.missing[i];
         const uint8_t *k = p->base + at.block * l->block_bytes + at.layer * l->layer_bytes;
         for (uint32_t h = 0; h < p->config.num_kv_heads; h++) {
-            const float *scales = NULL;
-            if (l->is_quantised)
-                scales = (const float *)(const void *)(k + l->k_scales) + h * g->block_tokens;
-            job->isa->extremes(g, k + h * l->k_head_bytes, scales,
+            const uint64_t row = (uint64_t)h * g->block_tokens;
+            job->isa->extremes(g, k + h * l->k_head_bytes, k + l->k_scales + row * l->k_scale_bytes,
                                extremes_of(p, at.block, at.layer, h));
         }
     }

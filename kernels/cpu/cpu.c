@@ -143,12 +143,13 @@ static attn_status cpu_block_write(struct backend_pool *p, uint32_t block, const
     return st;
 }
 
-static void copy_rows(uint8_t *to, const uint8_t *from, uint64_t head_bytes, uint64_t row_bytes,
+/* The token's row of each kv head: [n_heads][per_block] of row_bytes. */
+static void copy_rows(uint8_t *to, const uint8_t *from, uint64_t row_bytes, uint32_t per_block,
                       uint32_t n_heads, const struct backend_token_copy *t)
 {
     for (uint32_t h = 0; h < n_heads; h++)
-        memcpy(to + h * head_bytes + t->to_slot * row_bytes,
-               from + h * head_bytes + t->from_slot * row_bytes, row_bytes);
+        memcpy(to + ((uint64_t)h * per_block + t->to_slot) * row_bytes,
+               from + ((uint64_t)h * per_block + t->from_slot) * row_bytes, row_bytes);
 }
 
 /* One layer of a token; from and to are the layer's parts of the blocks. */
@@ -157,15 +158,14 @@ static void copy_token(const struct backend_pool *p, uint8_t *to, const uint8_t 
 {
     const struct kv_layout *l = &p->geometry.layout;
     const uint32_t n = p->config.num_kv_heads, per_block = p->config.block_tokens;
-    const uint64_t scale_bytes = sizeof(float);
-    copy_rows(to, from, l->k_head_bytes, l->k_head_bytes / per_block, n, t);
+    copy_rows(to, from, l->k_row_bytes, per_block, n, t);
     if (l->is_quantised)
-        copy_rows(to + l->k_scales, from + l->k_scales, per_block * scale_bytes, scale_bytes, n, t);
+        copy_rows(to + l->k_scales, from + l->k_scales, l->k_scale_bytes, per_block, n, t);
     if (l->v_offset == 0)
         return;
-    copy_rows(to + l->v_offset, from + l->v_offset, l->v_head_bytes, l->v_row_bytes, n, t);
+    copy_rows(to + l->v_offset, from + l->v_offset, l->v_row_bytes, per_block, n, t);
     if (l->is_quantised)
-        copy_rows(to + l->v_scales, from + l->v_scales, per_block * scale_bytes, scale_bytes, n, t);
+        copy_rows(to + l->v_scales, from + l->v_scales, l->v_scale_bytes, per_block, n, t);
 }
 
 static attn_status cpu_tokens_copy(struct backend_pool *p, const struct backend_token_copy *list,

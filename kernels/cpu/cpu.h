@@ -226,21 +226,21 @@ __attribute__((format(printf, 2, 3))) static inline void cpu_fail(struct backend
     va_end(args);
 }
 
-/* Where one head's row of K (or V) of a token is, and its scale (NULL if not quantised). */
+/* Where one head's row of K (or V) of a token is, and its scales (NULL if not quantised). */
 static inline uint8_t *cpu_row(const struct backend_pool *p, const struct backend_item *item,
-                               uint32_t token, uint32_t kv_head, bool is_v, float **out_scale)
+                               uint32_t token, uint32_t kv_head, bool is_v, uint8_t **out_scales)
 {
     const struct attend_geometry *g = &p->geometry;
     const struct kv_layout *l = &g->layout;
     uint32_t at = token & (g->block_tokens - 1);
     uint64_t block = item->block_table[token >> g->block_shift];
     uint8_t *layer = p->base + block * l->block_bytes + item->layer * l->layer_bytes;
-    size_t row_bytes = is_v ? l->v_row_bytes : g->dk * attn_dtype_bytes(g->kv_dtype);
     size_t head_row = (size_t)kv_head * g->block_tokens + at;
-    *out_scale = NULL;
+    *out_scales = NULL;
     if (l->is_quantised)
-        *out_scale = (float *)(void *)(layer + (is_v ? l->v_scales : l->k_scales)) + head_row;
-    return layer + (is_v ? l->v_offset : 0) + head_row * row_bytes;
+        *out_scales = layer + (is_v ? l->v_scales + head_row * l->v_scale_bytes
+                                    : l->k_scales + head_row * l->k_scale_bytes);
+    return layer + (is_v ? l->v_offset + head_row * l->v_row_bytes : head_row * l->k_row_bytes);
 }
 
 #endif

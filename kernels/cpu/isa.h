@@ -136,7 +136,7 @@ struct cpu_isa {
     void (*finish)(const struct attend_rows *r, const struct attend_partial *p);
     /* of a block's keys of one kv head each dimension's largest value, then its smallest: two rows
      * of dk elements of cpu_extremes_dtype. NaNs are left out */
-    void (*extremes)(const struct attend_geometry *g, const uint8_t *k, const float *scales,
+    void (*extremes)(const struct attend_geometry *g, const uint8_t *k, const uint8_t *scales,
                      uint8_t *out);
     /* out[i], for blocks 1 to end - 1 of the rows' item, the highest bound that a row of the rows
      * has for q.k; extremes are those of block b at extremes + b * block_bytes */

@@ -6,6 +6,9 @@
  * the next tile is fetched, K beside the scores and V beside the sum, since pieces of a shuffled
  * block table lie where no hardware prefetcher looks.
  *
+ * Pools of FP4 have a tile's rows decoded to floats first, scales included, and computed like those
+ * of f32: arithmetic on codes would be no cheaper.
+ *
  * What a row does not see is never multiplied: K there may be NaN, its score is overwritten; V
  * there is not read by that row. Pieces that no row sees are not read at all: a block that a window
  * has let go is another sequence's by now, and may be written to by another thread.
@@ -35,7 +38,7 @@
 /* One piece of a tile: tokens that lie behind one another in a block. */
 struct piece {
     const uint8_t *k, *v; /* codes of its first token; k is NULL if no row sees any */
-    const float *k_scales, *v_scales; /* of its tokens, if quantised */
+    const uint8_t *k_scales, *v_scales; /* of its tokens, if quantised */
 };
 
 /* A kv head at work: its rows' q, sums and maxima. */
@@ -46,7 +49,9 @@ struct tile_state {
     uint32_t kv_head;
     float *q, *o, *max, *sum;
     uint32_t o_stride, q_stride; /* in floats, or bf16 elements if the dot product is bf16 */
-    uint32_t piece_tokens;
+    uint32_t piece_tokens, v_stride; /* v_stride: bytes from a token's V to the next one's */
+    bool is_fp4; /* tiles are decoded to f32 */
+    bool is_scaled; /* K and V are multiplied by scales where they meet scores and weights */
     bool is_bf16_dot;
     bool is_plain; /* scores are scaled, and that is all */
     bool is_paired; /* its products are those of pairs_bf16.h, and q is laid for them */
@@ -79,16 +84,15 @@ INLINE struct piece piece_of(const struct tile_state *t, uint32_t kv_head, uint3
     const struct kv_layout *l = &g->layout;
     uint32_t block = t->r->item->block_table[token >> g->block_shift];
     uint32_t at = token & (g->block_tokens - 1);
-    uint32_t bytes = (uint32_t)dtype_bytes(g->kv_dtype);
+    const size_t row = (size_t)kv_head * g->block_tokens + at;
     const uint8_t *base = t->r->layer + block * l->block_bytes;
     struct piece p = {
-        .k = base + kv_head * l->k_head_bytes + (size_t)at * g->dk * bytes,
-        .v = base + l->v_offset + kv_head * l->v_head_bytes + (size_t)at * l->v_row_bytes,
+        .k = base + row * l->k_row_bytes,
+        .v = base + l->v_offset + row * l->v_row_bytes,
     };
     if (l->is_quantised) {
-        size_t row = (size_t)kv_head * g->block_tokens + at;
-        p.k_scales = (const float *)(const void *)(base + l->k_scales) + row;
-        p.v_scales = (const float *)(const void *)(base + l->v_scales) + row;
+        p.k_scales = base + l->k_scales + row * l->k_scale_bytes;
+        p.v_scales = base + l->v_scales + row * l->v_scale_bytes;
     }
     return p;
 }
@@ -286,7 +290,7 @@ INLINE void piece_sum(const struct tile_state *t, attn_dtype dtype, const uint8_
                       const uint8_t *ahead, uint32_t a, uint32_t b, uint32_t row0, uint32_t row1)
 {
     const uint32_t dv = t->g->dv;
-    const size_t v_stride = t->g->layout.v_row_bytes;
+    const size_t v_stride = t->v_stride;
     for (uint32_t row = row0; row < row1; row += ROWS_AT_ONCE) {
         const float *p = t->x->s + row * TILE_TOKENS + a;
         const uint8_t *next = row == 0 ? ahead : NULL;
@@ -405,7 +409,7 @@ INLINE vf finish_scores(const struct tile_state *t, const struct step *step, uin
     vf max = vf_set(-INFINITY);
     for (uint32_t j = 0; j < n; j += VEC) {
         vf x = vf_load(s + j);
-        if (t->g->layout.is_quantised)
+        if (t->is_scaled)
             x *= vf_load(t->x->k_scales + j);
         if (spec->soft_cap > 0)
             x = vf_tanh(x * (unit / spec->soft_cap)) * (spec->soft_cap * LOG2E);
@@ -428,7 +432,7 @@ INLINE vf finish_scores(const struct tile_state *t, const struct step *step, uin
 /* The online softmax step of one row: its scores, whose maximum is max, become weights, and its o,
  * max and sum are brought to the new maximum. */
 INLINE void softmax_row(const struct tile_state *t, uint32_t row, uint32_t n, vf max,
-                        bool is_quantised)
+                        bool is_scaled)
 {
     float *s = t->x->s + row * TILE_TOKENS, old = t->max[row], m = vf_hmax(max);
     m = m > old ? m : old;
@@ -437,7 +441,7 @@ INLINE void softmax_row(const struct tile_state *t, uint32_t row, uint32_t n, vf
     for (uint32_t j = 0; j < n; j += VEC) {
         vf w = vf_exp2(vf_load(s + j) - base);
         sum += w;
-        if (is_quantised)
+        if (is_scaled)
             w *= vf_load(t->x->v_scales + j);
         vf_store(s + j, w);
     }
@@ -459,7 +463,7 @@ static void masked_softmax_row(const struct tile_state *t, const struct step *st
     uint32_t n_nodes = c.nodes == 0 ? 0 : 32 - (uint32_t)__builtin_clz(c.nodes);
     n = n > n_nodes ? n : n_nodes;
     n = (n + VEC - 1) / VEC * VEC;
-    softmax_row(t, row, n, finish_scores(t, step, row, c, n), t->g->layout.is_quantised);
+    softmax_row(t, row, n, finish_scores(t, step, row, c, n), t->is_scaled);
 }
 
 /* The same of a row that sees the whole tile, where scores are only scaled. */
@@ -509,30 +513,80 @@ static void load_q(const struct tile_state *t)
 
 #define STEPS_TO_PAGE 4 /* how far ahead pages are touched */
 
+/* The floats of a row of n FP4 values. */
+INLINE void decode_row(attn_dtype kv_dtype, const uint8_t *codes, const uint8_t *scales, uint32_t n,
+                       uint8_t *to)
+{
+    for (uint32_t d = 0; d < n; d += VEC) {
+        const vf x = vf_load_e2m1(codes + d / 2) * vec_group_scale(kv_dtype, scales, d);
+        memcpy(to + d * sizeof(float), &x, sizeof x);
+    }
+}
+
+/* Decodes token j of a piece to row `to` of the scratch's tile. */
+static void decode_token(const struct tile_state *t, const struct piece *from, uint32_t j,
+                         uint32_t to)
+{
+    const struct attend_geometry *g = t->g;
+    const struct kv_layout *l = &g->layout;
+    decode_row(g->kv_dtype, from->k + (size_t)j * l->k_row_bytes,
+               from->k_scales + (size_t)j * l->k_scale_bytes, g->dk,
+               t->x->k + (size_t)to * g->dk * sizeof(float));
+    if (l->v_offset != 0)
+        decode_row(g->kv_dtype, from->v + (size_t)j * l->v_row_bytes,
+                   from->v_scales + (size_t)j * l->v_scale_bytes, g->dv,
+                   t->x->v + (size_t)to * g->dv * sizeof(float));
+}
+
+/* Decodes the n tokens of a piece to the scratch's tile, from row `to` on; fetches the piece
+ * ahead. */
+static struct piece decode_piece(const struct tile_state *t, const struct piece *from,
+                                 const struct piece *ahead, uint32_t n, uint32_t to)
+{
+    const struct kv_layout *l = &t->g->layout;
+    for (uint32_t j = 0; j < n; j++) {
+        for (uint32_t i = 0; ahead->k != NULL && i < l->k_row_bytes; i += 64)
+            prefetch(ahead->k + (size_t)j * l->k_row_bytes + i);
+        for (uint32_t i = 0; ahead->k != NULL && l->v_offset != 0 && i < l->v_row_bytes; i += 64)
+            prefetch(ahead->v + (size_t)j * l->v_row_bytes + i);
+        decode_token(t, from, j, to + j);
+    }
+    const size_t k_row = t->g->dk * sizeof(float);
+    uint8_t *k = t->x->k + to * k_row;
+    memset(k + n * k_row, 0, (TOKENS_AT_ONCE - 1 - (n - 1) % TOKENS_AT_ONCE) * k_row);
+    return (struct piece){
+        .k = k, .v = l->v_offset == 0 ? k : t->x->v + (size_t)to * t->g->dv * sizeof(float)};
+}
+
 /* Brings a tile's tokens that lie apart together; behind the last, keys are 0. */
 static struct piece gather(const struct tile_state *t, const struct step *step)
 {
     const struct attend_geometry *g = t->g;
     struct attend_scratch *x = t->x;
     const bool is_v_in_k = g->layout.v_offset == 0;
-    size_t bytes = dtype_bytes(g->kv_dtype), k_row = g->dk * bytes, v_row = g->dv * bytes;
+    size_t bytes = t->is_fp4 ? sizeof(float) : dtype_bytes(g->kv_dtype);
+    size_t k_row = g->dk * bytes, v_row = g->dv * bytes;
     for (uint32_t i = 0; i < step->n_keys; i++) {
         uint32_t token = t->r->list != NULL
                              ? t->r->list[step->key + i]
                              : stripes_token(t->g->stripes, step->branch, step->key + i);
         struct piece from = piece_of(t, t->kv_head, token);
+        if (t->is_fp4) {
+            decode_token(t, &from, 0, i);
+            continue;
+        }
         memcpy(x->k + i * k_row, from.k, k_row);
         if (!is_v_in_k)
             memcpy(x->v + i * v_row, from.v, v_row);
-        if (g->layout.is_quantised) {
-            x->k_scales[i] = *from.k_scales;
-            x->v_scales[i] = *from.v_scales;
+        if (t->is_scaled) {
+            memcpy(&x->k_scales[i], from.k_scales, sizeof(float));
+            memcpy(&x->v_scales[i], from.v_scales, sizeof(float));
         }
     }
     memset(x->k + step->n_keys * k_row, 0, (TILE_TOKENS - step->n_keys) * k_row);
     for (uint32_t i = step->n_keys; i < TILE_TOKENS; i++)
         x->k_scales[i] = x->v_scales[i] = 0;
-    return (struct piece){x->k, is_v_in_k ? x->k : x->v, x->k_scales, x->v_scales};
+    return (struct piece){.k = x->k, .v = is_v_in_k ? x->k : x->v};
 }
 
 /* Do the tokens of a tile lie behind one another? */
@@ -568,6 +622,13 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
             pieces[i] = piece_of(t, t->kv_head, token_of(t, key + i * size));
         if (i * size < steps[1].n_keys && !is_gathered && is_in_place(t, &steps[1]))
             ahead = piece_of(t, steps[1].kv_head, token_of(t, steps[1].key + i * size));
+        if (dtype == ATTN_F32 && t->is_fp4) {
+            const uint32_t n = n_keys - i * size < size ? n_keys - i * size : size;
+            if (!is_gathered && pieces[i].k != NULL)
+                pieces[i] = decode_piece(t, &pieces[i], &ahead, n, i * size);
+            k_ahead[i] = v_ahead[i] = NULL;
+            continue;
+        }
         k_ahead[i] = ahead.k;
         v_ahead[i] = t->g->layout.v_offset == 0 ? NULL : ahead.v; /* comes with K */
         if ((dtype == ATTN_INT8 || dtype == ATTN_FP8_E4M3) && !is_gathered && pieces[i].k) {
@@ -614,7 +675,7 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
     }
 #endif
     for (uint32_t i = 0; i < n_pieces; i++) {
-        size_t v_stride = t->g->layout.v_row_bytes;
+        size_t v_stride = t->v_stride;
         uint32_t begin = i * size, end = begin + size;
         for (uint32_t row = 0, next; row < n_rows; row = next) {
             next = is_same ? n_rows : row + group - (t->r->row0 + row) % group;
@@ -679,6 +740,7 @@ static void attend(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles
     struct tile_state t[MAX_SEGMENT_ROWS];
     uint32_t q_stride = (g->dk + 31) / 32 * 32, n_rows = r->n_heads * r->n_rows;
     uint32_t head_q = r->n_rows * q_stride;
+    const bool is_fp4 = kv_group(g->kv_dtype) > 0, is_scaled = g->layout.is_quantised && !is_fp4;
     bool is_paired = false;
 #if HAS_BF16_DOT
     /* by the item alone, as its bytes are; where there is more than one, by what pays */
@@ -702,9 +764,12 @@ static void attend(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles
             .o_stride = out->o_stride,
             .q_stride = q_stride,
             .piece_tokens = g->block_tokens < TILE_TOKENS ? g->block_tokens : TILE_TOKENS,
+            .v_stride = is_fp4 ? (g->layout.v_offset == 0 ? g->dk : g->dv) * (uint32_t)sizeof(float)
+                               : g->layout.v_row_bytes,
+            .is_fp4 = is_fp4,
+            .is_scaled = is_scaled,
             .is_bf16_dot = HAS_BF16_DOT && g->kv_dtype == ATTN_BF16,
-            .is_plain = !g->layout.is_quantised && g->kv_dtype != ATTN_FP8_E4M3 &&
-                        r->spec->soft_cap <= 0 && r->spec->alibi_slopes == NULL,
+            .is_plain = !is_scaled && r->spec->soft_cap <= 0 && r->spec->alibi_slopes == NULL,
             .is_paired = is_paired,
         };
         load_q(&t[h]);
@@ -715,6 +780,8 @@ static void attend(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles
         out->max[i] = -INFINITY;
     switch (g->kv_dtype) {
     case ATTN_F32:
+    case ATTN_NVFP4:
+    case ATTN_MXFP4:
         attend_tiles(t, ATTN_F32, tile0, n_tiles);
         break;
     case ATTN_F16:
@@ -766,50 +833,68 @@ static void finish(const struct attend_rows *r, const struct attend_partial *p)
     }
 }
 
+/* The n elements from d on of one of a block's keys. */
+INLINE vf load_key(attn_dtype dtype, const uint8_t *k, const uint8_t *scales, uint32_t d, int n)
+{
+    float scale;
+    if (dtype == ATTN_NVFP4 || dtype == ATTN_MXFP4)
+        return vf_load_e2m1(k + d / 2) * vec_group_scale(dtype, scales, d);
+    const vf x = vf_load_as(dtype, k + d * dtype_bytes(dtype), n);
+    if (dtype != ATTN_FP8_E4M3 && dtype != ATTN_INT8)
+        return x;
+    memcpy(&scale, scales, sizeof scale);
+    return x * (scale * vec_code_unit(dtype));
+}
+
 /* n elements of a dimension's vector of a block's keys; *max and *min lie behind one another. */
 INLINE void extremes_vec(attn_dtype dtype, const struct attend_geometry *g, const uint8_t *k,
-                         const float *scales, int n, vf *max, vf *min)
+                         const uint8_t *scales, uint32_t d, int n, vf *max, vf *min)
 {
-    const size_t k_row = g->dk * dtype_bytes(dtype);
+    const struct kv_layout *l = &g->layout;
     *max = vf_set(-INFINITY);
     *min = vf_set(INFINITY);
     for (uint32_t j = 0; j < g->block_tokens; j++) {
-        vf x = vf_load_as(dtype, k + j * k_row, n);
-        if (scales != NULL)
-            x *= scales[j] * vec_code_unit(dtype);
+        vf x = load_key(dtype, k + j * (size_t)l->k_row_bytes,
+                        scales + j * (size_t)l->k_scale_bytes, d, n);
         *max = vf_max(x, *max);
         *min = vf_select(x < *min, x, *min);
     }
 }
 
 INLINE void extremes_as(attn_dtype dtype, attn_dtype to, const struct attend_geometry *g,
-                        const uint8_t *k, const float *scales, uint8_t *out)
+                        const uint8_t *k, const uint8_t *scales, uint8_t *out)
 {
     const size_t bytes = dtype_bytes(to);
     for (uint32_t d = 0; d < g->dk; d += VEC) {
         const int n = g->dk - d < VEC ? VEC_TAIL : VEC;
         vf max, min;
-        extremes_vec(dtype, g, k + d * dtype_bytes(dtype), scales, n, &max, &min);
+        extremes_vec(dtype, g, k, scales, d, n, &max, &min);
         vf_store_as(to, out + d * bytes, max, n);
         vf_store_as(to, out + (g->dk + d) * bytes, min, n);
     }
 }
 
-static void extremes(const struct attend_geometry *g, const uint8_t *k, const float *scales,
+static void extremes(const struct attend_geometry *g, const uint8_t *k, const uint8_t *scales,
                      uint8_t *out)
 {
     switch (g->kv_dtype) {
     case ATTN_F32:
-        extremes_as(ATTN_F32, ATTN_F32, g, k, NULL, out);
+        extremes_as(ATTN_F32, ATTN_F32, g, k, scales, out);
         break;
     case ATTN_F16:
-        extremes_as(ATTN_F16, ATTN_F16, g, k, NULL, out);
+        extremes_as(ATTN_F16, ATTN_F16, g, k, scales, out);
         break;
     case ATTN_BF16:
-        extremes_as(ATTN_BF16, ATTN_BF16, g, k, NULL, out);
+        extremes_as(ATTN_BF16, ATTN_BF16, g, k, scales, out);
         break;
     case ATTN_FP8_E4M3:
         extremes_as(ATTN_FP8_E4M3, ATTN_F32, g, k, scales, out);
+        break;
+    case ATTN_NVFP4:
+        extremes_as(ATTN_NVFP4, ATTN_F32, g, k, scales, out);
+        break;
+    case ATTN_MXFP4:
+        extremes_as(ATTN_MXFP4, ATTN_F32, g, k, scales, out);
         break;
     default:
         extremes_as(ATTN_INT8, ATTN_F32, g, k, scales, out);

@@ -144,6 +144,49 @@ INLINE vf vf_load_as(attn_dtype dtype, const void *p, int n)
     return vf_from_half((h & 0x80) << 8 | (h & 0x7f) << 7);
 }
 
+/* The VEC values of E2M1 codes at p, two to a byte. */
+INLINE vf vf_load_e2m1(const uint8_t *p)
+{
+#if VEC == 4
+    static const float values[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
+                                     -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+    return (vf){values[p[0] & 15], values[p[0] >> 4], values[p[1] & 15], values[p[1] >> 4]};
+#elif VEC == 8
+    const vu shifts = {0, 4, 8, 12, 16, 20, 24, 28};
+    const __m256 values = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
+    uint32_t w;
+    memcpy(&w, p, sizeof w);
+    const vu codes = (vu)_mm256_set1_epi32((int)w) >> shifts;
+    const vu x = (vu)_mm256_permutevar8x32_ps(values, (__m256i)codes); /* by three bits */
+    return (vf)(x | (codes & 8) << 28);
+#else
+    const vu shifts = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
+    const __m512 values =
+        _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+    uint32_t w[2];
+    memcpy(w, p, sizeof w);
+    const __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32((int)w[0]), 0xff00, (int)w[1]);
+    return (vf)_mm512_permutexvar_ps((__m512i)((vu)both >> shifts), values); /* by four bits */
+#endif
+}
+
+/* The scale of the group of values that value d of a row is in; scales are the row's. */
+INLINE float vec_group_scale(attn_dtype kv_dtype, const uint8_t *scales, uint32_t d)
+{
+    uint32_t bits;
+    float x, of_row;
+    if (kv_dtype == ATTN_NVFP4) {
+        memcpy(&of_row, scales, sizeof of_row);
+        bits = (uint32_t)scales[sizeof of_row + d / 16] << 20; /* E4M3, not negative */
+        memcpy(&x, &bits, sizeof x);
+        return x * 0x1p120f * of_row;
+    }
+    const uint8_t code = scales[d / 32];
+    bits = code == 255 ? 0x7fc00000 : code == 0 ? 0x400000 : (uint32_t)code << 23;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 /* what vf_load_as leaves out */
 INLINE float vec_code_unit(attn_dtype dtype)
 {

@@ -15,12 +15,12 @@ namespace gpu
 
 constexpr int append_threads = 128;
 
-constexpr float e4m3_max = 448.0f, int8_max = 127.0f;
+constexpr float e4m3_max = 448.0f, int8_max = 127.0f, fp4_max = 6 * e4m3_max;
 
 /* One head's row of n elements, by one warp: codes and their scale by reference_quantise's rule. A
  * lane has n_pieces pieces of 8 elements, the next one a warp's width of pieces further on. */
 template <int n_pieces>
-GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const float (&x)[n_pieces][8], uint32_t n,
+GPU_DEVICE void quantise_row(char *dst, char *dst_scale, const float (&x)[n_pieces][8], uint32_t n,
                              uint32_t dtype)
 {
     float amax = 0.0f, bad = 0.0f;
@@ -63,7 +63,56 @@ GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const float (&x)[n_pie
             *(uint2 *)(dst + e) = make_uint2(w[0], w[1]);
     }
     if (lane_id() == 0)
-        *dst_scale = scale;
+        *(float *)dst_scale = scale;
+}
+
+/* The same of FP4, whose groups are of `lanes` neighbouring lanes. */
+template <int n_pieces, int lanes>
+GPU_DEVICE void quantise_groups(char *dst, char *dst_scales, const float (&x)[n_pieces][8],
+                                uint32_t n, uint32_t dtype)
+{
+    constexpr bool is_nv = lanes == 2;
+    float amax = 0.0f, bad = 0.0f;
+#pragma unroll
+    for (int c = 0; c < n_pieces; ++c)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            amax = fmaxf(amax, fabsf(x[c][j]));
+            bad = isfinite(x[c][j]) ? bad : 1.0f;
+        }
+    const bool is_bad = warp_max(bad) > 0.0f;
+    const float of_row = is_bad ? NAN : is_nv ? warp_max(amax) / fp4_max : 1.0f;
+    char *groups = dst_scales + groups_at(dtype);
+#pragma unroll
+    for (int c = 0; c < n_pieces; ++c) {
+        const uint32_t e = (c * warp_width + lane_id()) * 8;
+        float max = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+            max = fmaxf(max, fabsf(x[c][j]));
+        max = warp_max<lanes>(max);
+        uint32_t code = 0, w = 0;
+        if (is_nv && of_row > 0.0f)
+            code = e4m3_encode(max / of_row / 6.0f);
+        if (!is_nv) {
+            const uint32_t power = (__float_as_uint(max) + 0x200000) >> 23; /* 1.75 counts as 2 */
+            code = is_bad ? 255 : power > 2 ? min(power - 2, 252u) : 0;
+        }
+        const float scale = group_decode(code, dtype) * of_row;
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+            if (scale > 0.0f)
+                w |= e2m1_encode(x[c][j] / scale) << (4 * j);
+        if (e < n)
+            *(uint32_t *)(dst + e / 2) = w;
+        if (e < n && lane_id() % lanes == 0)
+            *(uint8_t *)(groups + e / (8 * lanes)) = (uint8_t)code;
+    }
+    const uint32_t n_groups = n / (8 * lanes), at = n_groups + lane_id();
+    if (at < (n_groups + 3) / 4 * 4)
+        *(uint8_t *)(groups + at) = 0;
+    if (is_nv && lane_id() == 0)
+        *(float *)dst_scales = of_row;
 }
 
 /* Loads over the bus take a microsecond: `at_once` of them are asked for before the first is
@@ -100,10 +149,17 @@ GPU_DEVICE void append_codes(const gpu_kv &kv, const part &k, const part &v, con
             part p = v;
             if (!is_v)
                 p = k;
-            if (r < n)
-                quantise_row(row_address(kv, p, block, head, slot),
-                             scale_address(kv, p, block, head, slot), x[u], is_v ? kv.dv : kv.dk,
-                             kv.kv_dtype);
+            char *dst = row_address(kv, p, block, head, slot);
+            char *scales = scale_address(kv, p, block, head, slot);
+            const uint32_t d = is_v ? kv.dv : kv.dk;
+            if (r >= n)
+                continue;
+            if (kv.kv_dtype == ATTN_NVFP4)
+                quantise_groups<n_pieces, 2>(dst, scales, x[u], d, kv.kv_dtype);
+            else if (kv.kv_dtype == ATTN_MXFP4)
+                quantise_groups<n_pieces, 4>(dst, scales, x[u], d, kv.kv_dtype);
+            else
+                quantise_row(dst, scales, x[u], d, kv.kv_dtype);
         }
     }
 }

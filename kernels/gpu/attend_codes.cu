@@ -1,6 +1,6 @@
-/* attend_codes.cu: decode attention (up to 16 query rows of a kv head) over fp8 and int8 K and V,
- * bf16 queries: codes go from shared memory into the operands of matrix instructions, decoded on
- * the way by integer operations.
+/* attend_codes.cu: decode attention (up to 16 query rows of a kv head) over quantised K and V, bf16
+ * queries: codes go from shared memory into the operands of matrix instructions, decoded on the way
+ * by integer operations. What follows is of codes of a byte, codes_fp4.cuh has those of FP4.
  *
  * A warp works alone on tiles of 16 tokens, its copies three tiles ahead; the four warps of a block
  * meet once, at the end. The order of d in a dot product and of columns in a product is free, so
@@ -8,7 +8,7 @@
  * the codes 4k .. 4k + 3 of the lane's piece; of V, product e's column g is element g * dim / 8 +
  * e. Scales of K meet the scores, those of V the probabilities.
  */
-#include "kernels/gpu/attend_matrix.cuh"
+#include "kernels/gpu/codes_fp4.cuh"
 
 using namespace gpu;
 
@@ -21,10 +21,6 @@ template <int dim> struct layout {
     static constexpr int pieces = dim / 16; /* of 16 codes, in a row */
     static constexpr int part_bytes = tile * dim;
     static constexpr int stage_bytes = 2 * part_bytes + 2 * tile * 4; /* K, V, their scales */
-    static constexpr int stages_bytes = n_warps * n_stages * stage_bytes;
-    static constexpr int merge_bytes = n_warps * 16 * ((dim + 4) * 4 + 8);
-    static constexpr int shared_bytes = stages_bytes > merge_bytes ? stages_bytes : merge_bytes;
-    static_assert(shared_bytes <= shared_limit, "more shared memory than a block may have");
 
     /* Where piece c of a row lies: so that the lanes of one read meet different banks. */
     static GPU_DEVICE uint32_t k_at(uint32_t row, uint32_t c)
@@ -111,12 +107,72 @@ GPU_DEVICE void multiply_values(float (&o)[dim / 8][4], const uint32_t (&p)[4], 
     }
 }
 
-template <int dim, bool is_fp8>
-__global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a))
+/* As four_bits of codes_fp4.cuh, whose functions say what these do. */
+template <int dim_, bool is_fp8> struct eight_bits {
+    using L = layout<dim_>;
+    static constexpr int dim = dim_, stage_bytes = L::stage_bytes;
+
+    static GPU_DEVICE void load_q(uint32_t (&q)[dim / 64][4][4], int h, const char *src,
+                                  bool is_live, int t)
+    {
+#pragma unroll
+        for (int i = 0; i < dim / 64; ++i)
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                uint2 x = *(const uint2 *)(src + ((t + 4 * i) * 16 + 4 * k) * 2);
+                q[i][k][h] = is_live ? x.x : 0;
+                q[i][k][2 + h] = is_live ? x.y : 0;
+            }
+    }
+
+    template <class At, class Live>
+    static GPU_DEVICE void bring(const gpu_kv &kv, const part &pk, const part &pv, uint32_t head,
+                                 shared_at to, int lane, At at, Live is_live)
+    {
+        uint32_t block;
+#pragma unroll
+        for (int i = lane; i < tile * L::pieces; i += warp_width) {
+            uint32_t r = i / L::pieces, c = i % L::pieces, slot = at(r, block);
+            const char *k = row_address(kv, pk, block, head, slot);
+            const char *v = row_address(kv, pv, block, head, slot);
+            copy16_async(to + L::k_at(r, c), k + c * 16, is_live(r));
+            copy16_async(to + L::part_bytes + L::v_at(r, c), v + c * 16, is_live(r));
+        }
+        const part &p = lane < tile ? pk : pv;
+        uint32_t slot = at(lane % tile, block);
+        copy_async<4>(to + 2 * L::part_bytes + lane * 4, scale_address(kv, p, block, head, slot),
+                      is_live(lane % tile));
+    }
+
+    static GPU_DEVICE float scale_of(const char *stage, bool is_v, uint32_t token, uint32_t)
+    {
+        return ((const float *)(stage + 2 * L::part_bytes))[is_v * tile + token];
+    }
+
+    static GPU_DEVICE void multiply_keys(float (&s)[2][4], const uint32_t (&q)[dim / 64][4][4],
+                                         const char *stage, int g, int t, uint32_t)
+    {
+        ::multiply_keys<dim, is_fp8>(s, q, stage, g, t);
+    }
+
+    static GPU_DEVICE void multiply_values(float (&o)[dim / 8][4], const uint32_t (&p)[4],
+                                           const char *stage, int g, int t, uint32_t)
+    {
+        ::multiply_values<dim, is_fp8>(o, p, stage + L::part_bytes, g, t);
+    }
+};
+
+template <class C> constexpr int codes_shared_bytes()
 {
-    using L = layout<dim>;
+    constexpr int stages_bytes = n_warps * n_stages * C::stage_bytes;
+    constexpr int merge_bytes = n_warps * 16 * ((C::dim + 4) * 4 + 8);
+    return stages_bytes > merge_bytes ? stages_bytes : merge_bytes;
+}
+
+template <class C> __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a))
+{
     GPU_SHARED(char, shared);
-    constexpr int n_o = dim / 8, n_q = dim / 64;
+    constexpr int dim = C::dim, n_o = dim / 8, n_q = dim / 64;
     const gpu_kv &kv = a.kv;
     const int lane = lane_id(), g = lane / 4, t = lane % 4;
     chain_release();
@@ -137,14 +193,7 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
         row[h].slope = layer.alibi_slopes ? layer.alibi_slopes[q_head] : 0.0f;
         const char *src =
             (const char *)it.q + ((uint64_t)(at / kv.group) * kv.num_q_heads + q_head) * dim * 2;
-#pragma unroll
-        for (int i = 0; i < n_q; ++i)
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                uint2 x = *(const uint2 *)(src + ((t + 4 * i) * 16 + 4 * k) * 2);
-                q[i][k][h] = r < n ? x.x : 0;
-                q[i][k][2 + h] = r < n ? x.y : 0;
-            }
+        C::load_q(q, h, src, r < n, t);
     }
     const gpu_layer &stored = kv.layers[it.layer];
     const token_order order = {1, it.n_tokens}; /* too few for another */
@@ -153,7 +202,7 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
     const float scale_log2 = layer.scale * log2e;
     const part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, true);
     const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
-    char *stages = shared + warp_id() * n_stages * L::stage_bytes;
+    char *stages = shared + warp_id() * n_stages * C::stage_bytes;
 
     float o[n_o][4];
 #pragma unroll
@@ -177,30 +226,18 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
      * unless the layer is dilated. */
         auto start_tile = [&](uint32_t base, int stage) {
             if (base < keys.end) {
-                shared_at to = shared_address(stages + stage * L::stage_bytes);
                 const uint32_t first = branch_token(from, base);
-                uint32_t block = table[first >> kv.block_shift];
-                auto slot_of = [&](uint32_t r) {
+                const uint32_t first_block = table[first >> kv.block_shift];
+                auto slot_of = [&](uint32_t r, uint32_t &block) {
+                    block = first_block;
                     if (!stored.n_branches)
                         return (first & (kv.block_tokens - 1)) + r;
                     const uint32_t token = branch_token(from, base + r);
                     block = base + r < keys.end ? table[token >> kv.block_shift] : 0;
                     return token & (kv.block_tokens - 1);
                 };
-#pragma unroll
-                for (int i = lane; i < tile * L::pieces; i += warp_width) {
-                    uint32_t r = i / L::pieces, c = i % L::pieces, slot = slot_of(r);
-                    const char *k = row_address(kv, pk, block, head, slot);
-                    const char *v = row_address(kv, pv, block, head, slot);
-                    copy16_async(to + L::k_at(r, c), k + c * 16, base + r < keys.end);
-                    copy16_async(to + L::part_bytes + L::v_at(r, c), v + c * 16,
-                                 base + r < keys.end);
-                }
-                const part &p = lane < tile ? pk : pv;
-                uint32_t slot = slot_of(lane % tile);
-                copy_async<4>(to + 2 * L::part_bytes + lane * 4,
-                              scale_address(kv, p, block, head, slot),
-                              base + lane % tile < keys.end);
+                C::bring(kv, pk, pv, head, shared_address(stages + stage * C::stage_bytes), lane,
+                         slot_of, [&](uint32_t r) { return base + r < keys.end; });
             }
             copy_commit();
         };
@@ -217,12 +254,10 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
             ahead = seen_from(ahead + step);
             copy_wait<n_stages - 1>();
             sync_warp();
-            const char *s_k = stages + stage * L::stage_bytes, *s_v = s_k + L::part_bytes;
-            const float *k_scales = (const float *)(s_v + L::part_bytes),
-                        *v_scales = k_scales + tile;
+            const char *staged = stages + stage * C::stage_bytes;
 
             float s[2][4] = {};
-            multiply_keys<dim, is_fp8>(s, q, s_k, g, t);
+            C::multiply_keys(s, q, staged, g, t, kv.kv_dtype);
             const bool is_open = keys.all_take_part && base >= keys.highest.first &&
                                  base + tile <= min(keys.lowest.end, keys.end);
             float top[2] = {row[0].m, row[1].m};
@@ -232,7 +267,7 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
                 for (int c = 0; c < 4; ++c) {
                     const matrix_row &w = row[c / 2];
                     uint32_t slot = j * 8 + 2 * t + c % 2, key = base + slot;
-                    float dot = s[j][c] * k_scales[slot];
+                    float dot = s[j][c] * C::scale_of(staged, false, slot, kv.kv_dtype);
                     float x = is_plain ? dot * scale_log2
                                        : score_of(layer, dot, w.slope, w.position,
                                                   branch_token(from, key));
@@ -256,13 +291,15 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
                     for (int c = 0; c < 2; ++c) {
                         x[c] = row[h].add(s[j][h * 2 + c]);
                         /* a hidden key's scale may be NaN */
-                        x[c] = x[c] == 0.0f ? 0.0f : x[c] * v_scales[j * 8 + 2 * t + c];
+                        x[c] = x[c] == 0.0f ? 0.0f
+                                            : x[c] * C::scale_of(staged, true, j * 8 + 2 * t + c,
+                                                                 kv.kv_dtype);
                     }
                     p[j * 2 + h] = bf16_encode2(x[0], x[1]);
                 }
             }
 
-            multiply_values<dim, is_fp8>(o, p, s_v, g, t);
+            C::multiply_values(o, p, staged, g, t, kv.kv_dtype);
             sync_warp(); /* the stage may be filled again */
             stage = stage == n_stages - 1 ? 0 : stage + 1;
         }
@@ -295,15 +332,27 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
 
 template <int dim> int allow()
 {
-    int code = allow_shared(attend_codes<dim, true>, layout<dim>::shared_bytes);
-    return code ? code : allow_shared(attend_codes<dim, false>, layout<dim>::shared_bytes);
+    using fp8 = eight_bits<dim, true>;
+    using int8 = eight_bits<dim, false>;
+    using fp4 = four_bits<dim, tile>;
+    int code = allow_shared(attend_codes<fp8>, codes_shared_bytes<fp8>());
+    code = code ? code : allow_shared(attend_codes<int8>, codes_shared_bytes<int8>());
+    return code ? code : allow_shared(attend_codes<fp4>, codes_shared_bytes<fp4>());
+}
+
+template <class C> int run_codes(const gpu_attend *a, void *stream, bool chained)
+{
+    return launch(attend_codes<C>, dim3(a->n_units), dim3(threads), codes_shared_bytes<C>(), stream,
+                  chained, *a);
 }
 
 template <int dim> int run(const gpu_attend *a, void *stream, bool chained)
 {
-    bool is_fp8 = a->kv.kv_dtype == ATTN_FP8_E4M3;
-    return launch(is_fp8 ? attend_codes<dim, true> : attend_codes<dim, false>, dim3(a->n_units),
-                  dim3(threads), layout<dim>::shared_bytes, stream, chained, *a);
+    if (a->kv.kv_dtype == ATTN_FP8_E4M3)
+        return run_codes<eight_bits<dim, true>>(a, stream, chained);
+    if (a->kv.kv_dtype == ATTN_INT8)
+        return run_codes<eight_bits<dim, false>>(a, stream, chained);
+    return run_codes<four_bits<dim, tile>>(a, stream, chained);
 }
 
 } // namespace

@@ -29,8 +29,9 @@ template <bool is_bf16_, bool is_quantised_, int dim_, int row_warps_> struct ma
     static constexpr int slice = token_warps > 1 ? dim : 64, slice_stride = slice + 4;
     static constexpr int merge_bytes = warps * 16 * (slice_stride * 4 + 8);
     /* copy_stages of K and V; quantised: one of K and V as the products take them, behind it
-     * copy_stages of codes of K, of V, scales of K, of V */
-    static constexpr int code_bytes = tile * dim;
+     * copy_stages of codes of K, of V, scales of K, of V. Codes of FP4 take half of their place,
+     * behind them are their groups' scales, `groups` bytes a row */
+    static constexpr int code_bytes = tile * dim, groups = dim / 16;
     static constexpr int part_bytes = is_quantised ? code_bytes : tile_bytes;
     /* V's scales meet the probabilities; those of an f16 kernel have no room for it, there they go
      * into V */
@@ -59,6 +60,41 @@ struct matrix_source {
     uint32_t head;
 };
 
+/* load_tile of FP4, by 16 values. The row's scale goes where other types have theirs; mxfp4 has
+ * none, and decode_fp4_part writes what stands for it. */
+template <class C>
+GPU_DEVICE void load_fp4_tile(const gpu_kv &kv, const matrix_source &src, const branch &from,
+                              uint32_t end, uint32_t base, shared_at dst)
+{
+    const bool is_nv = kv.kv_dtype == ATTN_NVFP4;
+    const uint32_t per_word = is_nv ? 4 : 8; /* of 16 values, whose groups' scales fill a word */
+#pragma unroll 4
+    for (int i = threadIdx.x; i < C::tile * C::groups; i += C::threads) {
+        const uint32_t row = i / C::groups, piece = i % C::groups, key = base + row;
+        const bool is_live = key < end;
+        const uint32_t token = is_live ? branch_token(from, key) : 0;
+        const uint32_t block = is_live ? src.table[token >> kv.block_shift] : 0;
+        const uint32_t slot = token & (kv.block_tokens - 1);
+#pragma unroll
+        for (int is_v = 0; is_v < 2; ++is_v) {
+            const part &p = is_v ? src.v : src.k;
+            const bool has = is_live && piece * 16 < (is_v ? kv.dv : kv.dk);
+            const char *codes = row_address(kv, p, block, src.head, slot);
+            const char *scales = scale_address(kv, p, block, src.head, slot);
+            const shared_at to = dst + is_v * C::part_bytes;
+            copy_async<8>(to + i * 8, codes + (has ? piece * 8 : 0), has);
+            if (piece % per_word == 0) {
+                const uint32_t at = piece / per_word * 4;
+                copy_async<4>(to + C::code_bytes / 2 + row * C::groups + at,
+                              scales + (has ? groups_at(kv.kv_dtype) + at : 0), has);
+            }
+            if (piece == 0 && is_nv)
+                copy_async<4>(dst + 2 * C::part_bytes + (is_v * C::tile + row) * 4, scales,
+                              is_live);
+        }
+    }
+}
+
 /* Starts bringing one tile of a branch's K and V to a stage; keys from end on and pieces past the
  * head dim become zero. Quantised: codes as they are, and their scales. */
 template <class C>
@@ -67,6 +103,10 @@ GPU_DEVICE void load_tile(const gpu_kv &kv, const matrix_source &src, const bran
 {
     const char *k0 = kv.base + src.k.codes + src.head * src.k.head_bytes;
     const char *v0 = kv.base + src.v.codes + src.head * src.v.head_bytes;
+    if (C::is_quantised && is_fp4(kv.kv_dtype)) {
+        load_fp4_tile<C>(kv, src, from, end, base, dst);
+        return;
+    }
 #pragma unroll 4
     for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
         uint32_t row = i / C::pieces, piece = i % C::pieces, key = base + row;
@@ -120,6 +160,57 @@ GPU_DEVICE void decode_part(const char *codes, const float *scales, uint32_t dty
                                   : f16_encode2(x[2 * e], x[2 * e + 1]);
         }
         *(uint4 *)(dst + row_piece<C>(row, piece)) = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+}
+
+/* Eight FP4 values with their group's scale, as bf16: products of so few bits are exact. */
+GPU_DEVICE uint4 fp4_to_bf16(uint32_t codes, float scale)
+{
+    const uint32_t s = __float_as_uint(scale), scales = (s & 0xffff0000) | s >> 16;
+    const uint32_t two126 = 0x7e807e80; /* a code's three bits as a bf16's are too small by it */
+    uint32_t x[4]; /* values i and i + 4 */
+#pragma unroll
+    for (int i = 3; i >= 0; --i, codes <<= 4) {
+        const uint32_t two = (codes & 0x80008000) | (codes >> 6 & 0x01c001c0);
+        x[i] = bf16x2_multiply(bf16x2_multiply(two, two126), scales);
+    }
+    return make_uint4((x[0] & 0xffff) | x[1] << 16, (x[2] & 0xffff) | x[3] << 16,
+                      x[0] >> 16 | (x[1] & 0xffff0000), x[2] >> 16 | (x[3] & 0xffff0000));
+}
+
+/* The same with V's row scale, if it is not 1, as f16, which has all but mxfp4's 65536. */
+GPU_DEVICE uint4 fp4_to_f16(uint32_t codes, float scale, float row_scale)
+{
+    float x[8];
+    uint32_t w[4];
+    decode_fp4(x, codes, scale);
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+        x[e] = (x[e] == 65536.0f ? 65504.0f : x[e] == -65536.0f ? -65504.0f : x[e]) * row_scale;
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+        w[e] = f16_encode2(x[2 * e], x[2 * e + 1]);
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+/* decode_part of FP4: a group's scale goes into its values. */
+template <class C, bool is_v>
+GPU_DEVICE void decode_fp4_part(const char *codes, float *scales, uint32_t dtype, char *dst)
+{
+    const uint8_t *groups = (const uint8_t *)codes + C::code_bytes / 2;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
+        const uint32_t row = i / C::pieces, piece = i % C::pieces;
+        const uint8_t *of_row = groups + row * C::groups;
+        const float scale =
+            dtype == ATTN_MXFP4 ? row_scale((const char *)of_row, dtype) : scales[row];
+        const float of_group = group_decode(of_row[piece * 8 / group_of(dtype)], dtype);
+        const uint32_t eight = *(const uint32_t *)(codes + i * 4);
+        if (piece == 0 && dtype == ATTN_MXFP4)
+            scales[row] = scale;
+        *(uint4 *)(dst + row_piece<C>(row, piece)) =
+            C::is_bf16 ? fp4_to_bf16(eight, of_group)
+                       : fp4_to_f16(eight, of_group, is_v ? scale : 1.0f);
     }
 }
 
@@ -354,13 +445,19 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
             __syncthreads();
 
             char *staged = shared + C::stages_at + stage * C::stage_bytes, *parts = staged;
-            const float *k_scales = (const float *)(staged + 2 * C::code_bytes);
-            const float *v_scales = k_scales + C::tile;
+            float *k_scales = (float *)(staged + 2 * C::code_bytes);
+            float *v_scales = k_scales + C::tile;
             if (C::is_quantised) {
                 parts = shared + C::q_bytes;
-                decode_part<C, false>(staged, k_scales, kv.kv_dtype, parts);
-                decode_part<C, true>(staged + C::code_bytes, v_scales, kv.kv_dtype,
-                                     parts + C::tile_bytes);
+                if (is_fp4(kv.kv_dtype)) {
+                    decode_fp4_part<C, false>(staged, k_scales, kv.kv_dtype, parts);
+                    decode_fp4_part<C, true>(staged + C::code_bytes, v_scales, kv.kv_dtype,
+                                             parts + C::tile_bytes);
+                } else {
+                    decode_part<C, false>(staged, k_scales, kv.kv_dtype, parts);
+                    decode_part<C, true>(staged + C::code_bytes, v_scales, kv.kv_dtype,
+                                         parts + C::tile_bytes);
+                }
                 __syncthreads();
             }
             const shared_at s_k = shared_address(parts), s_v = s_k + C::tile_bytes;

@@ -81,7 +81,6 @@ template <class F> __global__ void __launch_bounds__(threads) attend(GPU_PARAM(g
     const query_list<kind> list(a, it, row0 / kv.group, head);
     part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, !F::is_latent);
     const uint32_t *table = list.table(kv, it);
-    uint32_t kv_bytes = element_bytes(kv.kv_dtype);
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
         const branch b = branch_at(kv, stored, nth, head);
         branch_part keys = part_of_branch<kind == of_stripes>(kv, layer, b, it, queries, split);
@@ -104,20 +103,22 @@ template <class F> __global__ void __launch_bounds__(threads) attend(GPU_PARAM(g
             uint32_t slot = token & (kv.block_tokens - 1);
             const char *k = row_address(kv, pk, block, head, slot);
             const char *v = row_address(kv, pv, block, head, slot);
+            const char *k_scales = scale_address(kv, pk, block, head, slot);
+            const char *v_scales = scale_address(kv, pv, block, head, slot);
             float kx[n_pieces][8] = {}, own[v_pieces][8] = {}, k_scale = 1.0f, v_scale = 1.0f;
             const float(*vx)[8] = F::is_latent ? kx : own;
 #pragma unroll
             for (int c = 0; c < n_pieces; ++c) {
                 uint32_t e = e0 + c * lanes * 8;
                 if (is_live && e < kv.dk)
-                    load8(kx[c], k + e * kv_bytes, kv.kv_dtype);
+                    load_stored8(kx[c], k, k_scales, e, kv.kv_dtype);
                 if constexpr (!F::is_latent)
                     if (is_live && e < kv.dv)
-                        load8(own[c], v + e * kv_bytes, kv.kv_dtype);
+                        load_stored8(own[c], v, v_scales, e, kv.kv_dtype);
             }
             if (kv.is_quantised && is_live) {
-                k_scale = *scale_address(kv, pk, block, head, slot);
-                v_scale = *scale_address(kv, pv, block, head, slot);
+                k_scale = row_scale(k_scales, kv.kv_dtype);
+                v_scale = row_scale(v_scales, kv.kv_dtype);
             }
 #pragma unroll
             for (int r = 0; r < rows; ++r) {

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(256) copy_blocks(GPU_PARAM(gpu_copy, a))
         dst[i] = src[i];
 }
 
-/* A token's rows of one layer's K or V part, and its scales. */
+/* A token's rows of one layer's K or V part, and their scales. */
 __global__ void __launch_bounds__(128) copy_tokens(GPU_PARAM(gpu_tokens_copy, a))
 {
     const gpu_kv &kv = a.kv;
@@ -31,8 +31,12 @@ __global__ void __launch_bounds__(128) copy_tokens(GPU_PARAM(gpu_tokens_copy, a)
         ((uint2 *)row_address(kv, p, to[0], head, to[1]))[i % n] =
             ((const uint2 *)row_address(kv, p, from[0], head, from[1]))[i % n];
     }
-    for (uint32_t head = threadIdx.x; kv.is_quantised && head < kv.num_kv_heads; head += blockDim.x)
-        *scale_address(kv, p, to[0], head, to[1]) = *scale_address(kv, p, from[0], head, from[1]);
+    const uint32_t w = kv.is_quantised ? p.scale_bytes / 4 : 0;
+    for (uint32_t i = threadIdx.x; i < w * kv.num_kv_heads; i += blockDim.x) {
+        const uint32_t head = i / w;
+        ((uint32_t *)scale_address(kv, p, to[0], head, to[1]))[i % w] =
+            ((const uint32_t *)scale_address(kv, p, from[0], head, from[1]))[i % w];
+    }
 }
 
 dim3 block_grid(uint64_t block_bytes, uint32_t n)

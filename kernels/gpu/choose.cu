@@ -52,10 +52,10 @@ __global__ void __launch_bounds__(make_threads) make_extremes(GPU_PARAM(gpu_extr
 #pragma unroll 4
     for (uint32_t slot = 0; slot < kv.block_tokens; ++slot) {
         float x[8], scale = 1.0f;
-        load8(x, row_address(kv, p, block, head, slot) + e * element_bytes(kv.kv_dtype),
-              kv.kv_dtype);
+        const char *scales = scale_address(kv, p, block, head, slot);
+        load_stored8(x, row_address(kv, p, block, head, slot), scales, e, kv.kv_dtype);
         if (kv.is_quantised)
-            scale = *scale_address(kv, p, block, head, slot);
+            scale = row_scale(scales, kv.kv_dtype);
 #pragma unroll
         for (int i = 0; i < 8; ++i) { /* NaNs are left out */
             max[i] = fmaxf(max[i], x[i] * scale);

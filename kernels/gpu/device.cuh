@@ -80,11 +80,73 @@ GPU_DEVICE uint32_t find_item(const gpu_item *items, uint32_t n_items, uint32_t 
     return lo;
 }
 
-/* Where the K or V row of (block, layer, head, slot in block) lies, and its scale. */
+GPU_DEVICE bool is_fp4(uint32_t dtype)
+{
+    return dtype == ATTN_NVFP4 || dtype == ATTN_MXFP4;
+}
+
+/* Where the scales of a row's groups begin among the row's scales, and the values of a group. */
+GPU_DEVICE uint32_t groups_at(uint32_t dtype)
+{
+    return dtype == ATTN_MXFP4 ? 0 : 4;
+}
+
+GPU_DEVICE uint32_t group_of(uint32_t dtype)
+{
+    return dtype == ATTN_MXFP4 ? 32 : 16;
+}
+
+GPU_DEVICE float group_decode(uint32_t code, uint32_t dtype)
+{
+    return dtype == ATTN_MXFP4 ? e8m0_decode(code) : e4m3_scale_decode(code);
+}
+
+/* What is left to multiply by where groups' scales have been: a row's scale, NaN if its values are
+ * to be read as NaN. scales: the row's. */
+GPU_DEVICE float row_scale(const char *scales, uint32_t dtype)
+{
+    if (dtype == ATTN_MXFP4)
+        return *(const uint8_t *)scales == 255 ? NAN : 1.0f;
+    return *(const float *)scales;
+}
+
+/* Eight FP4 values, with their group's scale; the first is in the low bits. */
+GPU_DEVICE void decode_fp4(float (&x)[8], uint32_t codes, float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        x[i] = e2m1_decode(codes >> (4 * i)) * scale;
+}
+
+/* Eight neighbouring values of a row of a cache, from e on, but for the row's scale. scales: the
+ * row's, if it has any. */
+GPU_DEVICE void load_stored8(float (&x)[8], const char *row, const char *scales, uint32_t e,
+                             uint32_t dtype)
+{
+    if (!is_fp4(dtype)) {
+        load8(x, row + e * element_bytes(dtype), dtype);
+        return;
+    }
+    const uint32_t code = *(const uint8_t *)(scales + groups_at(dtype) + e / group_of(dtype));
+    decode_fp4(x, *(const uint32_t *)(row + e / 2), group_decode(code, dtype));
+}
+
+/* Bytes of a row of n stored elements, and of its scales where it has any. */
+GPU_DEVICE uint32_t stored_bytes(uint32_t dtype, uint32_t n)
+{
+    return is_fp4(dtype) ? n / 2 : n * element_bytes(dtype);
+}
+
+GPU_DEVICE uint32_t scale_bytes(uint32_t dtype, uint32_t n)
+{
+    return is_fp4(dtype) ? groups_at(dtype) + (n / group_of(dtype) + 3) / 4 * 4 : 4;
+}
+
+/* Where the K or V row of (block, layer, head, slot in block) lies, and its scales. */
 struct part {
     uint64_t codes, scales; /* offsets of this layer's part within a block */
     uint64_t head_bytes;
-    uint32_t row_bytes, block_tokens;
+    uint32_t row_bytes, scale_bytes, block_tokens;
 };
 
 GPU_DEVICE part part_of(const gpu_kv &kv, uint32_t layer, bool is_v)
@@ -94,7 +156,8 @@ GPU_DEVICE part part_of(const gpu_kv &kv, uint32_t layer, bool is_v)
     p.codes = base + (is_v ? kv.v_offset : 0);
     p.scales = base + (is_v ? kv.v_scales : kv.k_scales);
     p.head_bytes = is_v ? kv.v_head_bytes : kv.k_head_bytes;
-    p.row_bytes = (is_v ? kv.dv : kv.dk) * element_bytes(kv.kv_dtype);
+    p.row_bytes = stored_bytes(kv.kv_dtype, is_v ? kv.dv : kv.dk);
+    p.scale_bytes = scale_bytes(kv.kv_dtype, is_v ? kv.dv : kv.dk);
     p.block_tokens = kv.block_tokens;
     return p;
 }
@@ -105,10 +168,11 @@ GPU_DEVICE char *row_address(const gpu_kv &kv, const part &p, uint32_t block, ui
     return kv.base + block * kv.block_bytes + p.codes + head * p.head_bytes + slot * p.row_bytes;
 }
 
-GPU_DEVICE float *scale_address(const gpu_kv &kv, const part &p, uint32_t block, uint32_t head,
-                                uint32_t slot)
+GPU_DEVICE char *scale_address(const gpu_kv &kv, const part &p, uint32_t block, uint32_t head,
+                               uint32_t slot)
 {
-    return (float *)(kv.base + block * kv.block_bytes + p.scales) + head * p.block_tokens + slot;
+    return kv.base + block * kv.block_bytes + p.scales +
+           (head * p.block_tokens + slot) * p.scale_bytes;
 }
 
 /* A layer's branches as a kv head has them; one of all tokens where it is not dilated. The layer is

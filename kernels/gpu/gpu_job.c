@@ -166,7 +166,7 @@ static uint64_t units_of(const struct backend_pool *p, enum gpu_kernel kernel,
  * depend on the others. */
 static bool is_few(const struct backend_pool *p, const struct gpu_item *items, uint32_t n)
 {
-    const uint64_t token_bytes = (p->kv.dk + p->kv.dv) * attn_dtype_bytes(p->config.kv_dtype);
+    const uint64_t token_bytes = (p->kv.dk + p->kv.dv) * attn_dtype_bits(p->config.kv_dtype) / 8;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < n; i++) {
         bytes += p->kv.num_kv_heads * token_bytes * ((uint64_t)items[i].pos + items[i].n_tokens);

@@ -46,6 +46,40 @@ GPU_DEVICE float int8_decode_portable(uint32_t codes, int index)
     return (float)(int8_t)(codes >> (8 * index) & 0xff);
 }
 
+/* Products of the bf16 in the low and in the high half, that a bf16 holds exactly. */
+GPU_DEVICE uint32_t bf16x2_multiply_portable(uint32_t a, uint32_t b)
+{
+    const uint32_t lo = __float_as_uint(bf16_decode(a & 0xffff) * bf16_decode(b & 0xffff));
+    const uint32_t hi = __float_as_uint(bf16_decode(a >> 16) * bf16_decode(b >> 16));
+    return lo >> 16 | (hi & 0xffff0000);
+}
+
+/* An E2M1 code, of the low four bits. */
+GPU_DEVICE float e2m1_decode(uint32_t code)
+{
+    return __uint_as_float((code & 8) << 28 | (code & 7) << 22) * 0x1p126f;
+}
+
+/* The code that is nearest, of two the even one. */
+GPU_DEVICE uint32_t e2m1_encode(float x)
+{
+    const float a = fabsf(x);
+    return (__float_as_uint(x) >> 28 & 8) + (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) +
+           (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
+}
+
+/* Scales of groups of such codes: with them values are finite, whatever the codes are. That a row
+ * reads as NaN is said elsewhere (row_scale). */
+GPU_DEVICE float e4m3_scale_decode(uint32_t code)
+{
+    return __uint_as_float((code & 0x7f) << 20) * 0x1p120f;
+}
+
+GPU_DEVICE float e8m0_decode(uint32_t code)
+{
+    return __uint_as_float(code == 0 ? 0x400000 : code > 252 ? 0 : code << 23);
+}
+
 /* One value, saturating at 448. */
 GPU_DEVICE uint32_t e4m3_encode_portable(float x)
 {

@@ -43,7 +43,7 @@ refuses 'pool create NAME' "$ctl" pool
 refuses 'ping takes no argument: now' "$ctl" ping now
 refuses '--dtype: "fp16" is not f32, f16 or bf16 ' "$ctl" pool create p --dtype fp16
 refuses '--dtype: "int8" is not f32, f16 or bf16 ' "$ctl" pool create p --dtype int8
-refuses '--kv-dtype: "fp8" is not f32, f16, bf16, fp8_e4m3 or int8 ' "$ctl" pool create p --kv-dtype fp8
+refuses '--kv-dtype: "fp8" is not f32, f16, bf16, fp8_e4m3, int8, nvfp4 or mxfp4 ' "$ctl" pool create p --kv-dtype fp8
 refuses '--split: "even" is not auto, whole, heads or tokens ' "$ctl" pool create p --split even
 refuses '--soft-cap: "-1" is not a number from 0 to 1000000 ' "$ctl" pool create p --soft-cap -1
 refuses '--timeout: "0" is not a number of seconds above 0' "$ctl" --timeout 0 ping

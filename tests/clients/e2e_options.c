@@ -374,7 +374,9 @@ static void every_option_of_every_split_agrees_with_the_reference(void **state)
     e2e_start(&d, flags);
     MUST_OK(attn_client_open(d.url, NULL, TIMEOUT_US, &client));
     for (uint32_t i = offset; i < n; i += every)
-        assert_true(run_case(i, &c) > 0);
+        if (case_fits(&case_geometries[i % CASE_N_PRODUCT],
+                      case_dtypes[i / CASE_N_PRODUCT % CASE_COUNT(case_dtypes)]))
+            assert_true(run_case(i, &c) > 0);
     printf("%u cases whole, %u by heads, %u by tokens, of these %u dilated, %u with windows, %u "
            "sparse\n",
            c.n_run[ATTN_SPLIT_WHOLE], c.n_run[ATTN_SPLIT_HEADS], c.n_run[ATTN_SPLIT_TOKENS],

@@ -194,6 +194,10 @@ attn_status check_run_begin(struct check *c, const struct backend_pool_config *c
 {
     static float arrays[2 * CHECK_LAYERS][1024];
     char why[256];
+    const struct case_geometry g = {.head_dim_k = config->head_dim_k,
+                                    .head_dim_v = config->head_dim_v};
+    if (!case_fits(&g, (struct case_dtype){config->q_dtype, config->kv_dtype}))
+        return ATTN_ENOTSUP;
     free_seqs(c);
     c->config = *config;
     c->config.num_layers = CHECK_LAYERS;
@@ -220,6 +224,8 @@ attn_status check_run_begin(struct check *c, const struct backend_pool_config *c
     if (st != ATTN_OK)
         return st;
     st = c->ops->pool_open(c->b, &c->config, &c->pool);
+    if (st == ATTN_OK && c->needs_room && c->ops->pool_room(c->pool) / 2 < c->config.n_blocks)
+        st = ATTN_ENOMEM;
     if (st == ATTN_ENOMEM) { /* earlier pools have used it up */
         close_backend(c);
         if (!open_backend(c, why, sizeof why)) {

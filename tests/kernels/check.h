@@ -48,6 +48,7 @@ struct check {
     struct backend_pool *pool;
     struct backend_pool_config config;
     struct attn_layer_spec specs[CHECK_LAYERS];
+    bool needs_room; /* as much as the pool's again is left of the KV memory */
     bool has_plain_layer; /* the last layer is not dilated, whatever the runs' layers are */
     struct check_seq seqs[CHECK_MAX_SEQS];
     uint32_t n_seqs, next_block;
@@ -74,7 +75,8 @@ int check_close(void **state);
 
 /* A pool of config (n_blocks, n_table_rows, max_row_blocks and layers are filled in here) with
  * n_seqs empty sequences; every block is poisoned. The layers are spec, with random sink logits and
- * slopes where asked. ATTN_ENOTSUP: the backend refuses the geometry. */
+ * slopes where asked. ATTN_ENOTSUP: the backend refuses the geometry, or it has groups of FP4
+ * values that are not whole. */
 attn_status check_run_begin(struct check *c, const struct backend_pool_config *config,
                             const struct attn_layer_spec *spec, bool has_sink_logits,
                             bool has_alibi, uint32_t n_seqs);

@@ -8,9 +8,9 @@
  * product is only what the tuned decode kernels of sm_90 compute, with ATTND_TEST_TUNED=prompts
  * what those for prompts compute, with ATTND_TEST_TUNED=f32 prompts of f32 over f32, with
  * ATTND_TEST_TUNED=rows bf16 or f16 that is not quantised, with
- * ATTND_TEST_TUNED=latent pools whose V is in K; with ATTND_TEST_PAIRS=N no case of more than N
- * pairs of a query and a key, and of some other tests a part;
- * ATTND_TEST_FAIL_FAST=1 ends it at the first failure, not the tenth.
+ * ATTND_TEST_TUNED=latent pools whose V is in K, with ATTND_TEST_TUNED=fp4 those of FP4; with
+ * ATTND_TEST_PAIRS=N no case of more than N pairs of a query and a key, and of some other tests a
+ * part; ATTND_TEST_FAIL_FAST=1 ends it at the first failure, not the tenth.
  */
 #include "tests/kernels/product.h"
 
@@ -91,6 +91,8 @@ static bool is_left_out(const struct backend_pool_config *c, const struct case_s
         return false;
     if (strcmp(tuned, "latent") == 0)
         return !c->is_v_in_k;
+    if (strcmp(tuned, "fp4") == 0)
+        return kv_group(c->kv_dtype) == 0;
     if (strcmp(tuned, "rows") == 0)
         return c->is_v_in_k || c->kv_dtype != c->q_dtype || c->q_dtype == ATTN_F32;
     const bool is_f32 = strcmp(tuned, "f32") == 0;
@@ -583,6 +585,13 @@ static void a_geometry_out_of_range_is_refused_by_field_and_value(void **state)
     REFUSES(n_blocks, 0, "0");
     REFUSES(q_dtype, ATTN_INT8, "int8");
     REFUSES(kv_dtype, ATTN_F32, "f32");
+    REFUSES(kv_dtype, (attn_dtype)8, "must be bf16 (as q_dtype), fp8_e4m3, int8, nvfp4 or mxfp4");
+    good.kv_dtype = ATTN_NVFP4;
+    REFUSES(head_dim_k, 104, "104, not a multiple of 16 with kv_dtype nvfp4");
+    REFUSES(head_dim_v, 24, "24, not a multiple of 16 with kv_dtype nvfp4");
+    good.kv_dtype = ATTN_MXFP4;
+    REFUSES(head_dim_v, 80, "80, not a multiple of 32 with kv_dtype mxfp4");
+    good.kv_dtype = ATTN_BF16;
     good.is_v_in_k = true;
     good.head_dim_k = BACKEND_MAX_LATENT_K;
     good.head_dim_v = BACKEND_MAX_HEAD_DIM;

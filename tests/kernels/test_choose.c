@@ -444,6 +444,7 @@ int main(int argc, char **argv)
     int rc = check_start(&check, argc, argv, 913, &every, &offset);
     if (rc != 0)
         return rc;
+    check.needs_room = true;
     check.ops->info(check.b, &info);
     if (!(info.features & BACKEND_HAS_CHOICE)) {
         check_close(NULL);

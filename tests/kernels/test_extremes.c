@@ -163,6 +163,8 @@ static bool run_far(const struct case_geometry *g, struct case_dtype d, uint32_t
     struct far f = {.base = base, .config = case_config(g, d, &case_options[CASE_PLAIN])};
     struct backend_pool_config *c = &f.config;
     check.arena_used = 0;
+    if (!case_fits(g, d))
+        return false;
     f.spec = layers[layer];
     f.spec.scale = s != NULL ? s->scale : 1.0f / sqrtf((float)g->head_dim_k);
     f.spec.soft_cap = s != NULL ? s->soft_cap : f.spec.soft_cap;

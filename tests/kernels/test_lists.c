@@ -102,13 +102,15 @@ static void poison_row(uint8_t *layer, const struct kv_layout *l, uint32_t head,
     const uint64_t k_row = l->k_head_bytes / per_block;
     memset(layer + head * l->k_head_bytes + slot * k_row, 0xff, k_row);
     if (l->is_quantised)
-        memset(layer + l->k_scales + ((uint64_t)head * per_block + slot) * 4, 0xff, 4);
+        memset(layer + l->k_scales + ((uint64_t)head * per_block + slot) * l->k_scale_bytes, 0xff,
+               l->k_scale_bytes);
     if (check.config.is_v_in_k)
         return;
     memset(layer + l->v_offset + head * l->v_head_bytes + slot * l->v_row_bytes, 0xff,
            l->v_row_bytes);
     if (l->is_quantised)
-        memset(layer + l->v_scales + ((uint64_t)head * per_block + slot) * 4, 0xff, 4);
+        memset(layer + l->v_scales + ((uint64_t)head * per_block + slot) * l->v_scale_bytes, 0xff,
+               l->v_scale_bytes);
 }
 
 /* What is cached of the item's sequence and in none of its lists becomes NaN. */

@@ -40,7 +40,11 @@ static float unit(void)
  * very small, very large, one with a NaN, one with an inf. */
 static float value_of(uint32_t row, uint32_t i)
 {
-    switch (row % 8) {
+    switch (row % 9) {
+    case 8: /* all of FP4's ties and values, in groups of other sizes; a group of zeros */
+        return i / 16 % 4 == 2
+                   ? 0.0f
+                   : ldexpf((float)(random_bits() % 49) / 4 - 6, (int)(i / 16 * 3) - 20);
     case 0:
         return i % 2 ? 0.0f : -0.0f;
     case 1: /* ties of int8; of e4m3 those that rounding to 3 bits makes */
@@ -62,24 +66,32 @@ static float value_of(uint32_t row, uint32_t i)
 }
 
 static void check_row(const struct backend_pool_config *c, const void *sent, size_t at, uint32_t n,
-                      const uint8_t *codes, const uint8_t *scale_bytes)
+                      const uint8_t *codes, const uint8_t *scales)
 {
     double row[MAX_DIM];
-    uint8_t want[MAX_DIM];
-    float want_scale, scale;
+    uint8_t want[MAX_DIM], want_scales[MAX_DIM];
+    const uint32_t n_codes = kv_row_bytes(c->kv_dtype, n), per_code = n / n_codes;
+    const uint32_t n_f32 = c->kv_dtype == ATTN_MXFP4 ? 0 : sizeof(float);
+    float want_scale = 0, scale = 0;
     for (uint32_t i = 0; i < n; i++)
         row[i] = reference_get(c->q_dtype, sent, at + i);
-    reference_quantise(c->kv_dtype, row, n, want, &want_scale);
-    memcpy(&scale, scale_bytes, sizeof scale);
+    reference_quantise(c->kv_dtype, row, n, want, want_scales);
+    memcpy(&want_scale, want_scales, n_f32);
+    memcpy(&scale, scales, n_f32);
     if (isnan(want_scale))
         assert_true(isnan(scale));
     else
         assert_memory_equal(&scale, &want_scale, sizeof scale);
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = n_f32; i < kv_scale_bytes(c->kv_dtype, n); i++)
+        if (scales[i] != want_scales[i])
+            fail_msg("%s of %s: scale %u of a row of %u is %02x, should be %02x",
+                     attn_dtype_name(c->kv_dtype), attn_dtype_name(c->q_dtype), i - n_f32, n,
+                     scales[i], want_scales[i]);
+    for (uint32_t i = 0; i < n_codes; i++)
         if (codes[i] != want[i])
             fail_msg("%s of %s: %a with scale %a is code %02x, should be %02x",
-                     attn_dtype_name(c->kv_dtype), attn_dtype_name(c->q_dtype), row[i], scale,
-                     codes[i], want[i]);
+                     attn_dtype_name(c->kv_dtype), attn_dtype_name(c->q_dtype), row[i * per_code],
+                     scale, codes[i], want[i]);
 }
 
 static void check_pool(attn_dtype q_dtype, attn_dtype kv_dtype, uint32_t dk, uint32_t dv,
@@ -134,11 +146,12 @@ static void check_pool(attn_dtype q_dtype, attn_dtype kv_dtype, uint32_t dk, uin
             assert_int_equal(ops->block_read(pool, table[t / BLOCK_TOKENS], block), ATTN_OK);
         for (uint32_t h = 0; h < HEADS; h++) {
             const size_t row = (size_t)t * HEADS + h, slot = h * BLOCK_TOKENS + t % BLOCK_TOKENS;
-            check_row(&c, kv[0], row * dk, dk, block + slot * dk, block + l.k_scales + slot * 4);
+            check_row(&c, kv[0], row * dk, dk, block + slot * l.k_row_bytes,
+                      block + l.k_scales + slot * l.k_scale_bytes);
             if (is_v_in_k)
                 continue;
-            check_row(&c, kv[1], row * dv, dv, block + l.v_offset + slot * dv,
-                      block + l.v_scales + slot * 4);
+            check_row(&c, kv[1], row * dv, dv, block + l.v_offset + slot * l.v_row_bytes,
+                      block + l.v_scales + slot * l.v_scale_bytes);
         }
     }
     free(block);
@@ -150,13 +163,15 @@ static void codes_and_scales_are_the_references(void **state)
 {
     (void)state;
     static const attn_dtype q[] = {ATTN_F32, ATTN_F16, ATTN_BF16},
-                            kv[] = {ATTN_INT8, ATTN_FP8_E4M3};
-    static const uint32_t dims[][3] = {
-        {8, 8, 0}, {64, 128, 0}, {104, 16, 0}, {256, 256, 0}, {576, 512, 1}};
+                            kv[] = {ATTN_INT8, ATTN_FP8_E4M3, ATTN_NVFP4, ATTN_MXFP4};
+    static const uint32_t dims[][3] = {{8, 8, 0},     {64, 128, 0}, {104, 16, 0}, {256, 256, 0},
+                                       {576, 512, 1}, {80, 16, 0},  {32, 96, 0}};
     for (size_t i = 0; i < 3; i++)
-        for (size_t j = 0; j < 2; j++)
+        for (size_t j = 0; j < 4; j++)
             for (size_t d = 0; d < sizeof dims / sizeof *dims; d++)
-                check_pool(q[i], kv[j], dims[d][0], dims[d][1], dims[d][2] != 0);
+                if (kv_group(kv[j]) == 0 ||
+                    (dims[d][0] % kv_group(kv[j]) == 0 && dims[d][1] % kv_group(kv[j]) == 0))
+                    check_pool(q[i], kv[j], dims[d][0], dims[d][1], dims[d][2] != 0);
 }
 
 int main(int argc, char **argv)

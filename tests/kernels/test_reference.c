@@ -202,7 +202,7 @@ static void quantised_rows_keep_their_maximum_and_round_the_rest(void **state)
     for (int i = 0; i < 2; i++) {
         reference_quantise(types[i], row, 8, codes, &scale);
         assert_true(scale == 2.0f / (i == 0 ? 127.0f : 448.0f));
-        reference_dequantise(types[i], codes, scale, 8, back);
+        reference_dequantise(types[i], codes, &scale, 8, back);
         for (int j = 0; j < 8; j++)
             assert_near(back[j], row[j],
                         (i == 0 ? 0.5 * scale : fabs(row[j]) / 16 + 0x1p-10 * scale) * 1.0001);
@@ -212,7 +212,7 @@ static void quantised_rows_keep_their_maximum_and_round_the_rest(void **state)
     for (int code = 0; code < 0x7f; code++) {
         uint8_t in[2] = {(uint8_t)code, 0x7e}, out[2];
         double x[2];
-        reference_dequantise(ATTN_FP8_E4M3, in, 1, 2, x);
+        reference_dequantise(ATTN_FP8_E4M3, in, &(float){1}, 2, x);
         reference_quantise(ATTN_FP8_E4M3, x, 2, out, &scale);
         assert_true(scale == 1);
         assert_memory_equal(in, out, 2);
@@ -228,11 +228,86 @@ static void zero_rows_have_scale_zero_and_rows_with_nan_read_as_nan(void **state
     reference_quantise(ATTN_INT8, zero, 2, codes, &scale);
     assert_true(scale == 0 && codes[0] == 0 && codes[1] == 0);
     reference_quantise(ATTN_FP8_E4M3, nan_row, 2, codes, &scale);
-    reference_dequantise(ATTN_FP8_E4M3, codes, scale, 2, back);
+    reference_dequantise(ATTN_FP8_E4M3, codes, &scale, 2, back);
     assert_true(isnan(back[0]) && isnan(back[1]));
     reference_quantise(ATTN_INT8, inf_row, 2, codes, &scale);
-    reference_dequantise(ATTN_INT8, codes, scale, 2, back);
+    reference_dequantise(ATTN_INT8, codes, &scale, 2, back);
     assert_true(isnan(back[0]) && isnan(back[1]));
+}
+
+/* Each value of both types of group is found again, and what lies between goes to the nearest. */
+static void fp4_groups_keep_what_they_can_and_round_the_rest(void **state)
+{
+    (void)state;
+    static const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    /* of each two neighbours what is half way between, and the even one of them */
+    static const double ties[7][2] = {{0.25, 0}, {0.75, 1}, {1.25, 1}, {1.75, 2},
+                                      {2.5, 2},  {3.5, 4},  {5, 4}};
+    const attn_dtype types[] = {ATTN_NVFP4, ATTN_MXFP4};
+    for (int i = 0; i < 2; i++) {
+        double row[64], back[64];
+        uint8_t codes[32], scales[8];
+        for (int at = 0; at < 64; at++)
+            row[at] = at % 16 < 8 ? values[at % 8] : -values[at % 8];
+        for (int at = 1; at < 8; at++) /* beside the group's 6 and -6 */
+            row[at] = ties[at - 1][0] * (at % 2 ? 1 : -1);
+        row[0] = 6;
+        for (int at = 32; at < 64; at++)
+            row[at] /= 64;
+        reference_quantise(types[i], row, 64, codes, scales);
+        reference_dequantise(types[i], codes, scales, 64, back);
+        for (int at = 1; at < 8; at++)
+            assert_near(back[at], ties[at - 1][1] * (at % 2 ? 1 : -1), 1e-6);
+        for (int at = 8; at < 64; at++)
+            assert_near(back[at], row[at], fabs(row[at]) * 1e-6);
+    }
+}
+
+/* Of mxfp4: an exponent is that of the largest value, one more from 1.75 times that power of two
+ * on. What is above 6 then is 6. */
+static void mxfp4_scales_are_powers_of_two(void **state)
+{
+    (void)state;
+    static const struct {
+        double max;
+        uint8_t scale;
+        double back;
+    } cases[] = {
+        {6, 127, 6}, {6.9, 127, 6},           {7, 128, 8},      {7.9, 128, 8},
+        {8, 128, 8}, {0x1p-126, 0, 0x1p-126}, {0x1p-149, 0, 0}, {0x1.fep127, 252, 0x1.8p127},
+        {0, 0, 0},   {65504, 141, 65536}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double row[32] = {0}, back[32];
+        uint8_t codes[16], scales[4] = {9, 9, 9, 9};
+        row[31] = -cases[i].max;
+        reference_quantise(ATTN_MXFP4, row, 32, codes, scales);
+        reference_dequantise(ATTN_MXFP4, codes, scales, 32, back);
+        assert_int_equal(scales[0], cases[i].scale);
+        assert_int_equal(scales[1] | scales[2] | scales[3], 0);
+        assert_true(back[31] == -cases[i].back);
+    }
+}
+
+static void fp4_rows_of_zeros_read_as_zeros_and_rows_with_nan_as_nan(void **state)
+{
+    (void)state;
+    const attn_dtype types[] = {ATTN_NVFP4, ATTN_MXFP4};
+    for (int i = 0; i < 8; i++) {
+        const attn_dtype type = types[i % 2];
+        double row[64] = {0}, back[64];
+        uint8_t codes[32], scales[8];
+        if (i >= 2 && i < 6) /* in one group only */
+            row[40] = i < 4 ? NAN : -INFINITY;
+        if (i >= 6) /* a group of zeros beside one of values */
+            row[3] = 5;
+        reference_quantise(type, row, 64, codes, scales);
+        reference_dequantise(type, codes, scales, 64, back);
+        for (int d = 0; d < 64; d++)
+            if (i >= 2 && i < 6)
+                assert_true(isnan(back[d]));
+            else if (d != 3)
+                assert_true(back[d] == 0);
+    }
 }
 
 int main(void)
@@ -243,6 +318,9 @@ int main(void)
         cmocka_unit_test(a_sink_logit_takes_weight_and_gives_no_value),
         cmocka_unit_test(no_key_gives_zero_and_minus_infinity),
         cmocka_unit_test(masks_choose_the_keys_that_are_averaged),
+        cmocka_unit_test(fp4_groups_keep_what_they_can_and_round_the_rest),
+        cmocka_unit_test(mxfp4_scales_are_powers_of_two),
+        cmocka_unit_test(fp4_rows_of_zeros_read_as_zeros_and_rows_with_nan_as_nan),
         cmocka_unit_test(soft_cap_and_alibi_follow_the_scale_in_that_order),
         cmocka_unit_test(a_nan_value_reaches_only_the_queries_that_see_it),
         cmocka_unit_test(random_groups_equal_the_plain_quotient_of_sums),

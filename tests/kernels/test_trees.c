@@ -163,21 +163,23 @@ static void tokens_are_copied(void **state)
         assert_int_equal(check.ops->tokens_copy(check.pool, list, 7), ATTN_OK);
         assert_int_equal(check.ops->block_read(check.pool, 2, out), ATTN_OK);
         const uint32_t n_parts = g->is_v_in_k ? 1 : 2;
-        const uint32_t e = attn_dtype_bytes(check.config.kv_dtype);
         for (uint32_t x = 0; x < CHECK_LAYERS * n_parts * g->num_kv_heads * per_block; x++) {
             const uint32_t slot = x % per_block, head = x / per_block % g->num_kv_heads;
             const uint32_t part = x / per_block / g->num_kv_heads % n_parts;
             const uint64_t layer = x / per_block / g->num_kv_heads / n_parts * l.layer_bytes;
-            const uint64_t row_bytes = part ? l.v_row_bytes : (uint64_t)g->head_dim_k * e;
+            const uint64_t row_bytes = part ? l.v_row_bytes : l.k_row_bytes;
+            const uint64_t scale_bytes = part ? l.v_scale_bytes : l.k_scale_bytes;
             const uint64_t at = layer + (part ? l.v_offset : 0) + head * per_block * row_bytes;
-            const uint64_t scales = layer + (part ? l.v_scales : l.k_scales) + head * per_block * 4;
+            const uint64_t scales =
+                layer + (part ? l.v_scales : l.k_scales) + head * per_block * scale_bytes;
             const uint32_t j = per_block - 1 - slot;
             const uint8_t *want = j < 7 ? in : old;
             const uint32_t from = j < 7 ? list[j].from_slot : slot;
             assert_memory_equal(out + at + slot * row_bytes, want + at + from * row_bytes,
                                 row_bytes);
             if (l.is_quantised)
-                assert_memory_equal(out + scales + slot * 4, want + scales + from * 4, 4);
+                assert_memory_equal(out + scales + slot * scale_bytes,
+                                    want + scales + from * scale_bytes, scale_bytes);
         }
         list[0].to_slot = per_block;
         assert_int_equal(check.ops->tokens_copy(check.pool, list, 1), ATTN_EINVAL);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/kv_layout.h"
 #include "kernels/reference.h"
 #include "samples.h"
 
@@ -238,10 +239,53 @@ static void the_examples_of_quantised_rows_are_what_is_stored(void **state)
     assert_true(n_examples >= 4);
 }
 
+/* n bytes in hex from *p on, which are what is at `want`. */
+static void take_bytes(const char **p, const uint8_t *want, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t byte;
+        int used;
+        assert_int_equal(sscanf(*p, " %2x%n", &byte, &used), 1);
+        assert_int_equal(byte, want[i]);
+        *p += used;
+    }
+    assert_int_equal(strncmp(*p, " |", 2), 0);
+    *p += 2;
+}
+
+/* Each row of the table of FP4's: kv_dtype, elements, scales, codes. */
+static void the_examples_of_fp4_rows_are_what_is_stored(void **state)
+{
+    (void)state;
+    const char *at = strstr(doc, "| kv_dtype | row | scales | codes |\n|---|---|---|---|\n");
+    int n_examples = 0;
+    assert_non_null(at);
+    at = strstr(at, "---|\n") + strlen("---|\n");
+    for (; *at == '|'; at = strchr(at, '\n') + 1, n_examples++) {
+        double row[64];
+        uint8_t codes[32], scales[8];
+        uint32_t n = 0;
+        int used;
+        const attn_dtype dtype = strncmp(at, "| NVFP4 |", 9) == 0 ? ATTN_NVFP4 : ATTN_MXFP4;
+        assert_true(dtype == ATTN_NVFP4 || strncmp(at, "| MXFP4 |", 9) == 0);
+        const char *p = at + 9;
+        for (; n < 64 && sscanf(p, "%lf%n", &row[n], &used) == 1; n++)
+            p += used;
+        assert_int_equal(strncmp(p, " |", 2), 0);
+        p += 2;
+        assert_int_equal(n % kv_group(dtype), 0);
+        reference_quantise(dtype, row, n, codes, scales);
+        take_bytes(&p, scales, kv_scale_bytes(dtype, n));
+        take_bytes(&p, codes, n / 2);
+    }
+    assert_int_equal(n_examples, 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_examples_of_quantised_rows_are_what_is_stored),
+        cmocka_unit_test(the_examples_of_fp4_rows_are_what_is_stored),
         cmocka_unit_test(every_status_is_documented_with_its_value),
         cmocka_unit_test(every_limit_is_documented_with_its_value),
         cmocka_unit_test(every_request_is_documented),

@@ -1,12 +1,21 @@
 """What queries see: latents (V in K, as MLA has it), sequences whose beginning is in another pool, and
-what layers of today's models ask for, said as docs/protocol.md has it."""
+what layers of today's models ask for, said as docs/protocol.md has it; and how far outputs are from
+float64 by what a cache stores (pytest -s -k errors prints the figures of docs/kernels.md).
+"""
+
+import sys
 
 import numpy as np
 import pytest
-from conftest import Daemon
-from reference import attention, random
+from conftest import PACKAGE, Daemon
+from reference import attention, from_bf16, random, to_bf16
 
 import attnd
+
+if str(PACKAGE / "examples") not in sys.path:
+    sys.path.insert(0, str(PACKAGE / "examples"))
+
+import llama  # noqa: E402
 
 HEADS, LATENT, ROPE = 5, 512, 64
 DIM = LATENT + ROPE
@@ -250,3 +259,82 @@ def test_cross_attention_sees_all_of_what_was_written_once(client, n_new):
         with source.fork() as beam:
             again = pool.step(0, [(beam, n_source - n_new, n_new)], q, is_full=True).out
             assert np.array_equal(again, got)
+
+
+# ---- what caches store
+
+
+N, N_QUERIES = 1024, 32
+# of the outputs' L2 norm
+BOUNDS = {"bf16": 0.005, "fp8_e4m3": 0.06, "int8": 0.03, "nvfp4": 0.2, "mxfp4": 0.25}
+
+
+def rounded(x):
+    return from_bf16(to_bf16(x))
+
+
+def normal():
+    """Normal numbers, 8 query heads over 2: little is alike, so that errors count in full."""
+    rng = np.random.default_rng(3)
+    return [[rounded(random(rng, N, heads, 128)) for heads in (8, 2, 2)]]
+
+
+class Recorder:
+    """Plain attention that keeps what it is asked."""
+
+    def __init__(self):
+        self.seen = []
+
+    def begin(self, items):
+        pass
+
+    def attend(self, layer, q, k, v):
+        self.seen.append([rounded(x) for x in (q, k, v)])
+        s = np.einsum("ihd,jhd->hij", q, k.repeat(q.shape[1] // k.shape[1], 1)) / q.shape[2] ** 0.5
+        s = np.where(np.tri(len(q), dtype=bool), s, -np.inf)
+        p = np.exp(s - s.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        return np.einsum("hij,jhd->ihd", p, v.repeat(q.shape[1] // v.shape[1], 1)).astype("f4")
+
+
+def bytelm():
+    """A small language model's, in each of its layers, over text of its kind."""
+    recorder = Recorder()
+    text = (PACKAGE / "examples" / "llama.py").read_bytes()[:N]
+    llama.Llama().forward(np.frombuffer(text, np.uint8), [llama.Item(0, 0, N)], recorder)
+    return recorder.seen
+
+
+@pytest.mark.parametrize("tensors", [normal, bytelm])
+def test_errors_against_float64_are_those_of_the_dtype(client, tensors):
+    layers = tensors()
+    q, k, _ = layers[0]
+    spec = attnd.PoolSpec("", len(layers), q.shape[1], k.shape[1], k.shape[2], n_blocks=N // 16)
+    tail = slice(N - N_QUERIES, N)
+    want = [attention(q[tail], k, v, N - N_QUERIES) for q, k, v in layers]
+    for kv_dtype, bound in BOUNDS.items():
+        name = f"errors of {kv_dtype}, {tensors.__name__}"
+        pool = client.create_pool(spec._replace(name=name, q_dtype="bf16", kv_dtype=kv_dtype))
+        norm = off = scores = 0.0
+        with pool.open() as s:
+            for layer, (q, k, v) in enumerate(layers):
+                pool.step(layer, [(s, 0, N)], None, to_bf16(k), to_bf16(v))
+                item = [(s, N - N_QUERIES, N_QUERIES)]
+                got = pool.step(layer, item, to_bf16(q[tail]), lse=True)
+                out, lse = want[layer]
+                off += np.square(from_bf16(got.out) - out).sum()
+                norm += np.square(out).sum()
+                scores = max(scores, np.abs(got.lse - lse).max())
+        error = (off / norm) ** 0.5
+        print(f"{name}: out {error:.4f} of its norm, lse at most {scores:.4f} off")
+        assert error < bound, name
+        pool.close()
+
+
+@pytest.mark.parametrize("kv_dtype, dim", [("nvfp4", 72), ("mxfp4", 80)])
+def test_groups_that_are_not_whole_are_refused_by_name(client, kv_dtype, dim):
+    group = {"nvfp4": 16, "mxfp4": 32}[kv_dtype]
+    spec = attnd.PoolSpec("no", 1, 8, 2, dim, n_blocks=1, kv_dtype=kv_dtype)
+    says = f"head_dim_k is {dim}, not a multiple of {group} with kv_dtype {kv_dtype}"
+    with pytest.raises(attnd.InvalidArgumentError, match=says):
+        client.create_pool(spec)

@@ -35,7 +35,7 @@ def there():
         yield c.create_pool(SPEC)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "int8", "fp8_e4m3"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "int8", "fp8_e4m3", "nvfp4", "mxfp4"])
 def test_a_sequence_goes_through_a_file(client, there, tmp_path, kv_dtype):
     spec = SPEC._replace(name=kv_dtype, kv_dtype=kv_dtype)
     here, path = client.create_pool(spec), tmp_path / "a.seq"

@@ -146,18 +146,16 @@ static void move_block(const struct pool_split *s, const struct backend_pool_con
                        uint8_t *block, uint8_t *shard, bool is_in)
 {
     struct kv_layout to = kv_layout_of(whole), of = kv_layout_of(&s->config);
-    uint64_t k_row = to.k_head_bytes / whole->block_tokens;
-    uint64_t v_row = to.v_head_bytes / whole->block_tokens;
     for (uint32_t l = 0; l < whole->num_layers; l++) {
         uint8_t *b = block + l * to.layer_bytes, *p = shard + l * of.layer_bytes;
-        move_rows(s, whole, k_row, b, p, is_in);
+        move_rows(s, whole, to.k_row_bytes, b, p, is_in);
         if (to.is_quantised)
-            move_rows(s, whole, sizeof(float), b + to.k_scales, p + of.k_scales, is_in);
+            move_rows(s, whole, to.k_scale_bytes, b + to.k_scales, p + of.k_scales, is_in);
         if (whole->is_v_in_k)
             continue;
-        move_rows(s, whole, v_row, b + to.v_offset, p + of.v_offset, is_in);
+        move_rows(s, whole, to.v_row_bytes, b + to.v_offset, p + of.v_offset, is_in);
         if (to.is_quantised)
-            move_rows(s, whole, sizeof(float), b + to.v_scales, p + of.v_scales, is_in);
+            move_rows(s, whole, to.v_scale_bytes, b + to.v_scales, p + of.v_scales, is_in);
     }
 }
 

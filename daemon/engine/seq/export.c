@@ -88,14 +88,12 @@ static void zero_behind(const struct backend_pool_config *c, struct pool_layers 
         if (n >= c->block_tokens)
             continue;
         uint8_t *k = bytes + i * l.layer_bytes, *v = k + l.v_offset;
-        zero_rows(k, c->num_kv_heads, c->block_tokens, l.k_head_bytes / c->block_tokens,
-                  (uint32_t)n);
-        zero_rows(v, c->num_kv_heads, c->block_tokens, l.v_head_bytes / c->block_tokens,
-                  (uint32_t)n);
+        zero_rows(k, c->num_kv_heads, c->block_tokens, l.k_row_bytes, (uint32_t)n);
+        zero_rows(v, c->num_kv_heads, c->block_tokens, l.v_row_bytes, (uint32_t)n);
         if (!l.is_quantised)
             continue;
-        zero_rows(k + l.k_scales, c->num_kv_heads, c->block_tokens, sizeof(float), (uint32_t)n);
-        zero_rows(k + l.v_scales, c->num_kv_heads, c->block_tokens, sizeof(float), (uint32_t)n);
+        zero_rows(k + l.k_scales, c->num_kv_heads, c->block_tokens, l.k_scale_bytes, (uint32_t)n);
+        zero_rows(k + l.v_scales, c->num_kv_heads, c->block_tokens, l.v_scale_bytes, (uint32_t)n);
     }
 }
 

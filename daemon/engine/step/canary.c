@@ -15,7 +15,7 @@
 #include "kernels/reference.h"
 
 static const double SCORE_ROUNDING = 0x1p-20; /* generous for a dot product in f32 */
-static const double LARGEST_CODE = 448;
+static const double LARGEST_CODE = 448; /* of nvfp4 six times that, with the E4M3 scale */
 static const double LARGEST_WEIGHT = 256; /* kernels' maxima may lag behind by 2^8 */
 
 /* What the device gave for the head in this row. */
@@ -115,19 +115,17 @@ bool canary_sees_block(const struct canary *c, uint32_t i)
     return first < seen.sinks || first + c->block_tokens > seen.first;
 }
 
-/* Widens one token's row of the head, of `stride` elements, to floats: the first dim of them. */
+/* Widens one token's row of the head to floats: the first dim elements. */
 static void take_row(const struct canary *c, const uint8_t *codes, const uint8_t *scales,
-                     uint32_t row, size_t stride, uint32_t dim, float *out)
+                     uint32_t dim, float *out)
 {
     double wide[CANARY_MAX_DIM];
-    float scale;
     if (!c->layout.is_quantised) {
         for (uint32_t d = 0; d < dim; d++)
-            out[d] = (float)reference_get(c->kv_dtype, codes, row * stride + d);
+            out[d] = (float)reference_get(c->kv_dtype, codes, d);
         return;
     }
-    memcpy(&scale, scales + row * sizeof scale, sizeof scale);
-    reference_dequantise(c->kv_dtype, codes + row * stride, scale, dim, wide);
+    reference_dequantise(c->kv_dtype, codes, scales, dim, wide);
     for (uint32_t d = 0; d < dim; d++)
         out[d] = (float)wide[d];
 }
@@ -138,13 +136,15 @@ void canary_take_block(struct canary *c, uint32_t i, const uint8_t *block)
     const uint8_t *layer = block + c->layer * l->layer_bytes;
     const uint8_t *k = layer + c->kv_head * l->k_head_bytes;
     const uint8_t *v = layer + l->v_offset + c->kv_head * l->v_head_bytes;
-    size_t scales = (size_t)c->kv_head * c->block_tokens * sizeof(float);
+    const uint8_t *k_scales =
+        layer + l->k_scales + (size_t)c->kv_head * c->block_tokens * l->k_scale_bytes;
+    const uint8_t *v_scales =
+        layer + l->v_scales + (size_t)c->kv_head * c->block_tokens * l->v_scale_bytes;
     uint32_t first = i * c->block_tokens, n = c->n_keys - first;
     for (uint32_t t = 0; t < (n < c->block_tokens ? n : c->block_tokens); t++) {
-        take_row(c, k, layer + l->k_scales + scales, t, c->dk, c->dk,
+        take_row(c, k + (size_t)t * l->k_row_bytes, k_scales + (size_t)t * l->k_scale_bytes, c->dk,
                  c->k + (size_t)(first + t) * c->dk);
-        take_row(c, v, layer + l->v_scales + scales, t,
-                 l->v_row_bytes / attn_dtype_bytes(c->kv_dtype), c->dv,
+        take_row(c, v + (size_t)t * l->v_row_bytes, v_scales + (size_t)t * l->v_scale_bytes, c->dv,
                  c->v + (size_t)(first + t) * c->dv);
     }
 }
@@ -171,7 +171,8 @@ static void sizes_of(const struct canary *c, double *out_v, double *out_score_er
             v = fmax(v, fabs(c->v[(size_t)j * c->dv + d]));
     }
     double q = length_of(c->q, c->dk), product = q * k, score = product * c->spec.scale;
-    double codes = c->layout.is_quantised ? q * LARGEST_CODE * sqrt(c->dk) : 0;
+    double code = c->kv_dtype == ATTN_NVFP4 ? 6 * LARGEST_CODE : LARGEST_CODE;
+    double codes = c->layout.is_quantised ? q * code * sqrt(c->dk) : 0;
     double bias = fabs(c->alibi_slope) * c->n_keys;
     *out_v = v;
     *out_score_error = SCORE_ROUNDING * (score + bias + c->spec.soft_cap);

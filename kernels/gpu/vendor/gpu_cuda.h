@@ -122,6 +122,14 @@ template <int pair> GPU_DEVICE uint32_t e4m3_to_bf16x2(uint32_t codes)
 }
 
 /* Byte `index` of four int8 codes. Exact: the byte becomes the low bits of 2^23 + 128 + code. */
+/* As bf16x2_multiply_portable: subnormal numbers are not flushed. */
+GPU_DEVICE uint32_t bf16x2_multiply(uint32_t a, uint32_t b)
+{
+    uint32_t x;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(0x80008000)); /* + -0 */
+    return x;
+}
+
 GPU_DEVICE float int8_decode(uint32_t codes, int index)
 {
     return __uint_as_float(__byte_perm(codes ^ 0x80808080, 0x4b000000, 0x7440 + index)) -

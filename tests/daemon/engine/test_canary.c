@@ -56,7 +56,7 @@ static void put_row(struct world *w, uint32_t layer, bool is_v, uint32_t head, u
     reference_quantise(w->config.kv_dtype, row, DIM, part + (size_t)t * DIM, &scale);
     memcpy(at + (is_v ? l->v_scales : l->k_scales) + (head * TOKENS + t) * sizeof scale, &scale,
            sizeof scale);
-    reference_dequantise(w->config.kv_dtype, part + (size_t)t * DIM, scale, DIM, back);
+    reference_dequantise(w->config.kv_dtype, part + (size_t)t * DIM, &scale, DIM, back);
     for (uint32_t d = 0; d < DIM; d++)
         read[d] = (float)back[d];
 }

@@ -439,7 +439,7 @@ static bool run(uint32_t at, attn_split how, uint32_t n_cards, struct dilation d
              attn_split_name(how), n_cards, g->name, attn_dtype_name(d.q), attn_dtype_name(d.kv),
              o->name, dilation.n, dilation.n ? dilation.branches[dilation.n - 1].segment_tokens : 0,
              dilation.n ? dilation.branches[dilation.n - 1].rate : 0);
-    if ((dilation.n > 0 && o->window_tokens > 0) ||
+    if ((dilation.n > 0 && o->window_tokens > 0) || !case_fits(g, d) ||
         run_begin(&r, g, d, o, &dilation, how, n_cards) != ATTN_OK)
         return false;
     run_steps(&r, name);

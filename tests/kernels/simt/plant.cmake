@@ -54,8 +54,8 @@ plant(18 prep.cu "a.brought + blockIdx.x * kv_row_bytes(a.kv)"
 plant(12 attend_matrix.cuh "C::shared_bytes, stream,\n                  chained, *a);"
   "C::shared_bytes - (simt::planted == 12 ? 16 : 0), stream,\n                  chained, *a);")
 # a barrier less: products may read K and V before their codes are decoded
-plant(14 attend_matrix.cuh "parts + C::tile_bytes);\n                __syncthreads();"
-  "parts + C::tile_bytes);\n                if (simt::planted != 14)\n                    __syncthreads();")
+plant(14 attend_matrix.cuh "                }\n                __syncthreads();\n            }\n            const shared_at"
+  "                }\n                if (simt::planted != 14)\n                    __syncthreads();\n            }\n            const shared_at")
 # a token at a block's end is appended to the next one
 plant(15 append.cuh "(position >> kv.block_shift) - (it.pos >> kv.block_shift)]"
   "((position + (simt::planted == 15)) >> kv.block_shift) - (it.pos >> kv.block_shift)]")
@@ -275,8 +275,8 @@ plant(126 attend_vector.cu "!is_live || !see[r].has(it, key)"
 plant(127 attend_vector.cu "position[r] = query_position<kind>(a, it, token);"
   "position[r] = simt::planted == 127 ? it.pos + token : query_position<kind>(a, it, token);")
 plant(128 gpu_job.c ".node0 = node0," ".node0 = simt_has_bug(128) ? 0 : node0,")
-plant(129 blocks.cu "kv.is_quantised && head < kv.num_kv_heads;"
-  "simt::planted != 129 && kv.is_quantised && head < kv.num_kv_heads;")
+plant(129 blocks.cu "kv.is_quantised ? p.scale_bytes / 4 : 0;"
+  "simt::planted != 129 && kv.is_quantised ? p.scale_bytes / 4 : 0;")
 
 # of lists: all items have those of the first; they begin where the caller's do; distances are to
 # places in them; a list ends a token early
@@ -302,6 +302,18 @@ plant(166 attend_matrix.cuh "chosen_at(kv, it, a.n_chosen, row0 / kv.group, head
 plant(167 gpu_choose.c "${declared}" "${declared}\nint simt_has_bug(int bug);")
 plant(167 gpu_choose.c "        if (!(it->flags & BACKEND_APPEND))" "        if (!(it->flags & BACKEND_APPEND) || simt_has_bug(167))")
 plant(168 gpu_queue.c "        gpu_extremes_forget(p, list[i].to_block);" "        if (!simt_has_bug(168))\n            gpu_extremes_forget(p, list[i].to_block);")
+
+# of FP4: a lane's own maximum is its group's; values take another group's scale; they come in
+# another order; scales of later groups are the first ones; halves of bytes are swapped; of mxfp4 no
+# row reads as NaN, or is stored so; what stands for its row's scale is what was there before
+plant(180 append.cuh "        max = warp_max<lanes>(max);" "        max = simt::planted == 180 ? max : warp_max<lanes>(max);")
+plant(181 attend_matrix.cuh "of_row[piece * 8 / group_of(dtype)]" "of_row[piece * 8 / (simt::planted == 181 ? 32 : group_of(dtype))]")
+plant(182 attend_matrix.cuh "        x[i] = bf16x2_multiply(" "        x[simt::planted == 182 ? i ^ 1 : i] = bf16x2_multiply(")
+plant(183 attend_matrix.cuh "groups_at(kv.kv_dtype) + at : 0), has);" "groups_at(kv.kv_dtype) + (simt::planted == 183 ? 0 : at) : 0), has);")
+plant(184 device.cuh "e2m1_decode(codes >> (4 * i)) * scale;" "e2m1_decode(codes >> (4 * (simt::planted == 184 ? i ^ 1 : i))) * scale;")
+plant(185 device.cuh "*(const uint8_t *)scales == 255 ? NAN" "*(const uint8_t *)scales == 255 && simt::planted != 185 ? NAN")
+plant(186 append.cuh "code = is_bad ? 255" "code = is_bad && simt::planted != 186 ? 255")
+plant(187 attend_matrix.cuh "        if (piece == 0 && dtype == ATTN_MXFP4)" "        if (piece == 0 && dtype == ATTN_MXFP4 && simt::planted != 187)")
 
 # ---- f32 prompts
 

@@ -21,8 +21,16 @@ from ctypes import (
 )
 from typing import Any
 
-F32, F16, BF16, FP8_E4M3, INT8 = 1, 2, 3, 4, 5
-DTYPES = {"f32": F32, "f16": F16, "bf16": BF16, "fp8_e4m3": FP8_E4M3, "int8": INT8}
+F32, F16, BF16, FP8_E4M3, INT8, NVFP4, MXFP4 = 1, 2, 3, 4, 5, 6, 7
+DTYPES = {
+    "f32": F32,
+    "f16": F16,
+    "bf16": BF16,
+    "fp8_e4m3": FP8_E4M3,
+    "int8": INT8,
+    "nvfp4": NVFP4,
+    "mxfp4": MXFP4,
+}
 NAMES = {code: name for name, code in DTYPES.items()}
 I32 = 100  # of indices, no dtype of a pool
 _FLOAT32, _FLOAT16, _UINT16, _INT32 = 11, 23, 4, 5  # numpy's type numbers
