@@ -144,19 +144,19 @@ template <int dim_, bool is_fp8> struct eight_bits {
                       is_live(lane % tile));
     }
 
-    static GPU_DEVICE float scale_of(const char *stage, bool is_v, uint32_t token, uint32_t)
+    static GPU_DEVICE float scale_of(const char *stage, bool is_v, uint32_t token)
     {
         return ((const float *)(stage + 2 * L::part_bytes))[is_v * tile + token];
     }
 
     static GPU_DEVICE void multiply_keys(float (&s)[2][4], const uint32_t (&q)[dim / 64][4][4],
-                                         const char *stage, int g, int t, uint32_t)
+                                         const char *stage, int g, int t)
     {
         ::multiply_keys<dim, is_fp8>(s, q, stage, g, t);
     }
 
     static GPU_DEVICE void multiply_values(float (&o)[dim / 8][4], const uint32_t (&p)[4],
-                                           const char *stage, int g, int t, uint32_t)
+                                           const char *stage, int g, int t)
     {
         ::multiply_values<dim, is_fp8>(o, p, stage + L::part_bytes, g, t);
     }
@@ -166,7 +166,9 @@ template <class C> constexpr int codes_shared_bytes()
 {
     constexpr int stages_bytes = n_warps * n_stages * C::stage_bytes;
     constexpr int merge_bytes = n_warps * 16 * ((C::dim + 4) * 4 + 8);
-    return stages_bytes > merge_bytes ? stages_bytes : merge_bytes;
+    constexpr int bytes = stages_bytes > merge_bytes ? stages_bytes : merge_bytes;
+    static_assert(bytes <= shared_limit, "more shared memory than a block may have");
+    return bytes;
 }
 
 template <class C> __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a))
@@ -257,7 +259,7 @@ template <class C> __global__ void __launch_bounds__(threads) attend_codes(GPU_P
             const char *staged = stages + stage * C::stage_bytes;
 
             float s[2][4] = {};
-            C::multiply_keys(s, q, staged, g, t, kv.kv_dtype);
+            C::multiply_keys(s, q, staged, g, t);
             const bool is_open = keys.all_take_part && base >= keys.highest.first &&
                                  base + tile <= min(keys.lowest.end, keys.end);
             float top[2] = {row[0].m, row[1].m};
@@ -267,7 +269,7 @@ template <class C> __global__ void __launch_bounds__(threads) attend_codes(GPU_P
                 for (int c = 0; c < 4; ++c) {
                     const matrix_row &w = row[c / 2];
                     uint32_t slot = j * 8 + 2 * t + c % 2, key = base + slot;
-                    float dot = s[j][c] * C::scale_of(staged, false, slot, kv.kv_dtype);
+                    float dot = s[j][c] * C::scale_of(staged, false, slot);
                     float x = is_plain ? dot * scale_log2
                                        : score_of(layer, dot, w.slope, w.position,
                                                   branch_token(from, key));
@@ -292,14 +294,13 @@ template <class C> __global__ void __launch_bounds__(threads) attend_codes(GPU_P
                         x[c] = row[h].add(s[j][h * 2 + c]);
                         /* a hidden key's scale may be NaN */
                         x[c] = x[c] == 0.0f ? 0.0f
-                                            : x[c] * C::scale_of(staged, true, j * 8 + 2 * t + c,
-                                                                 kv.kv_dtype);
+                                            : x[c] * C::scale_of(staged, true, j * 8 + 2 * t + c);
                     }
                     p[j * 2 + h] = bf16_encode2(x[0], x[1]);
                 }
             }
 
-            C::multiply_values(o, p, staged, g, t, kv.kv_dtype);
+            C::multiply_values(o, p, staged, g, t);
             sync_warp(); /* the stage may be filled again */
             stage = stage == n_stages - 1 ? 0 : stage + 1;
         }
@@ -334,10 +335,12 @@ template <int dim> int allow()
 {
     using fp8 = eight_bits<dim, true>;
     using int8 = eight_bits<dim, false>;
-    using fp4 = four_bits<dim, tile>;
+    using nvfp4 = four_bits<dim, tile, true>;
+    using mxfp4 = four_bits<dim, tile, false>;
     int code = allow_shared(attend_codes<fp8>, codes_shared_bytes<fp8>());
     code = code ? code : allow_shared(attend_codes<int8>, codes_shared_bytes<int8>());
-    return code ? code : allow_shared(attend_codes<fp4>, codes_shared_bytes<fp4>());
+    code = code ? code : allow_shared(attend_codes<nvfp4>, codes_shared_bytes<nvfp4>());
+    return code ? code : allow_shared(attend_codes<mxfp4>, codes_shared_bytes<mxfp4>());
 }
 
 template <class C> int run_codes(const gpu_attend *a, void *stream, bool chained)
@@ -352,7 +355,9 @@ template <int dim> int run(const gpu_attend *a, void *stream, bool chained)
         return run_codes<eight_bits<dim, true>>(a, stream, chained);
     if (a->kv.kv_dtype == ATTN_INT8)
         return run_codes<eight_bits<dim, false>>(a, stream, chained);
-    return run_codes<four_bits<dim, tile>>(a, stream, chained);
+    if (a->kv.kv_dtype == ATTN_NVFP4)
+        return run_codes<four_bits<dim, tile, true>>(a, stream, chained);
+    return run_codes<four_bits<dim, tile, false>>(a, stream, chained);
 }
 
 } // namespace

@@ -4,6 +4,10 @@
  * A word of 8 codes gives the values i and i + 4 in one register, which is the order that K is
  * multiplied in, q with it. Of V two tokens' codes of one column make a register. A group's scale
  * is multiplied into its values: bf16 holds the products exactly.
+ *
+ * A code's bits in a bf16's place have an exponent that is 126 too small. Of nvfp4 one product
+ * mends that and has the group's scale, but for 2^8, which a bf16 has no room for: rows' scales
+ * have it. mxfp4's scales need all of a bf16's exponents, so there it takes two.
  */
 #ifndef ATTND_GPU_CODES_FP4_CUH
 #define ATTND_GPU_CODES_FP4_CUH
@@ -13,23 +17,30 @@
 namespace gpu
 {
 
-/* The codes in the top four bits of either half, as bf16, times scales. */
-GPU_DEVICE uint32_t fp4_pair(uint32_t codes, uint32_t scales)
+/* The codes in the top four bits of either half, as bf16, times what group_scales gives. */
+template <bool is_nv> GPU_DEVICE uint32_t fp4_pair(uint32_t codes, uint32_t scales)
 {
     const uint32_t two = (codes & 0x80008000) | (codes >> 6 & 0x01c001c0);
-    return bf16x2_multiply(bf16x2_multiply(two, 0x7e807e80), scales); /* 2^126 */
+    return bf16x2_multiply(is_nv ? two : bf16x2_multiply(two, 0x7e807e80), scales); /* 2^126 */
 }
 
-/* Two scales that a bf16 holds as bf16. */
-GPU_DEVICE uint32_t bf16_pair(float lo, float hi)
+/* Two groups' scales as bf16, of nvfp4 times 2^118. */
+template <bool is_nv> GPU_DEVICE uint32_t group_scales(uint32_t low, uint32_t high)
 {
-    return __float_as_uint(lo) >> 16 | (__float_as_uint(hi) & 0xffff0000);
+    if (is_nv) {
+        const uint32_t two = (low | high << 16) << 4 & 0x07f007f0; /* 2^120 too small */
+        return bf16x2_multiply(bf16x2_multiply(two, 0x7b807b80), 0x7a807a80);
+    }
+    low = low == 0 ? 0x40 : low > 252 ? 0 : low << 7; /* as e8m0_decode */
+    high = high == 0 ? 0x40 : high > 252 ? 0 : high << 7;
+    return low | high << 16;
 }
 
-template <int dim_, int tile> struct four_bits {
+template <int dim_, int tile, bool is_nv> struct four_bits {
     static constexpr int dim = dim_, row_bytes = dim / 2, chunks = row_bytes / 16;
     static constexpr int part_bytes = tile * row_bytes;
-    static constexpr int record = 4 + dim / 16; /* a row's scales: of nvfp4, which has more */
+    static constexpr int groups_at = is_nv ? 4 : 0; /* in a row's scales */
+    static constexpr int record = groups_at + (dim / (is_nv ? 16 : 32) + 3) / 4 * 4;
     static constexpr int records_at = 2 * part_bytes;
     static constexpr int stage_bytes = (records_at + 2 * tile * record + 15) / 16 * 16;
 
@@ -84,26 +95,25 @@ template <int dim_, int tile> struct four_bits {
         const char *from = scale_address(kv, lane < tile ? pk : pv, block, head, slot);
 #pragma unroll
         for (int w = 0; w < record; w += 4)
-            if (w < (int)pk.scale_bytes)
-                copy_async<4>(to + records_at + lane * record + w, from + w, is_live(r));
+            copy_async<4>(to + records_at + lane * record + w, from + w, is_live(r));
     }
 
-    static GPU_DEVICE float scale_of(const char *stage, bool is_v, uint32_t token, uint32_t dtype)
+    static GPU_DEVICE float scale_of(const char *stage, bool is_v, uint32_t token)
     {
-        return row_scale(stage + records_at + (is_v * tile + token) * record, dtype);
+        const char *scales = stage + records_at + (is_v * tile + token) * record;
+        return row_scale(scales, is_nv ? ATTN_NVFP4 : ATTN_MXFP4) * (is_nv ? 256.0f : 1.0f);
     }
 
-    /* The scale of the value `e` of a token's row. */
-    static GPU_DEVICE float group_scale(const char *stage, bool is_v, uint32_t token, uint32_t e,
-                                        uint32_t dtype)
+    /* The code of the scale of the value `e` of a token's row. */
+    static GPU_DEVICE uint32_t group_code(const char *stage, bool is_v, uint32_t token, uint32_t e)
     {
-        const char *groups = stage + records_at + (is_v * tile + token) * record + groups_at(dtype);
-        return group_decode(*(const uint8_t *)(groups + e / group_of(dtype)), dtype);
+        const char *groups = stage + records_at + (is_v * tile + token) * record + groups_at;
+        return *(const uint8_t *)(groups + e / (is_nv ? 16 : 32));
     }
 
     /* s: the dot products of the 16 query rows with the tile. */
     static GPU_DEVICE void multiply_keys(float (&s)[2][4], const uint32_t (&q)[dim / 64][4][4],
-                                         const char *stage, int g, int t, uint32_t dtype)
+                                         const char *stage, int g, int t)
     {
 #pragma unroll
         for (int i = 0; i < dim / 64; ++i)
@@ -112,15 +122,15 @@ template <int dim_, int tile> struct four_bits {
                 const uint32_t token = j * 8 + g, piece = t + 4 * i; /* of 16 codes */
                 const char *src = stage + chunk_at(token, piece / 2) + piece % 2 * 8;
                 const uint2 two = *(const uint2 *)src;
-                const float scale = group_scale(stage, false, token, piece * 16, dtype);
-                const uint32_t scales = bf16_pair(scale, scale);
+                const uint32_t group = group_code(stage, false, token, piece * 16);
+                const uint32_t scales = group_scales<is_nv>(group, group);
 #pragma unroll
                 for (int w = 0; w < 2; ++w) {
                     const uint32_t c = w == 0 ? two.x : two.y;
-                    mma_16816<true>(s[j], q[i][2 * w], fp4_pair(c << 12, scales),
-                                    fp4_pair(c << 8, scales));
-                    mma_16816<true>(s[j], q[i][2 * w + 1], fp4_pair(c << 4, scales),
-                                    fp4_pair(c, scales));
+                    mma_16816<true>(s[j], q[i][2 * w], fp4_pair<is_nv>(c << 12, scales),
+                                    fp4_pair<is_nv>(c << 8, scales));
+                    mma_16816<true>(s[j], q[i][2 * w + 1], fp4_pair<is_nv>(c << 4, scales),
+                                    fp4_pair<is_nv>(c, scales));
                 }
             }
     }
@@ -128,7 +138,7 @@ template <int dim_, int tile> struct four_bits {
     /* Adds to o the values of the tile, weighted by p. A lane's columns: dim / 8 of the tokens 2t,
      * 2t + 1, 2t + 8, 2t + 9. */
     static GPU_DEVICE void multiply_values(float (&o)[dim / 8][4], const uint32_t (&p)[4],
-                                           const char *stage, int g, int t, uint32_t dtype)
+                                           const char *stage, int g, int t)
     {
         constexpr int n_words = dim / 64; /* of 8 codes */
         uint32_t codes[4][n_words];
@@ -142,21 +152,23 @@ template <int dim_, int tile> struct four_bits {
         }
 #pragma unroll
         for (int w = 0; w < n_words; ++w) {
-            float scale[4];
+            uint32_t group[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                scale[i] = group_scale(stage, true, 2 * t + i % 2 + i / 2 * 8,
-                                       g * (dim / 8) + w * 8, dtype);
-            const uint32_t low = bf16_pair(scale[0], scale[1]),
-                           high = bf16_pair(scale[2], scale[3]);
+                group[i] =
+                    group_code(stage, true, 2 * t + i % 2 + i / 2 * 8, g * (dim / 8) + w * 8);
+            const uint32_t low = group_scales<is_nv>(group[0], group[1]);
+            const uint32_t high = group_scales<is_nv>(group[2], group[3]);
             /* two codes of each of two tokens, in a byte of either half */
 #pragma unroll
             for (int b = 0; b < 4; ++b) {
                 const uint32_t pick = (4 + b) << 12 | b << 4;
                 const uint32_t x = __byte_perm(codes[0][w], codes[1][w], pick);
                 const uint32_t y = __byte_perm(codes[2][w], codes[3][w], pick);
-                mma_16816<true>(o[w * 8 + 2 * b], p, fp4_pair(x << 4, low), fp4_pair(y << 4, high));
-                mma_16816<true>(o[w * 8 + 2 * b + 1], p, fp4_pair(x, low), fp4_pair(y, high));
+                mma_16816<true>(o[w * 8 + 2 * b], p, fp4_pair<is_nv>(x << 4, low),
+                                fp4_pair<is_nv>(y << 4, high));
+                mma_16816<true>(o[w * 8 + 2 * b + 1], p, fp4_pair<is_nv>(x, low),
+                                fp4_pair<is_nv>(y, high));
             }
         }
     }
