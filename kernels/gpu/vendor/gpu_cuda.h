@@ -121,7 +121,6 @@ template <int pair> GPU_DEVICE uint32_t e4m3_to_bf16x2(uint32_t codes)
     return r;
 }
 
-/* Byte `index` of four int8 codes. Exact: the byte becomes the low bits of 2^23 + 128 + code. */
 /* As bf16x2_multiply_portable: subnormal numbers are not flushed. */
 GPU_DEVICE uint32_t bf16x2_multiply(uint32_t a, uint32_t b)
 {
@@ -130,6 +129,7 @@ GPU_DEVICE uint32_t bf16x2_multiply(uint32_t a, uint32_t b)
     return x;
 }
 
+/* Byte `index` of four int8 codes. Exact: the byte becomes the low bits of 2^23 + 128 + code. */
 GPU_DEVICE float int8_decode(uint32_t codes, int index)
 {
     return __uint_as_float(__byte_perm(codes ^ 0x80808080, 0x4b000000, 0x7440 + index)) -
