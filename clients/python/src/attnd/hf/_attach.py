@@ -81,8 +81,9 @@ def attach(
             Neither: 8192 tokens, or fewer where less memory is left
     wire_dtype  "bf16" for a model in f32: q, k, v and outputs travel and are cached in bf16, half the
             bytes, each element rounded by 2^-8 of itself at most; not over a lane. None: as the model
-    lane    layers without messages: None, where model and daemon share a GPU under MPS; False:
-            never; True: or an error that says what is missing
+    lane    layers without messages: None, where model and daemon share a GPU under MPS, layers have one
+            geometry and none shares another's keys; False: never; True: all layers, or an error that
+            says what is missing
     graphs  decode steps of generate() and Worker.forward() are captured in CUDA graphs, over a lane,
             and replayed: the host's part of a step no longer grows with the layers. The model's
             weights stay where they are meanwhile, and hooks on its parts are not called

@@ -85,13 +85,14 @@ def _number(stream: Any) -> int:
 class Layers:
     """A worker's lanes, all of them opened by the first pass that can use them.
 
-    wanted  True: lanes or an error; False: never; None: where the model is on the daemon's GPU
+    wanted  True: lanes or an error; False: never; None: where the model is on the daemon's GPU, has one
+            pool and no layers that only attend: with those, lanes have not been tried on a GPU
     """
 
     def __init__(self, worker: Worker, wanted: bool | None):
         self._worker = worker
         self._wanted = wanted
-        self.is_refused = wanted is False
+        self.is_refused = wanted is False or (wanted is None and len(worker.pools.all) > 1)
         self._lanes: list[_PoolLane] = []  # of each pool
         self._order = [worker.pools.places[layer] for layer in sorted(worker.seen)]
         self._stream: Any = None  # where layers were enqueued that may not be finished
@@ -202,6 +203,8 @@ class Layers:
     ) -> torch.Tensor | None:
         if self._n_recorded is not None:
             return self._record(i_pool, layer, qkv)
+        if len(qkv) == 1 and self._wanted is None:
+            self.refuse("layers of this model share keys and values")
         if self.is_refused:
             return None
         stream = _stream_of(qkv[0])
