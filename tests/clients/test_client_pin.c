@@ -83,8 +83,13 @@ static const struct lane_memory_ops ops = {.abi = LANE_CUDA_ABI, .pin = pin, .un
 static int begin(void **state)
 {
     (void)state;
-    static const char *const flags[] = {"--cache.io_memory", "512M", "--cache.max_seq_tokens",
-                                        "8192", NULL};
+    static const char *const flags[] = {"--device.kv_memory",
+                                        "64M",
+                                        "--cache.io_memory",
+                                        "512M",
+                                        "--cache.max_seq_tokens",
+                                        "8192",
+                                        NULL};
     memset(&driver, 0, sizeof driver);
     e2e_start(&d, flags);
     return 0;
