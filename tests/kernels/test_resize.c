@@ -84,7 +84,7 @@ static void sequences_go_on_while_their_pool_is_resized(void **state)
                                             &case_options[CASE_WINDOW_AND_SINKS]};
     uint32_t n_done = 0, n = 0;
     (void)state;
-    for (size_t g = 0; g < CASE_COUNT(case_geometries); g++)
+    for (size_t g = 0; g < CASE_N_PRODUCT; g++)
         for (size_t d = 0; d < CASE_COUNT(case_dtypes); d++, n++)
             if (n % every == offset &&
                 !runs(&case_geometries[g], case_dtypes[d], options[n / every % 2], &n_done))
