@@ -47,7 +47,7 @@ n_workers=0
 ln -s "$src/clients" "$src/proto" "$dir/tree"
 ln -s "$build" "$dir/tree/build"
 sed -n '/^```c$/,/^```$/p' "$src/README.md" | sed '1d;$d' >"$dir/tree/worker.c"
-sed -n 's/^    \(cc .*worker\.c .*\)/\1/p' "$src/README.md" >"$dir/lines"
+sed -n 's/^    \(cc .*worker\.c .*\)/\1/p; s/.*`\(cc [^`]*worker\.c [^`]*\)`.*/\1/p' "$src/README.md" >"$dir/lines"
 [[ $(wc -l <"$dir/lines") == 2 ]] || die "the README's lines that compile a worker: $(cat "$dir/lines")"
 while read -r line; do
   (cd "$dir/tree" && bash -ec "$line") || die "$line"
