@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 import attnd
@@ -115,6 +116,32 @@ def ask(etcd, host, *words):
     command += ["--token-file", host.key_file, "--json", *words]
     r = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return (r.returncode, json.loads(r.stdout) if r.stdout else r.stderr)
+
+
+def test_a_page_says_that_nothing_is_known_rather_than_that_nobody_is_there(cluster, etcd1, tmp_path):
+    hosts, _ = cluster
+    (port,) = free_ports(1)
+    etcd1.signal(0, signal.SIGSTOP)
+    log = tmp_path / "c.log"
+    controller = start_controller(etcd1, hosts[0], log, "--http", f"127.0.0.1:{port}")
+
+    def page():
+        try:
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).status
+        except urllib.error.HTTPError as e:
+            return e.code
+        except OSError:
+            return 0
+
+    try:
+        assert await_("an answer", page) == 503
+        etcd1.signal(0, signal.SIGCONT)
+        await_("a page", lambda: page() == 200)
+        serving = 'attnd_cluster_members{state="serving"}'
+        await_("both", lambda: metrics(port)[serving] == len(hosts))
+    finally:
+        os.killpg(controller.pid, signal.SIGKILL)
+        controller.wait()
 
 
 def test_one_controller_leads_rebalances_and_divides_and_another_follows_its_death(

@@ -95,6 +95,8 @@ class Controller:
         self._ends.set()
 
     def _metrics(self, _: dict[str, Any]) -> web.Answer:
+        if not self._members.is_known:  # none would tell an autoscaler to scale down
+            return web.text(503, f"the registry was not read yet: {self._members.why or 'it starts'}")
         members = self._members.now()
         lines = [
             "# HELP attnd_cluster_members daemons that are registered",

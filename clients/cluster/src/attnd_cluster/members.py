@@ -40,10 +40,10 @@ class Members:
         self._changed = threading.Condition()
         self._now: dict[str, Member] = {}
         self._suspects: dict[str, _Suspect] = {}
-        self._is_known = False
         self._ends = False
         self._store = ""
         self._lost_at, self._heard_at = float("-inf"), time.monotonic()
+        self.is_known = False  # the registry was read, once at least
         self.is_frozen = True  # the registry is not there
         self.n_lost = 0  # how often it was lost
         self.why = ""  # it is lost
@@ -69,7 +69,7 @@ class Members:
     def wait(self, timeout: float, condition: Callable[[dict[str, Member]], bool]) -> bool:
         """Until condition(members) holds; False: it did not in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._is_known and condition(self._now), timeout)
+            return self._changed.wait_for(lambda: self.is_known and condition(self._now), timeout)
 
     def close(self) -> None:
         self._ends = True
@@ -137,7 +137,7 @@ class Members:
                     self._enter(name, event.value, gone)
                 elif name in self._now:
                     self._suspects[name] = _Suspect(self._now.pop(name), time.monotonic())
-            self.is_frozen, self.why, self._is_known = False, "", True
+            self.is_frozen, self.why, self.is_known = False, "", True
             self._changed.notify_all()
         try:
             self._judge(gone)
