@@ -26,7 +26,7 @@
 // clang-format on
 
 #ifdef __SANITIZE_ADDRESS__
-static uint32_t every = 211, offset; /* the values are those of the other build */
+static uint32_t every = 499, offset; /* the values are those of the other build */
 #else
 static uint32_t every = 53, offset;
 #endif
