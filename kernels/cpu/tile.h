@@ -14,6 +14,7 @@
  * has let go is another sequence's by now, and may be written to by another thread.
  */
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/piece.h"
 #include "kernels/cpu/vec.h"
 
 #include <math.h>
@@ -34,12 +35,6 @@
 #else
 #define HAS_BF16_DOT 0
 #endif
-
-/* One piece of a tile: tokens that lie behind one another in a block. */
-struct piece {
-    const uint8_t *k, *v; /* codes of its first token; k is NULL if no row sees any */
-    const uint8_t *k_scales, *v_scales; /* of its tokens, if quantised */
-};
 
 /* A kv head at work: its rows' q, sums and maxima. */
 struct tile_state {
@@ -76,31 +71,6 @@ INLINE uint32_t token_of(const struct tile_state *t, uint32_t key)
     if (t->r->blocks == NULL)
         return key;
     return (t->r->blocks[key >> g->block_shift] << g->block_shift) | (key & (g->block_tokens - 1));
-}
-
-INLINE struct piece piece_of(const struct tile_state *t, uint32_t kv_head, uint32_t token)
-{
-    const struct attend_geometry *g = t->g;
-    const struct kv_layout *l = &g->layout;
-    uint32_t block = t->r->item->block_table[token >> g->block_shift];
-    uint32_t at = token & (g->block_tokens - 1);
-    const size_t row = (size_t)kv_head * g->block_tokens + at;
-    const uint8_t *base = t->r->layer + block * l->block_bytes;
-    struct piece p = {
-        .k = base + row * l->k_row_bytes,
-        .v = base + l->v_offset + row * l->v_row_bytes,
-    };
-    if (l->is_quantised) {
-        p.k_scales = base + l->k_scales + row * l->k_scale_bytes;
-        p.v_scales = base + l->v_scales + row * l->v_scale_bytes;
-    }
-    return p;
-}
-
-/* One line, each beside a load: in bursts they find no free miss buffers and are dropped. */
-INLINE void prefetch(const uint8_t *p)
-{
-    __builtin_prefetch(p, 0, 3);
 }
 
 /* s[row][token] = the lanes of sums[row][token], added. */
@@ -513,51 +483,6 @@ static void load_q(const struct tile_state *t)
 
 #define STEPS_TO_PAGE 4 /* how far ahead pages are touched */
 
-/* The floats of a row of n FP4 values. */
-INLINE void decode_row(attn_dtype kv_dtype, const uint8_t *codes, const uint8_t *scales, uint32_t n,
-                       uint8_t *to)
-{
-    for (uint32_t d = 0; d < n; d += VEC) {
-        const vf x = vf_load_e2m1(codes + d / 2) * vec_group_scale(kv_dtype, scales, d);
-        memcpy(to + d * sizeof(float), &x, sizeof x);
-    }
-}
-
-/* Decodes token j of a piece to row `to` of the scratch's tile. */
-static void decode_token(const struct tile_state *t, const struct piece *from, uint32_t j,
-                         uint32_t to)
-{
-    const struct attend_geometry *g = t->g;
-    const struct kv_layout *l = &g->layout;
-    decode_row(g->kv_dtype, from->k + (size_t)j * l->k_row_bytes,
-               from->k_scales + (size_t)j * l->k_scale_bytes, g->dk,
-               t->x->k + (size_t)to * g->dk * sizeof(float));
-    if (l->v_offset != 0)
-        decode_row(g->kv_dtype, from->v + (size_t)j * l->v_row_bytes,
-                   from->v_scales + (size_t)j * l->v_scale_bytes, g->dv,
-                   t->x->v + (size_t)to * g->dv * sizeof(float));
-}
-
-/* Decodes the n tokens of a piece to the scratch's tile, from row `to` on; fetches the piece
- * ahead. */
-static struct piece decode_piece(const struct tile_state *t, const struct piece *from,
-                                 const struct piece *ahead, uint32_t n, uint32_t to)
-{
-    const struct kv_layout *l = &t->g->layout;
-    for (uint32_t j = 0; j < n; j++) {
-        for (uint32_t i = 0; ahead->k != NULL && i < l->k_row_bytes; i += 64)
-            prefetch(ahead->k + (size_t)j * l->k_row_bytes + i);
-        for (uint32_t i = 0; ahead->k != NULL && l->v_offset != 0 && i < l->v_row_bytes; i += 64)
-            prefetch(ahead->v + (size_t)j * l->v_row_bytes + i);
-        decode_token(t, from, j, to + j);
-    }
-    const size_t k_row = t->g->dk * sizeof(float);
-    uint8_t *k = t->x->k + to * k_row;
-    memset(k + n * k_row, 0, (TOKENS_AT_ONCE - 1 - (n - 1) % TOKENS_AT_ONCE) * k_row);
-    return (struct piece){
-        .k = k, .v = l->v_offset == 0 ? k : t->x->v + (size_t)to * t->g->dv * sizeof(float)};
-}
-
 /* Brings a tile's tokens that lie apart together; behind the last, keys are 0. */
 static struct piece gather(const struct tile_state *t, const struct step *step)
 {
@@ -570,9 +495,9 @@ static struct piece gather(const struct tile_state *t, const struct step *step)
         uint32_t token = t->r->list != NULL
                              ? t->r->list[step->key + i]
                              : stripes_token(t->g->stripes, step->branch, step->key + i);
-        struct piece from = piece_of(t, t->kv_head, token);
+        struct piece from = piece_of(t->r, t->kv_head, token);
         if (t->is_fp4) {
-            decode_token(t, &from, 0, i);
+            decode_token(g, &from, 0, x, i);
             continue;
         }
         memcpy(x->k + i * k_row, from.k, k_row);
@@ -609,7 +534,7 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
 
     const struct step *far_step = &steps[STEPS_TO_PAGE];
     for (uint32_t i = 0; i * size < far_step->n_keys && is_in_place(t, far_step); i++) {
-        struct piece far = piece_of(t, far_step->kv_head, token_of(t, far_step->key + i * size));
+        struct piece far = piece_of(t->r, far_step->kv_head, token_of(t, far_step->key + i * size));
         prefetch(far.k);
         prefetch(far.v);
     }
@@ -619,13 +544,14 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
         if (is_gathered)
             pieces[i] = gather(t, &steps[0]);
         else if (!is_hidden(&steps[0], key + i * size, size))
-            pieces[i] = piece_of(t, t->kv_head, token_of(t, key + i * size));
+            pieces[i] = piece_of(t->r, t->kv_head, token_of(t, key + i * size));
         if (i * size < steps[1].n_keys && !is_gathered && is_in_place(t, &steps[1]))
-            ahead = piece_of(t, steps[1].kv_head, token_of(t, steps[1].key + i * size));
+            ahead = piece_of(t->r, steps[1].kv_head, token_of(t, steps[1].key + i * size));
         if (dtype == ATTN_F32 && t->is_fp4) {
             const uint32_t n = n_keys - i * size < size ? n_keys - i * size : size;
             if (!is_gathered && pieces[i].k != NULL)
-                pieces[i] = decode_piece(t, &pieces[i], &ahead, n, i * size);
+                pieces[i] =
+                    decode_piece(t->g, &pieces[i], &ahead, n, TOKENS_AT_ONCE, t->x, i * size);
             k_ahead[i] = v_ahead[i] = NULL;
             continue;
         }
