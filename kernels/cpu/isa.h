@@ -120,6 +120,7 @@ struct attend_scratch {
     _Alignas(64) float v_scales[TILE_TOKENS];
     _Alignas(64) float max[MAX_SEGMENT_ROWS];
     _Alignas(64) float sum[MAX_SEGMENT_ROWS];
+    _Alignas(64) float k_laid[MAX_K_DIM * TILE_TOKENS]; /* keys_f32.h */
     _Alignas(64) uint32_t k_pairs[MAX_K_DIM / 2 * TILE_TOKENS]; /* pairs_bf16.h, as those below */
     _Alignas(64) uint16_t v_pairs[TILE_TOKENS * MAX_V_DIM];
     _Alignas(64) uint32_t weights[MAX_ROWS * TILE_TOKENS / 2];

@@ -6,6 +6,9 @@
  * the next tile is fetched, K beside the scores and V beside the sum, since pieces of a shuffled
  * block table lie where no hardware prefetcher looks.
  *
+ * For items with many rows K is laid anew once a tile: floats by dimensions (keys_f32.h), bf16 by
+ * pairs where the CPU multiplies pairs (pairs_bf16.h).
+ *
  * Pools of FP4 have a tile's rows decoded to floats first, scales included, and computed like those
  * of f32: arithmetic on codes would be no cheaper.
  *
@@ -14,6 +17,7 @@
  * has let go is another sequence's by now, and may be written to by another thread.
  */
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/keys_f32.h"
 #include "kernels/cpu/piece.h"
 #include "kernels/cpu/vec.h"
 
@@ -50,6 +54,7 @@ struct tile_state {
     bool is_bf16_dot;
     bool is_plain; /* scores are scaled, and that is all */
     bool is_paired; /* its products are those of pairs_bf16.h, and q is laid for them */
+    bool is_laid; /* its scores are those of keys_f32.h */
 };
 
 /* One tile of one kv head: keys of one branch. */
@@ -183,6 +188,25 @@ INLINE void piece_scores(const struct tile_state *t, attn_dtype dtype, const uin
 #undef SCORES
         }
     }
+}
+
+/* Scores of all rows with a tile of n_keys keys of floats, in pieces of size tokens; fetches
+ * k_ahead. */
+INLINE void laid_scores(const struct tile_state *t, const struct piece *pieces,
+                        const uint8_t *const *k_ahead, uint32_t n_keys, uint32_t size)
+{
+    const size_t k_stride = t->g->dk * sizeof(float);
+    for (uint32_t col = 0; col < TILE_TOKENS; col += 4) {
+        const uint8_t *rows[4];
+        for (uint32_t j = 0; j < 4; j++) {
+            const uint32_t key = col + j, i = key / size, at = key % size;
+            rows[j] = key < n_keys && pieces[i].k != NULL ? pieces[i].k + at * k_stride : NULL;
+            for (size_t n = 0; key < n_keys && k_ahead[i] != NULL && n < k_stride; n += 64)
+                prefetch(k_ahead[i] + at * k_stride + n);
+        }
+        lay_keys(t->x->k_laid, rows, t->g->dk, col);
+    }
+    scores_of_all(t->q, t->r->n_rows, t->q_stride, t->x->k_laid, t->g->dk, t->x->s);
 }
 
 #if HAS_BF16_DOT
@@ -567,7 +591,9 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
     if (dtype == ATTN_BF16 && t->is_paired)
         pair_scores(t, pieces, k_ahead, n_pieces, size);
 #endif
-    for (uint32_t i = 0; i < n_pieces && !t->is_paired; i++) {
+    if (dtype == ATTN_F32 && t->is_laid)
+        laid_scores(t, pieces, k_ahead, n_keys, size);
+    for (uint32_t i = 0; i < n_pieces && !t->is_paired && !t->is_laid; i++) {
         uint32_t n = n_keys - i * size < size ? n_keys - i * size : size;
         if (pieces[i].k == NULL)
             continue;
@@ -668,10 +694,12 @@ static void attend(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles
     uint32_t head_q = r->n_rows * q_stride;
     const bool is_fp4 = kv_group(g->kv_dtype) > 0, is_scaled = g->layout.is_quantised && !is_fp4;
     bool is_paired = false;
-#if HAS_BF16_DOT
     /* by the item alone, as its bytes are; where there is more than one, by what pays */
     const uint32_t n_like =
         r->queries != NULL || r->blocks != NULL ? r->n_rows : r->item->n_tokens * g->group;
+    const bool is_laid =
+        (g->kv_dtype == ATTN_F32 || is_fp4) && r->list == NULL && n_like >= LAID_MIN_ROWS;
+#if HAS_BF16_DOT
     is_paired = g->kv_dtype == ATTN_BF16 && n_like >= PAIRS_MIN_ROWS;
     if (is_paired)
         head_q = (r->n_rows + ROWS_OF_PAIRS - 1) / ROWS_OF_PAIRS * ROWS_OF_PAIRS * (g->dk / 2);
@@ -697,6 +725,7 @@ static void attend(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles
             .is_bf16_dot = HAS_BF16_DOT && g->kv_dtype == ATTN_BF16,
             .is_plain = !is_scaled && r->spec->soft_cap <= 0 && r->spec->alibi_slopes == NULL,
             .is_paired = is_paired,
+            .is_laid = is_laid,
         };
         load_q(&t[h]);
     }
