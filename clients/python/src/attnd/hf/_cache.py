@@ -413,7 +413,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         assert plan is not None
         given = (query,) if is_again else (query, key, value)
         if n_new == 1:
-            packed = [x.reshape(batch, x.shape[1], x.shape[3]) for x in given]
+            packed = [x.squeeze(2) for x in given]
         else:
             packed = [x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in given]
         if indices is not None:

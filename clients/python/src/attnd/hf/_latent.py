@@ -37,6 +37,8 @@ class Absorbed(NamedTuple):
 
 def absorb(module: Any, query: torch.Tensor, key: Handed, value: Handed) -> Absorbed | None:
     """None: the layer's keys and values are not known to be expanded latents."""
+    if key.is_whole or value.is_whole:  # nor expanded at all
+        return None
     rank, nope, rope, dim_v = (getattr(module, name, None) for name in _SIZES)
     expand = getattr(module, "kv_b_proj", None)
     if not all(isinstance(n, int) for n in (rank, nope, rope, dim_v)) or not _is_plain(expand):
@@ -44,9 +46,7 @@ def absorb(module: Any, query: torch.Tensor, key: Handed, value: Handed) -> Abso
     latent, rotated = key.update.given
     heads = query.shape[1]
     if (
-        key.is_whole
-        or value.is_whole
-        or latent.shape[1::2] != (1, rank)
+        latent.shape[1::2] != (1, rank)
         or rotated.shape[1::2] != (1, rope)
         or latent.dtype != rotated.dtype
         or query.shape[3] != nope + rope

@@ -476,6 +476,9 @@ class Worker(Closing, NotPicklable):
         parts: list[Part] = []
         for chunk in plan.chunks:
             items = chunk.items[i_pool]
+            if len(plan.chunks) == 1:  # views take time, too
+                parts.append((items, qkv, out))
+                continue
             rows = slice(chunk.first, chunk.first + items.n_tokens)
             parts.append((items, [x[rows] for x in qkv], out[rows]))
         if indices is not None:
