@@ -63,7 +63,7 @@ static void offer_value(const struct typed *t, const struct option *o)
     switch (o->val) {
     case OPT_DTYPE:
     case OPT_KV_DTYPE:
-        for (attn_dtype d = ATTN_F32; d <= (o->val == OPT_DTYPE ? ATTN_BF16 : ATTN_INT8); d++)
+        for (attn_dtype d = ATTN_F32; d <= (o->val == OPT_DTYPE ? ATTN_BF16 : ATTN_MXFP4); d++)
             offer(t, attn_dtype_name(d), "");
         break;
     case OPT_SPLIT:

@@ -321,6 +321,7 @@ completes '' '--endpoint pi' # the value of an option: a file's name
 completes '--split' 'pool create p --sp'
 completes 'f16' 'pool create p --dtype f1'
 completes 'fp8_e4m3' '--kv-dtype fp'
+completes 'mxfp4' '--kv-dtype mx'
 completes 'whole' 'pool create p --split w'
 completes 'zsh' 'completion z'
 expect 0 "$ctl" pool create completed --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 4
