@@ -174,8 +174,8 @@ static void a_file_brings_a_sequence_back_to_the_bit(void **state)
     (void)state;
     to_a_file_and_back(ATTN_F32, false);
     to_a_file_and_back(ATTN_F32, true);
-    to_a_file_and_back(ATTN_INT8, true);
-    to_a_file_and_back(ATTN_FP8_E4M3, false);
+    to_a_file_and_back(ATTN_NVFP4, true);
+    to_a_file_and_back(ATTN_MXFP4, false);
 }
 
 /* Import is refused with one of two statuses, and leaves nothing. */

@@ -133,7 +133,7 @@ static void a_sequence_decodes_while_it_moves(void **state)
     assert_non_null(w.out);
     for (int i = 0; i < 2; i++) {
         w.clients[i] = client_of(i, false);
-        w.pools[i] = pool_of(w.clients[i], ATTN_INT8, "m", 0.25f, 160);
+        w.pools[i] = pool_of(w.clients[i], ATTN_NVFP4, "m", 0.25f, 160);
     }
     w.seq = make_seq(w.pools[0], 7, PROMPT, PROMPT, PROMPT);
     atomic_store(&w.n, PROMPT);

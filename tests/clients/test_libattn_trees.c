@@ -144,7 +144,7 @@ static void
 nodes_attend_as_their_paths_and_a_path_that_is_kept_as_if_it_had_come_alone(void **state)
 {
     (void)state;
-    static const attn_dtype dtypes[] = {ATTN_F32, ATTN_INT8};
+    static const attn_dtype dtypes[] = {ATTN_F32, ATTN_NVFP4};
     for (uint32_t i = 0; i < 4; i++) {
         seq_window = i < 2 ? 0 : 9;
         seq_sinks = i < 2 ? 0 : 2;

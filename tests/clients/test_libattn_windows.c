@@ -131,7 +131,7 @@ static void a_file_has_what_windows_have_left(void **state)
     (void)state;
     for (uint32_t n = PROMPT + 20; n < PROMPT + 20 + BLOCK; n += 5)
         to_a_file_and_back(ATTN_F32, n);
-    to_a_file_and_back(ATTN_INT8, PROMPT + 31);
+    to_a_file_and_back(ATTN_MXFP4, PROMPT + 31);
 }
 
 static void write_file(const uint8_t *bytes, size_t n)
