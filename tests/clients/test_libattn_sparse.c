@@ -112,7 +112,7 @@ static void queries_attend_as_in_a_sequence_of_what_they_visit(void **state)
 {
     (void)state;
     enum { QUERIES = 5, MOST = 40 };
-    static const attn_dtype dtypes[] = {ATTN_F32, ATTN_INT8};
+    static const attn_dtype dtypes[] = {ATTN_F32, ATTN_MXFP4};
     float out[QUERIES * ROW], again[QUERIES * ROW], alone[ROW];
     float lse[QUERIES * Q_HEADS], lse_alone[Q_HEADS];
     for (uint32_t d = 0; d < 2; d++) {
