@@ -16,7 +16,7 @@
 #include "tests/daemon/engine/engine_rig.h"
 #include "tests/random.h"
 
-enum { Q_HEADS = 4, KV_HEADS = 2, DIM = 16, TOKENS = 8, LAYERS = 2, N_KV = 37, N_Q = 5 };
+enum { Q_HEADS = 4, KV_HEADS = 2, DIM = 32, TOKENS = 8, LAYERS = 2, N_KV = 37, N_Q = 5 };
 
 static uint64_t random_state = 88172645463325252u;
 
@@ -51,12 +51,12 @@ static void put_row(struct world *w, uint32_t layer, bool is_v, uint32_t head, u
         }
         return;
     }
-    float scale;
     double back[DIM];
-    reference_quantise(w->config.kv_dtype, row, DIM, part + (size_t)t * DIM, &scale);
-    memcpy(at + (is_v ? l->v_scales : l->k_scales) + (head * TOKENS + t) * sizeof scale, &scale,
-           sizeof scale);
-    reference_dequantise(w->config.kv_dtype, part + (size_t)t * DIM, &scale, DIM, back);
+    uint8_t *codes = part + (size_t)t * l->k_row_bytes; /* V's rows are as long */
+    uint8_t *scales =
+        at + (is_v ? l->v_scales : l->k_scales) + (head * TOKENS + t) * l->k_scale_bytes;
+    reference_quantise(w->config.kv_dtype, row, DIM, codes, scales);
+    reference_dequantise(w->config.kv_dtype, codes, scales, DIM, back);
     for (uint32_t d = 0; d < DIM; d++)
         read[d] = (float)back[d];
 }
@@ -146,11 +146,10 @@ enum { N_KINDS = sizeof kinds / sizeof kinds[0], LOOKS = 24 };
 
 static void right_outputs_of_every_kind_of_layer_pass(void **state)
 {
-    static const attn_dtype types[][2] = {{ATTN_F32, ATTN_F32},
-                                          {ATTN_BF16, ATTN_BF16},
-                                          {ATTN_F16, ATTN_F16},
-                                          {ATTN_BF16, ATTN_INT8},
-                                          {ATTN_F32, ATTN_FP8_E4M3}};
+    static const attn_dtype types[][2] = {{ATTN_F32, ATTN_F32},      {ATTN_BF16, ATTN_BF16},
+                                          {ATTN_F16, ATTN_F16},      {ATTN_BF16, ATTN_INT8},
+                                          {ATTN_F32, ATTN_FP8_E4M3}, {ATTN_F16, ATTN_NVFP4},
+                                          {ATTN_F32, ATTN_MXFP4}};
     (void)state;
     struct world w;
     for (size_t k = 0; k < N_KINDS; k++)
