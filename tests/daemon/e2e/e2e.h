@@ -3,7 +3,7 @@
  * E2E_TRANSPORT=shm, tls or tcp in the environment runs any test through shared memory, TLS or TCP,
  * E2E_CARDS=0,1 on two engines, E2E_SPLIT=heads or tokens with sequences split over them;
  * E2E_MOST_CARDS=2 says that there are no more, where engines need cards. E2E_V_IN_K=1 makes the
- * model's pool one of latents, whose V is K.
+ * model's pool one of latents, whose V is K; E2E_KV_DTYPE=nvfp4 keeps its K and V in that dtype.
  *
  * Tokens' q, k and v are a function of (stream, layer, position), so that a repeated step carries
  * the same bytes, and the reference can be computed for any sequence from the streams of its
@@ -125,6 +125,7 @@ extern bool e2e_all_have_windows;
 extern bool e2e_is_batch_variant;
 void e2e_make_pool(struct e2e_client *c, attn_dtype dtype, uint32_t n_blocks);
 attn_dtype e2e_dtype(void); /* of the pool made last */
+attn_dtype e2e_kv_dtype(void); /* of its cache */
 /* status of the reply; *s is set up */
 attn_status e2e_open_seq(struct e2e_client *c, struct e2e_seq *s, uint64_t name, uint32_t stream);
 attn_status e2e_fork(struct e2e_client *c, const struct e2e_seq *src, struct e2e_seq *s,

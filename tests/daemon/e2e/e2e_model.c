@@ -25,6 +25,17 @@ static bool is_v_in_k(void)
     return getenv("E2E_V_IN_K") != NULL;
 }
 
+attn_dtype e2e_kv_dtype(void)
+{
+    const char *name = getenv("E2E_KV_DTYPE");
+    if (name == NULL)
+        return dtype;
+    attn_dtype kv = attn_dtype_parse(name);
+    if (kv == ATTN_DTYPE_NONE)
+        fail_msg("E2E_KV_DTYPE is %s", name);
+    return kv;
+}
+
 static struct attn_layer_spec spec_of(uint32_t layer)
 {
     struct attn_layer_spec s = {.scale = (float)(1 / sqrt(E2E_DIM))};
@@ -68,6 +79,7 @@ void e2e_make_pool(struct e2e_client *c, attn_dtype d, uint32_t n_blocks)
     spec.block_tokens = E2E_BLOCK_TOKENS;
     spec.n_blocks = n_blocks;
     spec.q_dtype = (Attnd__Dtype)d;
+    spec.kv_dtype = (Attnd__Dtype)e2e_kv_dtype();
     spec.is_batch_invariant = !e2e_is_batch_variant;
     attn_split split = ATTN_SPLIT_AUTO;
     if (getenv("E2E_SPLIT") != NULL && !attn_split_parse(getenv("E2E_SPLIT"), &split))
@@ -277,24 +289,37 @@ uint64_t e2e_send_zeros(struct e2e_client *c, uint32_t layer, const struct e2e_i
 
 /* --- the reference ---------------------------------------------------------------------------- */
 
+/* A token's K or V, as the cache reads it back: floats [E2E_KV_HEADS][E2E_DIM]. */
+static void put_cached_row(float *dst, const struct e2e_seq *s, uint32_t layer, uint32_t pos,
+                           enum tensor t)
+{
+    float sent[E2E_KV_HEADS * E2E_DIM];
+    put_row(sent, 0, s, layer, pos, t, E2E_KV_HEADS);
+    for (uint32_t h = 0; h < E2E_KV_HEADS; h++)
+        reference_cached_row(dtype, e2e_kv_dtype(), sent, h * E2E_DIM, E2E_DIM, dst + h * E2E_DIM);
+}
+
 static void check_item(const uint8_t *out, const float *lse, uint32_t layer,
                        const struct e2e_item *it)
 {
     size_t e = attn_dtype_bytes(dtype), n_kv = it->pos + it->n_tokens;
     const size_t q_row = E2E_Q_HEADS * E2E_DIM, kv_row = E2E_KV_HEADS * E2E_DIM;
-    void *q = calloc(it->n_tokens * q_row, e), *k = calloc(n_kv * kv_row, e),
-         *v = calloc(n_kv * kv_row, e);
+    void *sent = calloc(it->n_tokens * q_row, e);
+    float *q = calloc(it->n_tokens * q_row, sizeof *q), *k = calloc(n_kv * kv_row, sizeof *k),
+          *v = calloc(n_kv * kv_row, sizeof *v);
     double *ref = calloc(it->n_tokens * q_row, sizeof *ref);
     double *ref_lse = calloc((size_t)it->n_tokens * E2E_Q_HEADS, sizeof *ref_lse);
     for (uint32_t t = 0; t < it->n_tokens; t++)
-        put_row(q, t, it->seq, layer, it->pos + t, TENSOR_Q, E2E_Q_HEADS);
+        put_row(sent, t, it->seq, layer, it->pos + t, TENSOR_Q, E2E_Q_HEADS);
+    for (size_t i = 0; i < it->n_tokens * q_row; i++)
+        q[i] = (float)reference_get(dtype, sent, i);
     for (uint32_t t = 0; t < n_kv; t++) {
-        put_row(k, t, it->seq, layer, t, TENSOR_K, E2E_KV_HEADS);
-        put_row(v, t, it->seq, layer, t, is_v_in_k() ? TENSOR_K : TENSOR_V, E2E_KV_HEADS);
+        put_cached_row(k + t * kv_row, it->seq, layer, t, TENSOR_K);
+        put_cached_row(v + t * kv_row, it->seq, layer, t, is_v_in_k() ? TENSOR_K : TENSOR_V);
     }
     struct attn_layer_spec spec = spec_of(layer);
-    assert_int_equal(reference_attend(&spec, E2E_Q_HEADS, E2E_KV_HEADS, E2E_DIM, E2E_DIM, dtype, q,
-                                      it->n_tokens, it->pos, k, v, (uint32_t)n_kv, ref, ref_lse),
+    assert_int_equal(reference_attend(&spec, E2E_Q_HEADS, E2E_KV_HEADS, E2E_DIM, E2E_DIM, ATTN_F32,
+                                      q, it->n_tokens, it->pos, k, v, (uint32_t)n_kv, ref, ref_lse),
                      ATTN_OK);
     struct reference_bound bound = reference_bound_of(dtype, dtype);
     double diff2 = 0, ref2 = 0;
@@ -311,6 +336,7 @@ static void check_item(const uint8_t *out, const float *lse, uint32_t layer,
         if (!(fabs(lse[i] - ref_lse[i]) <= bound.lse_atol + bound.lse_rtol * fabs(ref_lse[i])))
             fail_msg("sequence %llu layer %u: lse %zu is %g, the reference %g",
                      (unsigned long long)it->seq->name, layer, i, (double)lse[i], ref_lse[i]);
+    free(sent);
     free(q);
     free(k);
     free(v);

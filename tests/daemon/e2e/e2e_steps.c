@@ -12,6 +12,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "kernels/kv_layout.h"
 #include "tests/daemon/e2e/e2e.h"
 #include "tests/random.h"
 
@@ -334,7 +335,7 @@ static void forks_that_decode_together_read_what_they_share_once(void **state)
         }
         /* layers 0 and 2 have no window; the first 28 blocks are whole tiles of all eight. Other
          * cards' backends may read them for each */
-        const json_int_t token = E2E_KV_HEADS * E2E_DIM * (dtypes[k] == ATTN_F32 ? 4 : 2);
+        const json_int_t token = E2E_KV_HEADS * kv_row_bytes(e2e_kv_dtype(), E2E_DIM);
         const json_int_t shared = counter(&c, "kv_shared_bytes_total") - before;
         if (getenv("E2E_CARDS") == NULL) {
             assert_true(shared >= 4 * 2 * 7 * (28 * E2E_BLOCK_TOKENS) * token);
