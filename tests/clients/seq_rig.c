@@ -34,6 +34,9 @@ attn_pool *pool_of(attn_client *c, attn_dtype kv_dtype, const char *model, float
 {
     attn_pool *p = NULL;
     char name[64];
+    attn_split split = ATTN_SPLIT_AUTO;
+    if (getenv("E2E_SPLIT") != NULL && !attn_split_parse(getenv("E2E_SPLIT"), &split))
+        fail_msg("E2E_SPLIT is %s", getenv("E2E_SPLIT"));
     struct attn_layer layer = {
         .scale = scale, .window_tokens = seq_window, .sink_tokens = seq_sinks};
     struct attn_pool_spec spec = {.struct_size = sizeof spec,
@@ -48,6 +51,7 @@ attn_pool *pool_of(attn_client *c, attn_dtype kv_dtype, const char *model, float
                                   .q_dtype = ATTN_F32,
                                   .kv_dtype = kv_dtype,
                                   .is_batch_invariant = 1,
+                                  .split = split,
                                   .n_layers = 1,
                                   .layers = &layer,
                                   .model = model};

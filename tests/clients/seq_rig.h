@@ -36,7 +36,7 @@ extern uint32_t seq_window, seq_sinks; /* of all layers of pool_of's */
     } while (0)
 
 attn_client *client_of(int daemon, bool is_shm);
-/* Of that name for what it is made of; batch-invariant, f32. */
+/* Of that name for what it is made of; batch-invariant, f32, split as E2E_SPLIT says. */
 attn_pool *pool_of(attn_client *c, attn_dtype kv_dtype, const char *model, float scale,
                    uint32_t n_blocks);
 /* Tokens [pos, pos + n) of one layer; with out [n][Q_HEADS][DIM] they attend, too. */

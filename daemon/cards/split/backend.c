@@ -43,7 +43,7 @@ static void info(const struct backend *b, struct backend_info *out)
     *out = (struct backend_info){.kv_bytes = e->info.kv_bytes, .max_in_flight = e->max_in_flight};
     out->features = e->info.features & BACKEND_HAS_LISTS;
     if (b->how == ATTN_SPLIT_HEADS)
-        out->features |= e->info.features & BACKEND_HAS_TREES;
+        out->features |= e->info.features & (BACKEND_HAS_TREES | BACKEND_HAS_CHOICE);
 }
 
 /* --- pools ------------------------------------------------------------------------------------ */
