@@ -101,6 +101,30 @@ def test_a_model_in_f32_may_have_bf16_on_the_wire(attach):
         attach(model, wire_dtype="fp8")
 
 
+@pytest.mark.parametrize("kv_dtype", ["nvfp4", "mxfp4"])
+def test_a_cache_may_be_fp4(attach, kv_dtype):
+    model = make(llama)
+    inputs = prompts(model)
+    with torch.no_grad():
+        want = model(**inputs).logits
+        worker = attach(model, kv_dtype=kv_dtype)
+        assert all(p.spec.kv_dtype == kv_dtype for p in worker.pools.all)
+        with worker.cache() as cache:
+            got = model(**inputs, past_key_values=cache).logits
+    seen = inputs["attention_mask"].bool()
+    error = (got - want)[seen].std() / want[seen].std()
+    assert 0 < error < 0.5
+    first = worker.generate(**inputs, **GREEDY)
+    assert torch.equal(worker.generate(**inputs, **GREEDY), first)
+    worker.close()
+
+
+def test_fp4_of_heads_that_are_no_whole_groups_is_refused_by_name(attach):
+    model = make(lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**dict(SIZES, head_dim=16))))
+    with pytest.raises(attnd.InvalidArgumentError, match="head_dim_k is 16, not a multiple of 32"):
+        attach(model, kv_dtype="mxfp4")
+
+
 def test_no_cache_is_refused(attach):
     model = make(llama)
     inputs = prompts(model)
