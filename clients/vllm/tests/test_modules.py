@@ -142,18 +142,23 @@ def test_ranks_have_a_pool_each_and_hits_are_the_least(engine, daemon):
 def test_ranks_fail_together(engine, daemon):
     """One rank's sequences are lost in the middle of steps, and the other has computed on with what it
     gave: nothing of that is found by later requests."""
-    e, n = engine(n_ranks=2), [0]
+    e, n, taken = engine(n_ranks=2), [0], []
     other = attnd.connect(daemon.url)
     pools = [other.pool(r.shared.requests.pool.spec.name) for r in e.ranks]
-    asked = prompts(6, 5, shared=16)
+    asked = prompts(6, 5)
     for i, p in enumerate(asked):
         e.add(f"r{i}", p, 20)
 
     def between(at):
         n[0] += 1
-        if n[0] % 7 == 0:  # before either layer
+        first = [r.request_id for r in e.running if r.num_computed_tokens == 0]
+        late = [r.request_id for r in e.running if r.num_computed_tokens > 0]
+        if at == 1:  # each once, of the rank that is between its layers here
+            for name in [name for name in first if name not in taken][:1]:
+                taken.append(name)
+                pools[0].adopt(e.shared.requests.held[name].seq.id).close()
+        if n[0] % 7 == 0 and n[0] < 100:  # before either layer
             at = n[0] // 7 % 2
-            late = [r.request_id for r in e.running if r.num_computed_tokens > 0]
             for h in [e.ranks[at].shared.requests.held.get(name) for name in late[:2]]:
                 if h is not None:
                     pools[at].adopt(h.seq.id).close()
@@ -166,7 +171,7 @@ def test_ranks_fail_together(engine, daemon):
         e.add(f"s{i}", p + text_of(p, 20), 5)
     e.run()
     check(e, 12)
-    assert e.n_recomputed > 2 and sum(r.n_cached for r in e.done[6:]) > 0
+    assert len(taken) == 6 and e.n_recomputed > 2 and sum(r.n_cached for r in e.done[6:]) > 0
     assert n_sequences(daemon) == 0
 
 
@@ -246,6 +251,39 @@ def test_a_daemon_that_begins_empty_is_computation(engine, daemon):
     e.run(each)
     check(e, 8)
     assert e.n_recomputed > 2 and e.shared.requests.n_restarts == 2
+    assert n_sequences(daemon) == 0
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_a_daemon_that_begins_empty_while_a_prompt_begins_is_computation(engine, daemon, n_ranks):
+    """Between two layers: vLLM can't be told of tokens that are a request's first, nor take none of a
+    whole prompt's. All ranks compute the step again, and others' prefixes are right afterwards."""
+    e, asked = engine(n_ranks=n_ranks), [*prompts(6, 8, shared=12), [1], [2]]
+    for i, p in enumerate(asked):
+        e.add(f"r{i}", p, 16)
+    begun = {"whole": set(), "first part": set()}
+    n_beside = 0
+
+    def between(at):  # once for each request
+        nonlocal n_beside
+        first = [r for r in e.running if r.num_computed_tokens == 0]
+        new = [r for r in first if not any(r.request_id in names for names in begun.values())]
+        if at == 1 and new:
+            for r in new:
+                is_whole = dict(e.order)[r.request_id] == len(r.prompt)
+                begun["whole" if is_whole else "first part"].add(r.request_id)
+            n_beside += len(first) < len(e.running)
+            daemon.restart()
+
+    e.between = between
+    e.run(chunk=30)
+    e.between = lambda at: None
+    for i, p in enumerate(asked):
+        e.add(f"s{i}", p + text_of(p, 16), 5)
+    e.run()
+    check(e, 16)
+    assert all(begun.values()) and n_beside > 0
+    assert e.n_recomputed > 0 and sum(r.n_cached for r in e.done[8:]) > 6 * 12
     assert n_sequences(daemon) == 0
 
 

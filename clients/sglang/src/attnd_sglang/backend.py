@@ -19,7 +19,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 import attnd
 from attnd.serving.model import digest_of_weights, model_name, model_tensors
-from attnd.serving.requests import FULL_WAIT_S, LostError, Requests, Step
+from attnd.serving.requests import FULL_WAIT_S, Requests, Step
 
 from . import refuse, settings
 from .live import Live, shared

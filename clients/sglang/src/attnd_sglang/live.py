@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attnd.serving.requests import LostError, Opened, Requests, Row, Step, Told
+from attnd.serving.requests import Opened, Requests, Row, Step, Told
+
+
+class LostError(RuntimeError):
+    """attnd has lost what a row reads."""
 
 
 class SureRow(Row):

@@ -39,18 +39,18 @@ class Metadata:
     ):
         self.step, self.n_tokens = step, n_tokens
         self.is_planned, self.is_filled, self.is_capture = is_planned, is_filled, is_capture
-        self._index: tuple[int, torch.Tensor | None] | None = None
+        self._index: tuple[Any, torch.Tensor | None] | None = None  # of a step's rows
 
     def index(self, device: Any) -> torch.Tensor | None:
         """The places of the tokens that are computed; None: all of them, in order."""
         if self.is_filled or self.step is None:
             return None
         rows = self.step.rows
-        if self._index is None or self._index[0] != len(rows):  # fewer than for the layer before
+        if self._index is None or self._index[0] is not rows:  # others than for the layer before
             places = None
             if sum(r.n for r in rows) != self.n_tokens:
                 places = torch.cat([torch.arange(r.start, r.start + r.n) for r in rows]).to(device)
-            self._index = len(rows), places
+            self._index = rows, places
         return self._index[1]
 
 

@@ -89,6 +89,34 @@ def gathered(text: str) -> list[str]:
     return texts
 
 
+def is_any(flag: bool) -> bool:
+    """Whether it is set on any of those workers. All of them ask."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size == 1:
+        return flag
+    flags = torch.tensor([flag], dtype=torch.int32)
+    torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, group=group.cpu_group)
+    return bool(flags[0])
+
+
+# ---- a pass through the model
+
+
+def wrap_forward(runner: Any, runs: Callable[[Callable[[], Any]], Any]) -> None:
+    """Has runs(forward) in the place of a model runner's pass, which may call forward() several times:
+    its inputs stay as they are.
+
+    Not where a CUDA graph has the whole model.
+    """
+    at, name = runner, "_model_forward"  # of V1
+    if not hasattr(runner, name):
+        at, name = runner.model, "forward"
+    forward = getattr(at, name)
+    setattr(at, name, lambda *args, **kwargs: runs(lambda: forward(*args, **kwargs)))
+
+
 # ---- the rows of a step
 
 

@@ -3,6 +3,8 @@ out before the step's layers are known to have been computed."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import attnd
@@ -34,6 +36,9 @@ def check_limits(info: attnd.ClientInfo, config: Any, n_fillers: int) -> None:
                 f"attnd-vllm: {name} is {n}, more than the daemon's {setting}, which is {most}:"
                 " change either"
             )
+
+
+_log = logging.getLogger("attnd_vllm")
 
 
 class Shared:
@@ -127,6 +132,19 @@ class AttndWorker:
             )
         # what one rank computes depends on all ranks' weights
         shared.weights = " ".join(versions.gathered(shared.weights))
+        versions.wrap_forward(self.model_runner, self._run_model)
+
+    def _run_model(self, forward: Callable[[], Any]) -> Any:
+        """A pass, again where attnd has lost what vLLM can't be told to compute again. The ranks do so
+        together, as each waits for the others in every layer."""
+        output = forward()
+        while (m := shared.metadata) is not None and m.step is not None:
+            if not versions.is_any(m.step.is_lost):
+                break
+            _log.warning("attnd has lost sequences between two layers: the step is computed again")
+            m.step.again()
+            output = forward()
+        return output
 
     def get_kv_cache_spec(self) -> Any:
         return versions.small_specs(super().get_kv_cache_spec())  # type: ignore[misc]

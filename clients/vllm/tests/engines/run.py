@@ -2,11 +2,11 @@
 
     run.py FILE     {"out": file, "model": path, "is_own": bool, "fails": bool, "options": of vllm.LLM,
                      "rounds": [{"prompts": [ids], "n": [tokens], "logprobs": n, "kills": n,
-                                 "abort": n, "replace": bool, "names": [text], "says": file,
+                                 "abort": n, "replaces": n, "names": [text], "says": file,
                                  "asks": of vllm.SamplingParams}]}
 
 A round gives its texts; kills: the daemon, as often, while texts are made ($ENGINES_KEEPER is the
-keeper's pid); replace: it is ended once and another one begins empty ($ENGINES_REPLACE is a file
+keeper's pid); replaces: as often it is ended and another one begins empty ($ENGINES_REPLACE is a file
 that asks for it); abort: the first n requests are aborted in the middle; names: the requests'
 attnd_request; says: each step's texts so far are written there, a line each; fails: rows fail now and then. At the end the
 engine must hold no sequence.
@@ -31,15 +31,15 @@ class Disturbed:
 
     def __init__(self, round):
         self.n_steps, self.n_kills = 0, round.get("kills", 0)
-        self.does_replace = round.get("replace", False)
+        self.n_replaces = round.get("replaces", 0)
 
     def step(self):
         self.n_steps += 1
         if self.n_kills > 0 and self.n_steps % 15 == 0:
             self.n_kills -= 1
             os.kill(of_keeper(), signal.SIGKILL)
-        if self.does_replace and self.n_steps == 15:
-            self.does_replace = False
+        if self.n_replaces > 0 and self.n_steps % 8 == 7:
+            self.n_replaces -= 1
             ask = pathlib.Path(os.environ["ENGINES_REPLACE"])
             ask.write_text("")
             while ask.exists():

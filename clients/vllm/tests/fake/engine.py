@@ -101,6 +101,7 @@ class Rank:
         from attnd_vllm import backend, connector, cpu_platform, versions, worker
 
         versions.gathered = lambda text: [text] * size
+        versions.is_any = engine.is_any
         model, self.config = engine.model, c = engine.model, engine.make_config()
         cpu_platform.AttndCpuPlatform.apply_config_platform_defaults(c)
         path = c.parallel_config.worker_cls
@@ -109,6 +110,7 @@ class Rank:
             requests={},
             input_batch=types.SimpleNamespace(req_ids=[]),
             device=torch.device("cpu"),
+            _model_forward=lambda rows, requests, meta: engine.forward(self, rows, requests, meta),
         )
         run = lambda so: engine.run_model(self, so)
         self.worker = getattr(module, path.rpartition(".")[2])(c, self.runner, model, run)
@@ -158,7 +160,8 @@ class Engine:
         self.waiting, self.running, self.done = [], [], []
         self.finished, self.preempted = set(), []
         self.n_told = {}  # of each request's blocks, to the worker
-        self.n_preempted = self.n_recomputed = self.n_rejected = 0
+        self.n_preempted = self.n_recomputed = self.n_rejected = self.n_passes = 0
+        self.flags = []  # of the ranks, where they ask together
         self.speculates = False
         self.between = lambda at: None
 
@@ -324,8 +327,24 @@ class Engine:
             seq_lens=torch.from_numpy(np.full(len(lens), -1)),
             seq_lens_cpu_upper_bound=torch.from_numpy(np.asarray(lens)),
         )
-        meta = rank.builder.build(0, common)
-        outs = {name: [] for name, _ in rows}
+        return rank.runner._model_forward(rows, requests, rank.builder.build(0, common))
+
+    def is_any(self, flag):
+        """Of the ranks, which ask together."""
+        self.flags.append(flag)
+        self.barrier.wait()
+        found = any(self.flags)
+        if self.barrier.wait() == 0:
+            self.flags.clear()
+        self.barrier.wait()
+        return found
+
+    def forward(self, rank, rows, requests, meta):
+        outs, starts = {name: [] for name, _ in rows}, np.cumsum([0, *(n for _, n in rows)])
+        if self.barrier.wait() == 0:
+            self.failed.clear()
+            self.n_passes += 1
+        self.barrier.wait()
         for at, name in enumerate(self.names):
             if rank is self.ranks[0]:
                 self.between(at)

@@ -24,10 +24,6 @@ _NO_SEQUENCE = (attnd.OverloadedError, attnd.OverQuotaError)  # of what opens on
 _LOST = (attnd.NotFoundError.status, attnd.StaleEpochError.status)
 
 
-class LostError(RuntimeError):
-    """attnd has lost what a row reads, and the engine can't be told to compute that again."""
-
-
 class Opened(NamedTuple):
     """A request that begins: its first tokens, as far as the cache has been found to have them.
 
@@ -428,19 +424,29 @@ class Requests:
 class Step:
     """The rows of a step that are computed, layer by layer, in order.
 
-    rows   those that are left: fewer after a layer that some had no room for
-    items  theirs
+    rows     those that are left: fewer after a layer that some had no room for. A list of its own
+             whenever they change
+    items    theirs
+    is_lost  attnd has lost, between two layers, a row that can't fail: all layers are to be computed
+             again, after again()
     """
 
     def __init__(self, requests: Requests, rows: list[Row]):
         self._requests, self.rows = requests, rows
+        self._begun = rows
         self.items: attnd.Items | None = None
+        self.is_lost = False
+
+    def again(self) -> None:
+        """Begins anew, with the rows that it began with and that have not failed. With several workers
+        all do, if one has lost a row."""
+        left = [r for r in self._begun if r.request not in self._requests.failed]
+        self.rows, self.items, self.is_lost = self._requests._ready(left), None, False
 
     def layer(self, at: int, compute: Callable[[Step], None]) -> bool:
         """Has compute(self) run layer `at` for the rows that are left. False: none are.
 
-        compute raises what Pool.step() raises; it may be called again for fewer rows. Raises
-        LostError where a row can neither be computed nor fail.
+        compute raises what Pool.step() raises; it may be called again for fewer rows.
         """
         if self.items is None:
             self._first(compute)
@@ -481,24 +487,20 @@ class Step:
         while self.rows:
             try:
                 return compute(self)
-            except (attnd.SessionGoneError, attnd.PoolGoneError) as e:
+            except (attnd.SessionGoneError, attnd.PoolGoneError):
                 requests.restart()
-                self._lose(self.rows, e)
+                self._lose(self.rows)
             except (attnd.NotFoundError, attnd.StaleEpochError) as e:
                 status = e.result.item_status if e.result is not None else [e.status] * len(self.rows)
                 lost = [r for r, st in zip(self.rows, status) if st in _LOST]
                 for r in lost:
                     requests.held.pop(r.request, None)
-                self._lose(lost, e)
+                self._lose(lost)
 
-    def _lose(self, lost: list[Row], e: Exception) -> None:
+    def _lose(self, lost: list[Row]) -> None:
         for r in lost:
-            if not r.may_fail and (r.is_sampled or not self._requests.is_alone):
-                raise LostError(
-                    f"attnd lost the sequence of request {r.request} while the beginning of its"
-                    " prompt was computed, and the engine can't be told to do that again"
-                ) from e
             self._requests.fail(r)
+            self.is_lost |= not r.may_fail
         held = self._requests.held
         self.rows = [r for r in self.rows if r not in lost]
         self.items = self._requests.pool.items(
