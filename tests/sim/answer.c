@@ -118,6 +118,19 @@ void take_step(struct ask *a)
     }
 }
 
+/* A name is never twice at an epoch, whoever had it before: each card's rise. */
+static void begin(const struct ask *a, const Attnd__Reply *r, struct seq *s)
+{
+    s->epoch = r->seq->epoch;
+    s->is_open = true;
+    bool is_again = false;
+    for (uint32_t i = 0; i < EPOCH_STEP; i++)
+        is_again |= s->older_epoch[i] != 0;
+    if (is_again && s->epoch <= s->older_epoch[s->epoch & (EPOCH_STEP - 1)])
+        is_wrong(a, r, "a name that begins again has an epoch that is over");
+    sim_counts.names_again += is_again;
+}
+
 static void take_open(struct ask *a, const Attnd__Reply *r)
 {
     struct seq *s = a->seq;
@@ -129,8 +142,7 @@ static void take_open(struct ask *a, const Attnd__Reply *r)
         for (uint32_t i = 0; i < n; i++)
             s->token[l][i] = prompt_token(s->prompt, l, i, NULL, NULL);
     }
-    s->epoch = a->epoch;
-    s->is_open = true;
+    begin(a, r, s);
     sim_counts.cached_tokens += n;
 }
 
@@ -146,8 +158,7 @@ static void take_fork(struct ask *a, const Attnd__Reply *r)
         memcpy(s->token[l], a->seq->token[l], a->len * sizeof s->token[l][0]);
     }
     s->prompt = prompt_like(a->seq->prompt, a->len);
-    s->epoch = r->seq->epoch;
-    s->is_open = true;
+    begin(a, r, s);
     sim_counts.forks++;
 }
 
@@ -262,6 +273,7 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
         break;
     case ASK_CLOSE:
         a->seq->is_gone = true;
+        a->seq->closed_ns = sim_now_ns;
         sim_counts.closes++;
         break;
     case ASK_ADOPT:

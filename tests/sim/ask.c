@@ -115,13 +115,58 @@ struct ask *ask_pool(struct peer *p)
     return ask_send(a, &h, NULL, 0);
 }
 
+static bool names(const struct ask *a, uint64_t name)
+{
+    bool does = (a->seq != NULL && a->seq->name == name) ||
+                (a->new_seq != NULL && a->new_seq->name == name);
+    for (uint32_t i = 0; i < a->n_items; i++)
+        does |= a->of[i]->name == name;
+    return does;
+}
+
+/* Whether the daemon may still carry it out, or a copy of it, whatever epoch its sequence has. */
+static bool may_come_late(const struct ask *a)
+{
+    bool makes = a->kind == ASK_OPEN || a->kind == ASK_FORK || a->kind == ASK_ADOPT;
+    return !a->is_answered || a->kind == ASK_KILL || (makes && a->status != ATTN_OK);
+}
+
+static bool is_name_free(uint64_t name)
+{
+    for (uint32_t i = 0; i < n_peers; i++)
+        for (uint64_t k = 0; k < peers[i]->n_asks; k++)
+            if (names(peers[i]->asks[k], name) && may_come_late(peers[i]->asks[k]))
+                return false;
+    return true;
+}
+
+/* Any client's sequence that was closed, whose name another one takes, once; NULL: none. */
+static struct seq *name_again(void)
+{
+    uint32_t n = n_peers * MAX_SEQS, first = sim_below(n);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = (first + i) % n;
+        struct seq *s = peers[at / MAX_SEQS]->seqs[at % MAX_SEQS];
+        if (s != NULL && s->closed_ns > process_empty_since_ns() && is_name_free(s->name))
+            return s;
+    }
+    return NULL;
+}
+
 static struct seq *seq_new(struct peer *p)
 {
     for (uint32_t i = 0; i < sim_plan.n_seqs; i++) {
         if (p->seqs[i] != NULL && !p->seqs[i]->is_gone)
             continue;
+        bool is_again = sim_plan.names_again > 0 && sim_chance(sim_plan.names_again);
+        struct seq *was = is_again ? name_again() : NULL;
         struct seq *s = sim_alloc(sizeof *s);
-        s->name = sim_random();
+        s->name = was != NULL ? was->name : sim_random();
+        if (was != NULL) {
+            memcpy(s->older_epoch, was->older_epoch, sizeof s->older_epoch);
+            s->older_epoch[was->epoch & (EPOCH_STEP - 1)] = was->epoch;
+            was->closed_ns = 0;
+        }
         s->owner = p;
         p->seqs[i] = s;
         return s;

@@ -50,6 +50,8 @@ struct seq {
     struct ask *control; /* on its way: open, fork, truncate, close, adopt */
     bool is_open; /* the daemon has said so */
     bool is_gone;
+    uint64_t closed_ns; /* an answer has said so; 0: none has, or another has the name now */
+    uint32_t older_epoch[4]; /* by card, of those that had the name before; 0: none had */
     bool is_doomed; /* somebody has asked for its end, and maybe never had an answer */
     bool is_unsure; /* an append was given up: it must be truncated to sure_len */
     uint32_t sure_len;

@@ -97,3 +97,5 @@ plant(36 cache/dedup.c "    kv_reservations_end(kv, owner);" "    if (sim_bug !=
 # a late copy of a refused reservation is carried out after a later one
 plant(37 cache/dedup.c "|| request < last_set(kv, owner, pool.index)[what];"
   "|| (sim_bug != 37 && request < last_set(kv, owner, pool.index)[what]);")
+# a sequence begins at an epoch that an older one of its name has had
+plant(42 cache/dedup.c "    if (epoch > kv->epochs->ended)" "    if (sim_bug != 42 && epoch > kv->epochs->ended)")

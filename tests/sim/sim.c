@@ -39,6 +39,15 @@ static void plan_reserves(void)
         sim_plan.reserves = 30;
 }
 
+/* Of one in four: names that several clients know, and open again once they have ended. */
+static void plan_names(void)
+{
+    if (running % 4 != 3)
+        return;
+    sim_plan.names_again = 500;
+    sim_plan.closes = 100;
+}
+
 static void plan(void)
 {
     bool is_calm = sim_chance(100);
@@ -84,6 +93,7 @@ static void plan(void)
     }
     plan_idle();
     plan_reserves();
+    plan_names();
     if (is_calm)
         return;
     sim_plan.drop = sim_below(60);

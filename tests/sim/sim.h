@@ -48,6 +48,7 @@ struct sim_plan {
     uint32_t long_appends; /* per mille of steps */
     uint32_t closes, forks; /* per mille of operations, beside the usual ones */
     uint32_t reserves; /* the same, of blocks of the pool */
+    uint32_t names_again; /* per mille of opens that take a name which has ended */
     const char *host_memory, *disk_size; /* cache.host_memory, cache.disk_size */
     const char *idle_memory; /* cache.idle_memory */
     bool has_lanes;
@@ -124,6 +125,7 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
     X(killed)                                                                                      \
     X(resizes)                                                                                     \
     X(reserves)                                                                                    \
+    X(names_again)                                                                                 \
     X(killed_sessions)                                                                             \
     X(bells)                                                                                       \
     X(pins)                                                                                        \
