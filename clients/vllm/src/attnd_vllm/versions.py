@@ -106,10 +106,7 @@ def is_any(flag: bool) -> bool:
 
 def wrap_forward(runner: Any, runs: Callable[[Callable[[], Any]], Any]) -> None:
     """Has runs(forward) in the place of a model runner's pass, which may call forward() several times:
-    its inputs stay as they are.
-
-    Not where a CUDA graph has the whole model.
-    """
+    its inputs stay as they are. Not for models that are in a CUDA graph as a whole."""
     at, name = runner, "_model_forward"  # of V1
     if not hasattr(runner, name):
         at, name = runner.model, "forward"

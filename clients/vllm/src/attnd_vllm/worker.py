@@ -132,7 +132,8 @@ class AttndWorker:
             )
         # what one rank computes depends on all ranks' weights
         shared.weights = " ".join(versions.gathered(shared.weights))
-        versions.wrap_forward(self.model_runner, self._run_model)
+        if shared.lane is None:  # with one a step's rows are lost before its layers, or not at all
+            versions.wrap_forward(self.model_runner, self._run_model)
 
     def _run_model(self, forward: Callable[[], Any]) -> Any:
         """A pass, again where attnd has lost what vLLM can't be told to compute again. The ranks do so
