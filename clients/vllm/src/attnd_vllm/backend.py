@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, ClassVar
 
 import attnd
 import torch
@@ -77,13 +77,15 @@ def pool_spec(impls: list[AttndImpl], config: Any, block_tokens: int, n_blocks: 
             " (--num-gpu-blocks-override)"
         )
     for i, impl in enumerate(impls):
-        for field in "num_heads", "num_kv_heads", "head_size":
+        for field in "num_heads", "num_kv_heads", "head_size", "v_in_k":
             if getattr(impl, field) != getattr(first, field):
                 raise ValueError(
                     f"attnd-vllm: layer {i} has {field} {getattr(impl, field)}, layer 0 has"
                     f" {getattr(first, field)}: all layers must be alike"
                 )
     model = model_name(config, shared.weights)
+    if first.v_in_k > 0:  # the same model may be served with its heads expanded
+        model += " latents"
     digest = hashlib.sha256(model.encode()).hexdigest()[:16]  # those of other models have other pools
     rank, size = rank_and_size()
     name = settings.pool_name() or f"vllm-{digest}-{block_tokens}-{n_pool}"
@@ -93,22 +95,25 @@ def pool_spec(impls: list[AttndImpl], config: Any, block_tokens: int, n_blocks: 
         num_q_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
         head_dim_k=first.head_size,
+        head_dim_v=first.v_in_k,
         block_tokens=block_tokens,
         n_blocks=n_pool,
         q_dtype=_DTYPES[config.model_config.dtype],
         layers=[_layer_spec(impl) for impl in impls],
         model=model,
+        is_v_in_k=first.v_in_k > 0,
     )
 
 
 class AttndBuilder(AttentionMetadataBuilder):
     reorder_batch_threshold = None
+    layer_type: ClassVar[Any] = Attention
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         if shared.requests is not None:
             raise ValueError("attnd-vllm: the model has several groups of KV caches")
-        layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
+        layers = get_layers_from_vllm_config(vllm_config, self.layer_type, layer_names)
         ordered = sorted(layer_names, key=extract_layer_index)
         n_blocks = vllm_config.cache_config.num_gpu_blocks_override
         lane, sizes = shared.lane, graph_sizes(vllm_config)
@@ -158,6 +163,8 @@ class AttndBuilder(AttentionMetadataBuilder):
 
 
 class AttndImpl(AttentionImpl):
+    v_in_k = 0  # V's elements of K; 0: it has its own
+
     def __init__(
         self,
         num_heads: int,

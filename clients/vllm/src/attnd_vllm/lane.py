@@ -73,27 +73,26 @@ class OverHost:
         return Metadata(None, n_tokens)
 
     def attend(self, at: int, m: Metadata, q: Any, k: Any, v: Any, out: torch.Tensor) -> bool:
-        """Layer `at` of q, k and v [rows, heads, head_size]; fills out for the rows that are
-        computed. False: none are."""
+        """Layer `at` of q, k and v [rows, heads, head_size], of a v of None that is in k; fills out for
+        the rows that are computed. False: none are."""
+        given = [x for x in (q, k, v) if x is not None]
 
         def compute(step: Step) -> None:
             index = m.index(q.device)
-            q_, k_, v_ = _at(index, m.n_tokens, q, k, v)
-            if index is None:
-                return self._step(at, step, q_, k_, v_, out[: m.n_tokens])
-            some = torch.empty_like(q_)
-            self._step(at, step, q_, k_, v_, some)
-            out.zero_().index_copy_(0, index, some)
+            qkv = _at(index, m.n_tokens, *given)
+            (some,) = _at(index, m.n_tokens, out)
+            self._step(at, step, qkv, some)
+            if index is not None:
+                out.zero_().index_copy_(0, index, some)
 
         return m.step is not None and m.step.layer(at, compute)
 
-    def _step(self, at: int, step: Step, q: Any, k: Any, v: Any, out: torch.Tensor) -> None:
+    def _step(self, at: int, step: Step, qkv: Any, out: torch.Tensor) -> None:
         pool = self._requests.pool
-        if q.device.type == "cpu":
-            q, k, v = (x.contiguous() for x in (q, k, v))
-            pool.step(at, step.items, q, k, v, out=out)
+        if out.device.type == "cpu":
+            pool.step(at, step.items, *(x.contiguous() for x in qkv), out=out)
             return
-        for _ in self._staging.run(pool, at, [(step.items, [q, k, v], out)]):
+        for _ in self._staging.run(pool, at, [(step.items, list(qkv), out)]):
             pass
 
     def check(self) -> None:

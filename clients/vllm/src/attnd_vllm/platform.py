@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import settings
+from . import settings, versions
+
+_LATENT_VERSIONS = ("0.32.0",)  # whose MLAAttention latent.py was written for
+_ROTARY = "+rotary_embedding", "-rotary_embedding"
 
 
 def _refuse(what: str, instead: str = "") -> None:
@@ -41,11 +44,26 @@ def check_config(c: Any, device_type: str = "cpu") -> None:
             "--num-gpu-blocks-override is the number of blocks of the pool",
         )
     if getattr(model, "use_mla", False):
-        _refuse("latent attention (MLA)")
+        _check_latent(c, device_type)
+    if getattr(model, "is_hybrid", False):
+        _refuse("models with states beside their K and V (Mamba and the like)")
     if getattr(model, "is_encoder_decoder", False):
         _refuse("encoder-decoder models")
     if model.runner_type != "generate":
         _refuse(f"runner {model.runner_type!r}")
+
+
+def _check_latent(c: Any, device_type: str) -> None:
+    """A model with latent attention."""
+    if device_type != "cpu":
+        _refuse("latent attention (MLA) on GPUs", "on CPUs it does")
+    if versions.found() not in (*_LATENT_VERSIONS, None):
+        _refuse(f"latent attention (MLA) with vLLM {versions.found()}", "it does with 0.32.0")
+    if getattr(c, "lora_config", None) is not None:
+        _refuse("LoRA with latent attention (MLA)", "vLLM absorbs kv_b_proj without its adapters")
+    text = c.model_config.hf_text_config
+    if getattr(text, "index_topk", None) is not None or getattr(text, "model_type", "") == "deepseek_v4":
+        _refuse("sparse latent attention (an indexer)")
 
 
 class AttndPlatform:
@@ -76,9 +94,24 @@ class AttndPlatform:
         super().apply_config_platform_defaults(vllm_config)  # type: ignore[misc]
 
     @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """With latent attention: vLLM's own on CPUs has blocks of 16 tokens and no chunks of prompts, attnd's
+        has both as they are asked for; and the layer rotates a part of each query, which vLLM's kernel
+        takes for a whole one."""
+        cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
+        asked = cache.block_size, scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens
+        super().check_and_update_config(vllm_config)  # type: ignore[misc]
+        if getattr(vllm_config.model_config, "use_mla", False):
+            cache.block_size, scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = asked
+            ops = vllm_config.compilation_config.custom_ops
+            ops[:] = [op for op in ops if op not in _ROTARY] + [_ROTARY[1]]
+
+    @classmethod
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        if attn_selector_config.use_mla or attn_selector_config.use_sparse:
-            _refuse("latent (MLA) or sparse attention")
+        if attn_selector_config.use_sparse:
+            _refuse("sparse attention")
+        if attn_selector_config.use_mla:
+            return "attnd_vllm.latent.AttndLatentBackend"
         return "attnd_vllm.backend.AttndBackend"

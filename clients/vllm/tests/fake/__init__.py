@@ -12,6 +12,8 @@ import logging
 import sys
 import types
 
+import numpy as np
+
 
 def install() -> None:
     try:
@@ -42,6 +44,12 @@ class CpuPlatform:
     def apply_config_platform_defaults(cls, vllm_config):
         vllm_config.are_defaults_applied = True
 
+    @classmethod
+    def check_and_update_config(cls, vllm_config):
+        if getattr(vllm_config.model_config, "use_mla", False):  # as vLLM's own kernels for it need
+            vllm_config.cache_config.block_size = 16
+            vllm_config.scheduler_config.enable_chunked_prefill = False
+
 
 class KVTransferConfig:
     def __init__(self, kv_connector, kv_role, kv_load_failure_policy="fail"):
@@ -50,7 +58,7 @@ class KVTransferConfig:
 
 
 def get_layers_from_vllm_config(vllm_config, kind, names):
-    return {n: vllm_config.layers[n] for n in names}
+    return {n: vllm_config.layers[n] for n in names if isinstance(vllm_config.layers[n], kind)}
 
 
 tp = types.SimpleNamespace(rank_in_group=0, world_size=1, cpu_group=None)
@@ -58,9 +66,59 @@ tp = types.SimpleNamespace(rank_in_group=0, world_size=1, cpu_group=None)
 # ---- attention
 
 
+def poison(*shape):
+    return sys.modules["torch"].from_numpy(np.full(shape, np.nan, np.float32))
+
+
 class Attention:
     def __init__(self, layer_name, impl):
         self.layer_name, self.impl = layer_name, impl
+
+    def forward(self, q, k, v, metadata):
+        out = poison(*q.shape)
+        self.impl.forward(self, q, k, v, None, metadata, out)
+        return out
+
+
+class MLAAttention:
+    """w_uk [heads, nope, rank] and w_uv [heads, rank, v] make keys and values of latents."""
+
+    def __init__(self, layer_name, impl_cls, w_uk, w_uv, n_rotated, scale):
+        self.layer_name, self.w_uk, self.w_uv = layer_name, w_uk, w_uv
+        heads, self.nope, rank = w_uk.shape
+        self.impl = impl_cls(
+            num_heads=heads,
+            head_size=rank + n_rotated,
+            scale=scale,
+            num_kv_heads=1,
+            alibi_slopes=None,
+            sliding_window=None,
+            kv_cache_dtype="auto",
+            logits_soft_cap=None,
+            attn_type="decoder",
+            kv_sharing_target_layer_name=None,
+            q_lora_rank=None,
+            kv_lora_rank=rank,
+            qk_nope_head_dim=self.nope,
+            qk_rope_head_dim=n_rotated,
+            qk_head_dim=self.nope + n_rotated,
+            v_head_dim=w_uv.shape[2],
+            kv_b_proj=None,
+            indexer=None,
+        )
+
+    def forward(self, q, latents, rotated, metadata):
+        """q [tokens, heads, nope and rotated], latents [tokens, rank], rotated [tokens, 1, n_rotated]."""
+        self.impl.do_kv_cache_update(latents, rotated, None, np.arange(len(latents)), "auto", 1.0)
+        m = metadata
+        assert m.num_actual_tokens == m.num_decode_tokens == len(q)
+        assert m.num_decodes > 0 and m.num_prefills == 0 and m.decode is not None
+        q_nope, q_rotated = q[..., : self.nope], q[..., self.nope :]
+        torch = sys.modules["torch"]
+        absorbed = torch.from_numpy(np.einsum("thn,hnr->thr", q_nope, self.w_uk).astype(np.float32))
+        out, _ = self.impl.forward_mqa((absorbed, q_rotated), None, m, self)
+        assert out.shape == absorbed.shape
+        return torch.from_numpy(np.einsum("thr,hrv->thv", out, self.w_uv).astype(np.float32))
 
 
 def extract_layer_index(name):
@@ -81,6 +139,10 @@ class AttentionBackend:
 
 
 class AttentionImpl:
+    pass
+
+
+class MLAAttentionImpl:
     pass
 
 
@@ -175,7 +237,7 @@ _MODULES = {
         "KVTransferConfig": KVTransferConfig,
         "get_layers_from_vllm_config": get_layers_from_vllm_config,
     },
-    "vllm.model_executor.layers.attention": {"Attention": Attention},
+    "vllm.model_executor.layers.attention": {"Attention": Attention, "MLAAttention": MLAAttention},
     "vllm.model_executor.models.utils": {"extract_layer_index": extract_layer_index},
     "vllm.model_executor.model_loader": {"base_loader": base_loader},
     "vllm.v1.attention.backend": {
@@ -184,6 +246,7 @@ _MODULES = {
         "AttentionImpl": AttentionImpl,
         "AttentionMetadataBuilder": AttentionMetadataBuilder,
         "AttentionType": AttentionType,
+        "MLAAttentionImpl": MLAAttentionImpl,
     },
     "vllm.v1.attention.backends.registry": {
         "AttentionBackendEnum": AttentionBackendEnum,

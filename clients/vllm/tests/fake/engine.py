@@ -7,6 +7,7 @@ the last known token, and after failed loads nothing behind the first block that
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 import types
@@ -57,6 +58,7 @@ def config(model, n_blocks, block_size, **more):
             quantization=None,
             runner_type="generate",
             max_model_len=1024,
+            use_mla=getattr(model, "is_latent", False),
             hf_text_config=ns(to_dict=lambda: {"layers": model.layers, "_name_or_path": "x"}),
         ),
         cache_config=ns(
@@ -68,11 +70,15 @@ def config(model, n_blocks, block_size, **more):
         ),
         scheduler_config=ns(
             async_scheduling=True,
+            enable_chunked_prefill=True,
             disable_hybrid_kv_cache_manager=False,
             max_num_batched_tokens=64,
             max_num_seqs=6,
         ),
-        compilation_config=ns(cudagraph_mode=ns(has_full_cudagraphs=lambda: False)),
+        compilation_config=ns(
+            cudagraph_mode=ns(has_full_cudagraphs=lambda: False),
+            custom_ops=["all", "+rotary_embedding"],
+        ),
         load_config=ns(load_format="auto"),
         speculative_config=None,
         kv_transfer_config=None,
@@ -87,6 +93,12 @@ def config(model, n_blocks, block_size, **more):
     return c
 
 
+def named(path):
+    """What has a name such as package.module.Class."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
 class Rank:
     """A worker, with the heads that are its own."""
 
@@ -98,14 +110,16 @@ class Rank:
             for name in [n for n in sys.modules if n.startswith("attnd_vllm.")]:
                 del sys.modules[name]
                 delattr(attnd_vllm, name.rpartition(".")[2])
-        from attnd_vllm import backend, connector, cpu_platform, versions, worker
+        from attnd_vllm import connector, cpu_platform, versions, worker
 
         versions.gathered = lambda text: [text] * size
         versions.is_any = engine.is_any
         model, self.config = engine.model, c = engine.model, engine.make_config()
-        cpu_platform.AttndCpuPlatform.apply_config_platform_defaults(c)
-        path = c.parallel_config.worker_cls
-        module = __import__(path.rpartition(".")[0], fromlist=["x"])
+        platform = cpu_platform.AttndCpuPlatform
+        platform.apply_config_platform_defaults(c)
+        platform.check_and_update_config(c)
+        selector = types.SimpleNamespace(use_mla=c.model_config.use_mla, use_sparse=False)
+        backend = named(platform.get_attn_backend_cls(None, selector))
         self.runner = types.SimpleNamespace(
             requests={},
             input_batch=types.SimpleNamespace(req_ids=[]),
@@ -113,30 +127,36 @@ class Rank:
             _model_forward=lambda rows, requests, meta: engine.forward(self, rows, requests, meta),
         )
         run = lambda so: engine.run_model(self, so)
-        self.worker = getattr(module, path.rpartition(".")[2])(c, self.runner, model, run)
+        self.worker = named(c.parallel_config.worker_cls)(c, self.runner, model, run)
         self.worker.init_device()
         self.worker.load_model()
         self.q_heads, self.kv_heads = model.q_heads // size, max(1, model.kv_heads // size)
         self.first_q, self.first_kv = rank * self.q_heads, rank * model.kv_heads // size
-        for name in engine.names:
-            impl = backend.AttndBackend.get_impl_cls()(self.q_heads, model.dim, model.dim**-0.5, self.kv_heads)
+        for at, name in enumerate(engine.names):
+            if c.model_config.use_mla:
+                heads = slice(self.first_q, self.first_q + self.q_heads)
+                c.layers[name] = model.layer(name, at, backend.get_impl_cls(), heads)
+                continue
+            impl = backend.get_impl_cls()(self.q_heads, model.dim, model.dim**-0.5, self.kv_heads)
             c.layers[name] = Attention(name, impl)
-        spec = backend.AttndBackend.customize_spec(Spec(engine.block_size, torch.float32))
+        spec = backend.customize_spec(Spec(c.cache_config.block_size, torch.float32))
         assert spec.num_head_slots == 1
-        builder = backend.AttndBackend.get_builder_cls()
-        self.builder = builder(spec, list(reversed(engine.names)), c, "cpu")
+        self.builder = backend.get_builder_cls()(spec, list(reversed(engine.names)), c, "cpu")
         self.connector = connector.AttndConnector(c, "worker", None)
         self.shared, self.connector_module = worker.shared, connector
 
     def of(self, qkv):
         """This rank's heads of q, k and v."""
         q, k, v = qkv
+        if self.config.model_config.use_mla:  # latents are all heads'
+            return q[:, self.first_q : self.first_q + self.q_heads], k, v
         kv = slice(self.first_kv, self.first_kv + self.kv_heads)
         return q[:, self.first_q : self.first_q + self.q_heads], k[:, kv], v[:, kv]
 
 
 class Engine:
-    """model: layers, q_heads, kv_heads, dim, weights(), qkv(ids, layer, salt), token_of(outs).
+    """model: layers, q_heads, kv_heads, dim, weights(), qkv(ids, layer, salt), token_of(outs); if it is
+    latent, layer(name, at, impl_cls, heads), and latents and rotated parts for k and v.
 
     n_ranks workers have a part of each layer's heads.
     """
@@ -354,9 +374,7 @@ class Engine:
                 salt = 77 if r.request_id in self.failed else r.model_salt
                 parts.append([x[pos : pos + n] for x in rank.of(self.model.qkv(ids, at, salt))])
             q, k, v = (torch.from_numpy(np.ascontiguousarray(np.concatenate(x))) for x in zip(*parts))
-            out = torch.from_numpy(np.full(q.shape, np.nan, np.float32))
-            layer = rank.config.layers[name]
-            layer.impl.forward(layer, q, k, v, None, meta, out)
+            out = rank.config.layers[name].forward(q, k, v, meta)
             self.barrier.wait()
             for i, (request, _) in enumerate(rows):
                 outs[request].append(np.asarray(out[int(starts[i]) : int(starts[i + 1])]))

@@ -38,6 +38,9 @@ class Tensor(np.ndarray):
         self[...] = 0
         return self
 
+    def unsqueeze(self, axis):
+        return np.expand_dims(self, axis).view(Tensor)
+
     def index_select(self, axis, index):
         return np.take(self, index, axis).view(Tensor)
 
@@ -67,8 +70,12 @@ def arange(*args, dtype=None, device=None):
     return np.arange(*args, dtype=dtype).view(Tensor)
 
 
-def cat(tensors):
-    return np.concatenate(tensors).view(Tensor)
+def cat(tensors, dim=0):
+    return np.concatenate(tensors, dim).view(Tensor)
+
+
+def zeros(*shape, dtype=None):
+    return np.zeros(shape, dtype).view(Tensor)
 
 
 def empty_like(t):
