@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs vLLM into an environment of its own below the build folder ($1), where it stays, and runs
-# test_engines.py in it. Skipped (77) unless $ATTND_ENGINES is set, as scripts/test --engines does.
+# the tests here in it. Skipped (77) unless $ATTND_ENGINES is set, as scripts/test --engines does.
 set -euo pipefail
 [ -n "${ATTND_ENGINES-}" ] || { echo "skipped: scripts/test --engines runs this"; exit 77; }
 command -v uv >/dev/null || { echo "skipped: no uv"; exit 77; }
@@ -20,4 +20,4 @@ header=$("$VIRTUAL_ENV/bin/python" -c 'import sysconfig; print(sysconfig.get_pat
 [ -e "$header" ] || { echo "no $header: apt-get install python3-dev, or a Python 3.11 of uv's"; exit 1; }
 # vLLM writes below its home; uv's cache and settings are in the user's
 mkdir -p "$1/engines-home"
-HOME=$1/engines-home exec "$VIRTUAL_ENV/bin/python" -B -m pytest -q -rA -p no:cacheprovider "$here/test_engines.py"
+HOME=$1/engines-home exec "$VIRTUAL_ENV/bin/python" -B -m pytest -q -rA -p no:cacheprovider "$here"

@@ -158,7 +158,8 @@ table: dict[str, list[int]] = {}  # of each test: texts that are equal, and all
 
 
 def check_same(texts, own):
-    test = os.environ["PYTEST_CURRENT_TEST"].rpartition("::test_")[2].partition(" ")[0]
+    file, _, test = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0].partition("::test_")
+    test += " of latents" if "latent" in file else ""
     at = table.setdefault(test.replace("_", " "), [0, 0])
     at[0] += sum(t is not None and t["ids"] == o for t, o in zip(texts, own))
     at[1] += sum(t is not None for t in texts)
