@@ -20,4 +20,12 @@ grep -q /nowhere/attnd.sock "$dir/out"
 # nothing is exported but the library's own names
 nm -D --defined-only "$(find "$dir" -name 'libattn.so.0')" | awk '$2 != "A" {print $3}' |
   grep -vE '^attn_' && exit 1
+# the library over several daemons, where it was built
+if [[ -e $build/lib/libattn-cluster.so.0 ]]; then
+  DESTDIR=$dir cmake -P "$build/clients/libattn-cluster/cmake_install.cmake" >/dev/null
+  $cc -std=c17 -Wall -Wextra -Werror -D_GNU_SOURCE "$src/tests/clients/cluster_worker.c" -o "$dir/cluster" \
+    $(pkg-config --cflags --libs attn) -lattn-cluster -lm
+  nm -D --defined-only "$(find "$dir" -name 'libattn-cluster.so.0')" | awk '$2 != "A" {print $3}' |
+    grep -vE '^attn_cluster_' && exit 1
+fi
 echo "installed library builds the example"
