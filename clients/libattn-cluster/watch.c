@@ -76,12 +76,12 @@ static void take(struct attn_cluster *c, json_t *members)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Decides of suspects as far as the time for it has come. Only this thread changes them. */
-static void judge(struct watch *w)
+/* Decides of suspects as far as the time for it had come at `now`, before the registry was read:
+ * what an agent wrote until then was seen. Only this thread changes them. */
+static void judge(struct watch *w, uint64_t now)
 {
     struct attn_cluster *c = w->c;
-    uint64_t now = attn_now_ns();
-    bool is_calm = w->lost_at_ns == 0 || now - w->lost_at_ns > GRACE_NS;
+    bool is_calm = w->lost_at_ns == 0 || now > w->lost_at_ns + GRACE_NS;
     const char *name;
     void *next;
     json_t *one;
@@ -91,7 +91,7 @@ static void judge(struct watch *w)
         uint64_t since = (uint64_t)json_integer_value(json_object_get(one, "since"));
         bool may_wait = json_is_true(json_object_get(one, "is_awaited")) || !is_calm;
         char fate[FATE_BYTES] = "dead";
-        if (may_wait && now - since <= GRACE_NS)
+        if (may_wait && now < since + GRACE_NS)
             continue;
         if (!c->registry->is_static &&
             !c->registry->decide(c->registry, text_of(record, "registration"), 2 * c->idle_us,
@@ -118,6 +118,7 @@ static void look(struct watch *w)
 {
     struct attn_cluster *c = w->c;
     char store[64] = "", why[WHY_BYTES] = "";
+    uint64_t asked_at = attn_now_ns();
     json_t *members = c->registry->read(c->registry, 2 * c->idle_us, store, why);
     uint64_t now = attn_now_ns();
     if (members == NULL) {
@@ -136,7 +137,7 @@ static void look(struct watch *w)
     w->heard_at_ns = now;
     memcpy(w->store, store, sizeof store);
     take(c, members);
-    judge(w);
+    judge(w, asked_at);
 }
 
 void *watch_run(void *cluster)
