@@ -620,6 +620,31 @@ static void nobody_at_any_address_is_one_failure(void **state)
     assert_non_null(strstr(why, "nobody listens there"));
 }
 
+/* One address hangs up and nobody listens at the next: whenever it is asked, the first is told
+ * of. */
+static void the_address_that_came_furthest_says_why(void **state)
+{
+    struct fixture *f = *state;
+    struct client_message m;
+    const uint64_t end_ns = attn_now_ns() + PATIENCE_NS;
+    listen_by_name(f);
+    answers[0] = "127.0.0.1";
+    answers[1] = "127.0.0.3";
+    open_transport(f);
+    while (ops->n_failures(f->t) < 4) {
+        struct pollfd fd = {.fd = f->listen_fd, .events = POLLIN};
+        char why[256] = "";
+        if (poll(&fd, 1, 0) > 0)
+            close(accept(f->listen_fd, NULL, NULL));
+        ops->wait(f->t, 1000000);
+        assert_false(ops->recv(f->t, &m));
+        ops->why_not(f->t, why, sizeof why);
+        if (ops->n_failures(f->t) > 0)
+            assert_non_null(strstr(why, "the peer hung up in the handshake"));
+        assert_true(attn_now_ns() < end_ns);
+    }
+}
+
 static void closing_does_not_wait_for_the_name_service(void **state)
 {
     struct fixture *f = *state;
@@ -651,6 +676,7 @@ int main(void)
         T(every_address_of_a_name_is_tried_in_order),
         T(a_name_that_nobody_knows_yet_is_asked_for_again),
         T(nobody_at_any_address_is_one_failure),
+        T(the_address_that_came_furthest_says_why),
         T(closing_does_not_wait_for_the_name_service),
     };
     return cmocka_run_group_tests_name("client_sp", tests, NULL, NULL);

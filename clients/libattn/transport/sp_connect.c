@@ -55,9 +55,16 @@ void sp_disconnect(struct sp *sp, const char *format, ...)
     if (sp->has_sent)
         atomic_fetch_add(&sp->n_lost, 1);
     sp->has_sent = false;
-    va_start(args, format);
-    vsnprintf(sp->why_not, sizeof sp->why_not, format, args);
-    va_end(args);
+    if (sp->state >= sp->furthest) {
+        va_start(args, format);
+        vsnprintf(sp->why_furthest, sizeof sp->why_furthest, format, args);
+        va_end(args);
+        sp->furthest = sp->state;
+    }
+    if (!has_next) {
+        memcpy(sp->why_not, sp->why_furthest, sizeof sp->why_not);
+        sp->furthest = SP_CLOSED;
+    }
     if (sp->socket >= 0)
         close(sp->socket); /* leaves the epoll set by itself */
     sp->socket = -1;
@@ -225,6 +232,7 @@ static void take_handshake(struct sp *sp)
     sp->read_at += SP_HANDSHAKE_BYTES;
     sp->retry_ns = SP_RETRY_NS;
     sp->state = SP_READY;
+    sp->furthest = SP_CLOSED;
     pthread_mutex_lock(&sp->lock);
     sp->why_not[0] = '\0';
     pthread_mutex_unlock(&sp->lock);

@@ -58,6 +58,8 @@ struct sp {
 
     /* the receiving thread's */
     enum sp_state state;
+    enum sp_state furthest; /* that an address of this round came to; */
+    char why_furthest[256]; /* why it was no further. It tells more than the last one's */
     struct sp_lookup *lookup; /* while LOOKING_UP */
     bool has_spare_core;
     uint64_t spin_ns;
