@@ -430,8 +430,14 @@ void e2e_send_bytes(struct e2e_client *c, const void *bytes, size_t n)
     if (c->tls != NULL) {
         void *message = transport_sp_ops.message_alloc(c->tls, n, 0);
         memcpy(message, bytes, n);
-        while (!transport_sp_ops.send(c->tls, id & 0x7fffffff, message, false))
+        while (!transport_sp_ops.send(c->tls, id & 0x7fffffff, message, false)) {
+            if (c->may_fail && has_ended(c->pid)) {
+                transport_sp_ops.message_free(c->tls, message);
+                c->has_failed = true;
+                return;
+            }
             receive(c, 10); /* it connects, or takes the rest of an earlier one */
+        }
         return;
     }
     uint8_t control[NN_CMSG_SPACE(sizeof(size_t) + 4)] __attribute__((aligned(16))) = {0};
