@@ -2,21 +2,31 @@
 #include "place.h"
 
 #include <math.h>
+#include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "blake2b.h"
 
 #define TOKENS_PER_QUEUE_SECOND 10000.0
 #define BALANCE 0.1
 #define FULL 0.5
 
+/* The first 8 bytes of SHA-256 of the bytes of a and then of b, as a number whose first byte is the
+ * highest. 0 where memory is missing: another home, no wrong one. */
+static uint64_t hash(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+{
+    uint64_t digest[EVP_MAX_MD_SIZE / 8] = {0};
+    EVP_MD_CTX *ctx = EVP_MD_CTX_new();
+    bool is_made = ctx != NULL && EVP_DigestInit_ex(ctx, EVP_sha256(), NULL) == 1 &&
+                   EVP_DigestUpdate(ctx, a, a_bytes) == 1 &&
+                   EVP_DigestUpdate(ctx, b, b_bytes) == 1 &&
+                   EVP_DigestFinal_ex(ctx, (unsigned char *)digest, NULL) == 1;
+    EVP_MD_CTX_free(ctx);
+    return is_made ? __builtin_bswap64(digest[0]) : 0;
+}
+
 uint64_t place_home(const char *name)
 {
-    struct blake2b b;
-    blake2b_begin(&b, 2, NULL, 0);
-    blake2b_add(&b, name, strlen(name));
-    return blake2b_digest(&b);
+    return hash(name, strlen(name), "", 0) >> 48;
 }
 
 static int compare(double a, double b)
@@ -40,10 +50,7 @@ void place_by_emptiness(struct candidate *c, size_t n)
 static uint64_t rank_of(const char *name, uint64_t key)
 {
     uint64_t bytes = __builtin_bswap64(key);
-    struct blake2b b;
-    blake2b_begin(&b, 8, &bytes, sizeof bytes);
-    blake2b_add(&b, name, strlen(name));
-    return blake2b_digest(&b);
+    return hash(&bytes, sizeof bytes, name, strlen(name));
 }
 
 /* The index of the one that ranks first with key, of all or of those that are not in which[n]. */
@@ -70,12 +77,11 @@ size_t place_homes(const struct candidate *c, size_t n, const struct prompt *p,
 {
     uint64_t keys[32]; /* of the first 1, 2, 4, 8, ... blocks */
     size_t n_keys = 0, n_found = 0;
-    struct blake2b b;
-    blake2b_begin(&b, 8, NULL, 0);
-    blake2b_add(&b, &p->adapter, sizeof p->adapter);
+    uint64_t bytes = p->adapter;
     for (uint64_t to = p->block_tokens, done = 0; to <= p->n; done = to, to *= 2) {
-        blake2b_add(&b, p->tokens + done, (size_t)(to - done) * sizeof *p->tokens);
-        keys[n_keys++] = blake2b_digest(&b);
+        keys[n_keys] =
+            hash(&bytes, sizeof bytes, p->tokens + done, (size_t)(to - done) * sizeof *p->tokens);
+        bytes = __builtin_bswap64(keys[n_keys++]);
     }
     for (size_t k = n_keys; k-- > 0 && n_found < PLACE_PROBED && n_found < n;) {
         size_t first = first_of(c, n, keys[k], NULL, 0);

@@ -83,13 +83,17 @@ class Backlog:
         self._given.pop(name, None)
 
 
+def _hash(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:8]
+
+
 def _beginnings(tokens: Sequence[int], adapter: int, block_tokens: int) -> Iterable[bytes]:
-    """Hashes of the first 1, 2, 4, 8, ... blocks, the shortest first."""
-    h = hashlib.blake2b(struct.pack("<Q", adapter), digest_size=8)
+    """Hashes of the first 1, 2, 4, 8, ... blocks, the shortest first, each made from the one before."""
+    key = struct.pack("<Q", adapter)
     n, done = block_tokens, 0
     while n <= len(tokens):
-        h.update(struct.pack(f"<{n - done}I", *tokens[done:n]))
-        yield h.digest()
+        key = _hash(key + struct.pack(f"<{n - done}I", *tokens[done:n]))
+        yield key
         n, done = 2 * n, n
 
 
@@ -105,7 +109,7 @@ def homes(
     left, found = list(names), list[str]()
 
     def rank(key: bytes) -> Callable[[str], bytes]:
-        return lambda name: hashlib.blake2b(name.encode(), key=key, digest_size=8).digest()
+        return lambda name: _hash(key + name.encode())
 
     for key in keys:
         if len(found) == most or not left:
@@ -121,4 +125,4 @@ def homes(
 
 def home_of(name: str) -> int:
     """16 bits of a daemon's name, the top ones of ids of sequences that begin there."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=2).digest(), "big")
+    return int.from_bytes(_hash(name.encode())[:2], "big")
