@@ -20,7 +20,7 @@
 #include "clients/libattn/transport/transport.h"
 #include "proto/attn_time.h"
 
-#define PATIENCE_NS 20000000000u
+#define PATIENCE_NS UINT64_C(300000000000)
 #define MOST_BYTES (1u << 20)
 
 static const struct client_transport_ops *const ops = &transport_sp_ops;

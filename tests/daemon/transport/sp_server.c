@@ -24,7 +24,7 @@
 #include "tests/daemon/config_defaults.h"
 #include "tests/daemon/engine/fake_host.h"
 
-enum { PATIENCE_S = 20, LOOKS = 10 };
+enum { PATIENCE_S = 300, LOOKS = 10 };
 static const uint64_t NO_LOOKS = UINT64_MAX;
 
 /* ---- the fake engine ---- */
