@@ -84,8 +84,9 @@ def test_the_pool_has_latents(model, own, daemon):  # noqa: F811
     assert (spec.head_dim_k, spec.head_dim_v, spec.is_v_in_k) == (576, 512, True)
 
 
-def test_an_empty_daemon(model, own, daemon, tmp_path):  # noqa: F811
-    of_engines.test_an_empty_daemon_costs_computation_only(model, own, daemon, tmp_path, 1)
+@pytest.mark.parametrize("n_processes", [1, 2])
+def test_an_empty_daemon(model, own, daemon, tmp_path, n_processes):  # noqa: F811
+    of_engines.test_an_empty_daemon_costs_computation_only(model, own, daemon, tmp_path, 1, n_processes)
 
 
 def test_a_rope_that_is_not_scaled(daemon, tmp_path):  # noqa: F811
