@@ -22,7 +22,7 @@ from attnd.serving.model import digest_of_weights, model_name, model_tensors
 from attnd.serving.requests import FULL_WAIT_S, Requests, Step
 
 from . import refuse, settings
-from .live import Live, shared
+from .live import Live, LostError, shared
 
 logger = logging.getLogger(__name__)
 
