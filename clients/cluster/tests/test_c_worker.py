@@ -123,6 +123,15 @@ def write(path, members):
     new.rename(path)
 
 
+def in_a_file(start, path):
+    """Daemons a and b, which the file names, and its url."""
+    made = {n: start.host(n) for n in "ab"}
+    for host in made.values():
+        host.start_daemon()
+    write(path, [{"name": n, "url": h.url} for n, h in made.items()])
+    return made, f"cluster+file://{path}"
+
+
 def test_prompts_go_where_the_python_client_places_them(start, tmp_path, monkeypatch):
     rng, path = random.Random(SEED), tmp_path / "members"
     hosts = [start.host(f"host-{i}") for i in range(7)]
@@ -241,12 +250,7 @@ def test_members_stay_while_the_registry_is_away(start, hosts, etcd1):
 
 def test_who_is_in_a_file_is_gone_when_the_file_says_so(start, tmp_path):
     rng, path = random.Random(SEED), tmp_path / "members"
-    made = {n: start.host(n) for n in "ab"}
-    for host in made.values():
-        host.start_daemon()
-    members = [{"name": n, "url": h.url} for n, h in made.items()]
-    write(path, members)
-    url = f"cluster+file://{path}"
+    made, url = in_a_file(start, path)
     worker, strict = start.connected(url), start.connected(url, "no-rebuild")
     ids = prompt(rng, 60)
     text, at, *_ = worker.place(ids)
@@ -263,7 +267,7 @@ def test_who_is_in_a_file_is_gone_when_the_file_says_so(start, tmp_path):
     await_("that it is noticed", lambda: worker.members()["is_frozen"])
     now = worker.members()
     assert sorted(now["members"]) == ["a", "b"] and "entry 0 (a) has no name and url" in now["why"]
-    write(path, [m for m in members if m["name"] != at])
+    write(path, [{"name": n, "url": h.url} for n, h in made.items() if n != at])
     why = strict.refused("follow", same, int(LONG * 1000))
     assert why.startswith("ATTN_ENOTFOUND") and f"went with member {at}" in why
     where, _, rebuilt = worker.ask("decode", text, 3)
@@ -271,12 +275,8 @@ def test_who_is_in_a_file_is_gone_when_the_file_says_so(start, tmp_path):
 
 
 def test_a_member_that_does_not_answer_takes_nothing(start, tmp_path):
-    rng, path = random.Random(SEED), tmp_path / "members"
-    made = {n: start.host(n) for n in "ab"}
-    for host in made.values():
-        host.start_daemon()
-    write(path, [{"name": n, "url": h.url} for n, h in made.items()])
-    url = f"cluster+file://{path}"
+    rng = random.Random(SEED)
+    made, url = in_a_file(start, tmp_path / "members")
     worker, late = start.connected(url, probe_ms=100), start.connected(url, probe_ms=100)
     worker.place(prompt(rng, 40))
     made["b"].signal_daemon(signal.SIGSTOP)
@@ -285,12 +285,9 @@ def test_a_member_that_does_not_answer_takes_nothing(start, tmp_path):
 
 
 def test_a_daemon_that_restarts_empty_has_its_sequences_made_anew(start, tmp_path):
-    rng, path = random.Random(SEED), tmp_path / "members"
-    made = {n: start.host(n) for n in "ab"}
-    for host in made.values():
-        host.start_daemon()
-    write(path, [{"name": n, "url": h.url} for n, h in made.items()])
-    worker = start.connected(f"cluster+file://{path}")
+    rng = random.Random(SEED)
+    made, url = in_a_file(start, tmp_path / "members")
+    worker = start.connected(url)
     texts = [worker.place(prompt(rng, 40)) for _ in range(4)]
     for number, *_ in texts:
         worker.ask("feed", number)

@@ -3,14 +3,12 @@ that a float64 model writes alone, with keys and values expanded from all latent
 """
 
 import importlib
-import os
-import pathlib
 import types
 
 import numpy as np
 import pytest
 import test_modules as of_modules
-from test_modules import BLOCK, Kept, daemon, engine, n_sequences  # noqa: F401: fixtures
+from test_modules import BLOCK, daemon, engine, n_sequences  # noqa: F401: fixtures
 
 import attnd  # isort: skip
 import torch
@@ -156,23 +154,7 @@ def test_a_daemon_that_begins_empty_is_computation(latent, daemon):  # noqa: F81
 
 
 def test_a_daemon_with_a_keeper_is_a_pause(monkeypatch):
-    with Kept(**{"device.kv_memory": "16M"}) as d:
-        monkeypatch.setenv("ATTND_VLLM", d.url)
-        e, n = Engine(Latent(), 128, BLOCK), [0]
-        for i, p in enumerate(prompts(6, 8)):
-            e.add(f"r{i}", p, 12)
-
-        def between(at):
-            n[0] += 1
-            if n[0] in (9, 24):
-                children = f"/proc/{d.process.pid}/task/{d.process.pid}/children"
-                os.kill(int(pathlib.Path(children).read_text().split()[0]), 9)
-
-        e.between = between
-        e.run()
-        check(e, 6)
-        assert e.n_recomputed == 0 and e.shared.requests.n_restarts == 0
-        e.close()
+    of_modules.is_a_pause(monkeypatch, Latent(), check, 6, 12, (9, 24))
 
 
 def test_rows_that_fail_leave_the_others_as_they_are(latent, daemon):  # noqa: F811

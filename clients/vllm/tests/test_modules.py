@@ -287,25 +287,29 @@ def test_a_daemon_that_begins_empty_while_a_prompt_begins_is_computation(engine,
     assert n_sequences(daemon) == 0
 
 
-def test_a_daemon_with_a_keeper_is_a_pause(monkeypatch):
+def is_a_pause(monkeypatch, model, check, n_prompts, n_tokens, kills):
+    """A daemon with a keeper is killed before these layers: nothing is computed again."""
     with Kept(**{"device.kv_memory": "16M"}) as d:
         monkeypatch.setenv("ATTND_VLLM", d.url)
-        e = Engine(Model(), 128, BLOCK)
-        for i, p in enumerate(prompts(8, 8)):
-            e.add(f"r{i}", p, 16)
-        n = [0]
+        e, n = Engine(model, 128, BLOCK), [0]
+        for i, p in enumerate(prompts(n_prompts, 8)):
+            e.add(f"r{i}", p, n_tokens)
 
         def between(at):
             n[0] += 1
-            if n[0] in (10, 31):
+            if n[0] in kills:
                 children = f"/proc/{d.process.pid}/task/{d.process.pid}/children"
                 os.kill(int(pathlib.Path(children).read_text().split()[0]), 9)
 
         e.between = between
         e.run()
-        check(e, 8)
+        check(e, n_prompts)
         assert e.n_recomputed == 0 and e.shared.requests.n_restarts == 0
         e.close()
+
+
+def test_a_daemon_with_a_keeper_is_a_pause(monkeypatch):
+    is_a_pause(monkeypatch, Model(), check, 8, 16, (10, 31))
 
 
 def test_blocks_that_others_take_are_waited_for(engine, daemon):
