@@ -1,7 +1,7 @@
 /* reference.c: attention, rounding and quantisation in the plainest form that is right.
  *
  * Everything is float64 but quantisation, which is f32 operation by operation, so that all backends
- * can agree with it bit by bit. No state, no threads; allocates one score and one byte per key.
+ * can agree with it bit by bit. No state, no threads; allocates a score per key and head of a group.
  */
 #include "kernels/reference.h"
 
@@ -332,34 +332,51 @@ static double score(const struct attn_layer_spec *spec, const double *q, const d
     return s;
 }
 
-/* One query row of one head: out[dv] and its lse. s holds n_kv scores, seen how often each key
- * counts. */
-static double attend_row(const struct attn_layer_spec *spec, uint32_t head, uint32_t n_kv,
-                         const double *s, const uint8_t *seen, attn_dtype dtype, const void *v,
-                         size_t v0, size_t v_stride, uint32_t dv, double *out)
-{
-    double max = spec->sink_logits ? spec->sink_logits[head] : -INFINITY;
-    for (uint32_t j = 0; j < n_kv; j++)
-        if (seen[j] && !(s[j] <= max))
-            max = s[j]; /* a NaN score becomes the maximum, and so the result */
-    for (uint32_t d = 0; d < dv; d++)
-        out[d] = 0;
-    if (max == -INFINITY)
-        return -INFINITY;
+/* The heads that share a key and value head, at one query row: each row of K and of V is read once
+ * for all of them. */
+struct head_group {
+    uint32_t n, first; /* heads */
+    double *q; /* [n][dk] */
+    double *s; /* [n][n_kv] scores */
+    double *max, *sum; /* [n] */
+    uint8_t *seen; /* [n_kv] how often each key counts */
+};
 
-    double sum = spec->sink_logits ? exp(spec->sink_logits[head] - max) : 0;
-    for (uint32_t j = 0; j < n_kv; j++) {
-        if (!seen[j])
-            continue;
-        double w = seen[j] * exp(s[j] - max), row[MAX_DIM];
-        sum += w;
-        read_row(dtype, v, v0 + j * v_stride, dv, row);
-        for (uint32_t d = 0; d < dv; d++)
-            out[d] += w * row[d];
+/* lse[n] and out[n][dv] from the scores. */
+static void attend_group(const struct attn_layer_spec *spec, const struct head_group *g,
+                         uint32_t n_kv, attn_dtype dtype, const void *v, size_t v0, size_t v_stride,
+                         uint32_t dv, double *out, double *lse)
+{
+    double row[MAX_DIM];
+    for (uint32_t i = 0; i < g->n; i++) {
+        const double sink = spec->sink_logits ? spec->sink_logits[g->first + i] : -INFINITY;
+        double max = sink;
+        for (uint32_t j = 0; j < n_kv; j++)
+            if (g->seen[j] && !(g->s[i * n_kv + j] <= max))
+                max = g->s[i * n_kv + j]; /* a NaN score becomes the maximum, and so the result */
+        g->max[i] = max;
+        g->sum[i] = max == -INFINITY ? 1 : exp(sink - max); /* 1: nothing is seen, out stays 0 */
     }
-    for (uint32_t d = 0; d < dv; d++)
-        out[d] /= sum;
-    return max + log(sum);
+    for (uint32_t d = 0; d < g->n * dv; d++)
+        out[d] = 0;
+    for (uint32_t j = 0; j < n_kv; j++) {
+        if (!g->seen[j])
+            continue;
+        read_row(dtype, v, v0 + j * v_stride, dv, row);
+        for (uint32_t i = 0; i < g->n; i++) {
+            if (g->max[i] == -INFINITY)
+                continue;
+            const double w = g->seen[j] * exp(g->s[i * n_kv + j] - g->max[i]);
+            g->sum[i] += w;
+            for (uint32_t d = 0; d < dv; d++)
+                out[i * dv + d] += w * row[d];
+        }
+    }
+    for (uint32_t i = 0; i < g->n; i++) {
+        for (uint32_t d = 0; d < dv; d++)
+            out[i * dv + d] /= g->sum[i];
+        lse[i] = g->max[i] + log(g->sum[i]);
+    }
 }
 
 attn_status reference_attend_seen(const struct attn_layer_spec *spec, uint32_t num_q_heads,
@@ -370,38 +387,49 @@ attn_status reference_attend_seen(const struct attn_layer_spec *spec, uint32_t n
 {
     if (dk > MAX_DIM || dv > MAX_DIM)
         return ATTN_EINVAL;
-    double *s = malloc((n_kv + 1) * sizeof *s);
-    uint8_t *seen = malloc(n_kv + 1);
-    attn_status st = s == NULL || seen == NULL ? ATTN_ENOMEM : ATTN_OK;
-    uint32_t group = num_q_heads / num_kv_heads, end = pos + n_q < n_kv ? pos + n_q : n_kv;
-    for (uint32_t t = 0; st == ATTN_OK && t < n_q; t++) {
+    const uint32_t n = num_q_heads / num_kv_heads, end = pos + n_q < n_kv ? pos + n_q : n_kv;
+    double *numbers = malloc(((size_t)n * (dk + n_kv + 3)) * sizeof *numbers);
+    uint8_t *seen = malloc((size_t)n_kv + 1);
+    struct head_group g = {.n = n, .q = numbers, .seen = seen};
+    if (numbers == NULL || seen == NULL) {
+        free(numbers);
+        free(seen);
+        return ATTN_ENOMEM;
+    }
+    g.max = g.q + (size_t)n * dk;
+    g.sum = g.max + n;
+    double *lse_row = g.sum + n;
+    g.s = lse_row + n;
+    for (uint32_t t = 0; t < n_q; t++) {
         const uint32_t p = position_of(x, pos, pos + t);
-        for (uint32_t h = 0; h < num_q_heads; h++) {
-            size_t row = (size_t)t * num_q_heads + h;
-            double q_row[MAX_DIM], k_row[MAX_DIM];
-            read_row(dtype, q, row * dk, dk, q_row);
+        for (uint32_t kv_head = 0; kv_head < num_kv_heads; kv_head++) {
+            double k_row[MAX_DIM];
+            g.first = kv_head * n;
+            const size_t row = (size_t)t * num_q_heads + g.first;
+            for (uint32_t i = 0; i < n; i++)
+                read_row(dtype, q, (row + i) * dk, dk, g.q + (size_t)i * dk);
             for (uint32_t j = 0; j < n_kv; j++) {
                 const uint32_t at = position_of(x, pos, j);
-                if (h % group == 0) /* the group's other heads see the same */
-                    seen[j] = (uint8_t)(is_on_path(x, pos, t, j) && is_listed(x, t, j)
-                                            ? times_seen(spec, h / group, p, at, end)
-                                            : 0);
+                seen[j] = (uint8_t)(is_on_path(x, pos, t, j) && is_listed(x, t, j)
+                                        ? times_seen(spec, kv_head, p, at, end)
+                                        : 0);
                 if (!seen[j])
                     continue;
-                read_row(dtype, k, ((size_t)j * num_kv_heads + h / group) * dk, dk, k_row);
-                s[j] = score(spec, q_row, k_row, dk);
-                if (spec->alibi_slopes)
-                    s[j] += (double)spec->alibi_slopes[h] * ((double)at - (double)p);
+                read_row(dtype, k, ((size_t)j * num_kv_heads + kv_head) * dk, dk, k_row);
+                for (uint32_t i = 0; i < n; i++) {
+                    double *s = g.s + (size_t)i * n_kv + j;
+                    *s = score(spec, g.q + (size_t)i * dk, k_row, dk);
+                    if (spec->alibi_slopes)
+                        *s += (double)spec->alibi_slopes[g.first + i] * ((double)at - (double)p);
+                }
             }
-            double l = attend_row(spec, h, n_kv, s, seen, dtype, v, (size_t)(h / group) * dv,
-                                  (size_t)num_kv_heads * dv, dv, out + row * dv);
-            if (lse)
-                lse[row] = l;
+            attend_group(spec, &g, n_kv, dtype, v, (size_t)kv_head * dv, (size_t)num_kv_heads * dv,
+                         dv, out + row * dv, lse ? lse + row : lse_row);
         }
     }
     free(seen);
-    free(s);
-    return st;
+    free(numbers);
+    return ATTN_OK;
 }
 
 attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_heads,
