@@ -18,6 +18,9 @@ struct prefix_item {
     const uint32_t *table; /* [n_blocks] */
     uint32_t n_blocks; /* its first ones, which all its queries see whole; 0: it is in no group */
     uint32_t n_queries;
+    /* over K and V, if it is computed by itself; 0: those of its queries at once. An item that
+     * takes more may be a group alone. */
+    uint32_t n_passes;
     uint32_t layer; /* items of different layers have nothing in common */
 };
 
@@ -37,6 +40,7 @@ struct prefix_group {
     uint32_t first_block, end_block;
     uint32_t first, n; /* its items are order[first] .. order[first + n - 1] */
     uint32_t n_queries; /* of all of them */
+    uint64_t saved_bytes; /* that passes do not read */
 };
 
 struct prefixes {

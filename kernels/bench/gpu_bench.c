@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const variants[] = {"naive", "online", "shared", "warp", "mma", "splitk", NULL};
+static const char *const variants[] = {"naive", "online", "shared", "warp",
+                                       "mma",   "splitk", "apart",  NULL};
 
 /* What only measurements need; made for a call and freed at its end. */
 struct bench {
@@ -112,7 +113,7 @@ static bool variant_choice(const char *variant, bool has_matrix, struct gpu_choi
         {GPU_VECTOR, false}, {GPU_MATRIX_16, false}, {GPU_MATRIX_16, true},
     };
     *out = (struct gpu_choice){.is_split = true, .n_shards = backend_bench_shards(variant)};
-    if (!variant)
+    if (!variant || strcmp(variant, "apart") == 0)
         return true;
     if (out->n_shards > 0) {
         out->is_forced = true;
@@ -287,10 +288,11 @@ static attn_status batch_results(struct backend *b, struct bench_batch *x)
         const struct backend_item *it = &x->batch->items[x->job.order[i]];
         if (!(it->flags & BACKEND_ATTEND))
             continue;
-        if (runtime_copy(it->out, items[i].out, it->n_tokens * row, b->stream) != 0)
+        const uint64_t lse_row = p->config.num_q_heads * sizeof(float), token = items[i].token0;
+        if (runtime_copy(it->out, x->out + token * row, it->n_tokens * row, b->stream) != 0)
             return gpu_lost(b);
-        uint64_t lse = (uint64_t)it->n_tokens * p->config.num_q_heads * sizeof(float);
-        if (it->lse && runtime_copy(it->lse, items[i].lse, lse, b->stream) != 0)
+        if (it->lse && runtime_copy(it->lse, (char *)x->lse + token * lse_row,
+                                    it->n_tokens * lse_row, b->stream) != 0)
             return gpu_lost(b);
     }
     x->batch->status = ATTN_OK;
@@ -381,7 +383,9 @@ static attn_status gpu_time_batch(struct backend *b, const char *variant,
     if (st == ATTN_OK && choice.n_shards > 1)
         st = take_parts(b, batches[0], choice.n_shards, &own);
     for (uint32_t i = 0; i < n_batches && st == ATTN_OK; i++) {
+        b->shared.is_off = variant && strcmp(variant, "apart") == 0;
         st = batch_open(b, &choice, batches[i], NULL, true, &x[i]);
+        b->shared.is_off = false;
         graphs[i] = x[i].graph;
     }
     uint32_t n_warm = n_runs < 10 ? n_runs : 10; /* their times are overwritten */

@@ -47,7 +47,7 @@ GPU_DEVICE const char *key_row(const gpu_kv &kv, const row_work &w, uint32_t key
                                float &scale)
 {
     part p = part_of(kv, w.item->layer, is_v);
-    uint32_t block = kv.table[(uint64_t)w.item->row * kv.row_blocks + (key >> kv.block_shift)];
+    uint32_t block = kv.table[w.item->table_at + (key >> kv.block_shift)];
     uint32_t slot = key & (kv.block_tokens - 1);
     scale =
         kv.is_quantised ? row_scale(scale_address(kv, p, block, w.head, slot), kv.kv_dtype) : 1.0f;

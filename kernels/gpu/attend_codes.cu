@@ -203,7 +203,7 @@ template <class C> __global__ void __launch_bounds__(threads) attend_codes(GPU_P
     const bool is_plain = layer.soft_cap == 0.0f && !layer.alibi_slopes;
     const float scale_log2 = layer.scale * log2e;
     const part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, true);
-    const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
+    const uint32_t *table = kv.table + it.table_at;
     char *stages = shared + warp_id() * n_stages * C::stage_bytes;
 
     float o[n_o][4];

@@ -146,7 +146,7 @@ template <class C> struct f32_block {
     template <bool is_v> GPU_DEVICE void start_tile(const branch &b, uint32_t base, uint32_t end)
     {
         const gpu_kv &kv = a.kv;
-        const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
+        const uint32_t *table = kv.table + it.table_at;
         const part p = part_of(kv, it.layer, is_v);
         const shared_at to = shared_address(is_v ? v_tile() : k_tile());
 #pragma unroll 4

@@ -455,7 +455,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
     const gpu_layer &layer = kv.layers[it.layer];
     /* the first blocks' numbers come while the layer does; that of a window is elsewhere */
     if (!C::has_branches && threadIdx.x < C::stages * C::tile)
-        prefetch(kv.table + (uint64_t)it.row * kv.row_blocks +
+        prefetch(kv.table + it.table_at +
                  (min(place.split * it.split_tokens + threadIdx.x, kv_len - 1) >> kv.block_shift));
     const uint32_t is_full = layer.is_full | it.is_full;
     token_order order = {1, it.n_tokens};
@@ -493,7 +493,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
                      is_live);
     }
 
-    const uint32_t *const table = kv.table + (uint64_t)it.row * kv.row_blocks;
+    const uint32_t *const table = kv.table + it.table_at;
     const part k_part = part_of(kv, it.layer, false), v_part = part_of(kv, it.layer, true);
     const char *const k_from =
         kv.base + k_part.codes + place.head * k_part.head_bytes + (has_k ? my_piece * 16 : 0);

@@ -111,6 +111,7 @@ static void gpu_close(struct backend *b)
     runtime_free(b->part_ml);
     runtime_free(b->arrivals);
     decode_planner_fini(&b->planner);
+    gpu_shared_fini(&b->shared);
     runtime_range_close(&b->kv);
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++)
         runtime_stream_close(b->slots[i].stream);

@@ -368,7 +368,7 @@ GPU_DEVICE uint32_t chosen_at(const gpu_kv &kv, const gpu_item &it, uint32_t n_c
 /* The item's row of the block table. */
 GPU_DEVICE const uint32_t *table_of(const gpu_kv &kv, const gpu_item &it)
 {
-    return kv.table + (uint64_t)it.row * kv.row_blocks;
+    return kv.table + it.table_at;
 }
 
 /* The part of n keys that is a split's, whatever they are: every query of the thread block sees

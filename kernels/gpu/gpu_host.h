@@ -32,6 +32,7 @@
 #include "kernels/kv_layout.h"
 #include "kernels/kv_range.h"
 #include "kernels/moves.h"
+#include "kernels/prefix.h"
 
 #ifndef GPU_BACKEND_NAME
 #define GPU_BACKEND_NAME "cuda"
@@ -39,6 +40,7 @@
 
 #define GPU_MAX_PATCHES 65536 /* of one upload; more go in further launches */
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
+#define GPU_SHARED_SLOTS 32768 /* behind those: room for what items have in common */
 #define GPU_MAX_JOINED 65536 /* thread blocks of a launch that join their splits */
 #define GPU_MOVE_THREADS 2 /* for each direction: the copies of one follow the other's */
 #ifndef GPU_SUM_KIB
@@ -115,8 +117,8 @@ struct gpu_job {
     struct decode_call tuned;
     const void *tuned_upload; /* device */
     uint32_t n_prefills; /* of layers that are not dilated, and of those that are */
-    struct prefill_call prefills[2];
-    const void *prefill_uploads[2]; /* device */
+    struct prefill_call prefills[3]; /* and of groups of items */
+    const void *prefill_uploads[3]; /* device */
     double prefill_flop; /* as if causal, without windows */
     struct gpu_range *ranges;
     uint32_t n_ranges, ranges_capacity;
@@ -126,11 +128,27 @@ struct gpu_job {
     uint32_t *chosen; /* device: of all choices */
     struct gpu_block_layer *missing; /* [n_missing] whose extremes the batch makes */
     uint32_t n_missing, missing_capacity;
-    uint64_t kv_bytes;
+    struct gpu_join join; /* n_items 0: nothing was found in common */
+    uint64_t kv_bytes, kv_shared_bytes;
     uint32_t n_splits;
     bool has_append;
     bool is_direct; /* attention is all that is launched; gpu_submit settles it */
     uint32_t *order; /* [max_batch_items] the batch's items sorted by kernel */
+};
+
+/* What items of the batch that is being made begin with in common; memory that is used again. */
+struct gpu_shared {
+    struct prefixes prefixes; /* n_groups 0: nothing that pays */
+    struct prefix_item *begins; /* [n_items] */
+    /* [n_items] the batch's, without what their groups have; which of the batch's each is */
+    struct backend_item *items;
+    uint32_t *from;
+    uint32_t *place; /* [n_items] where the job has each of items */
+    uint32_t *query_of; /* [n_items] the first query of each, of all that are in groups */
+    uint32_t n_queries, n_pieces; /* that are in groups; items that groups become */
+    uint64_t bytes; /* of K and V that are not read again */
+    uint32_t begins_capacity, items_capacity, from_capacity, place_capacity, query_of_capacity;
+    bool is_off; /* while each item is measured for itself */
 };
 
 /* Written by the device, read by the host. */
@@ -168,6 +186,7 @@ struct backend_pool {
     void *layers_memory, *table_memory; /* device */
     struct decode_pool *tuned; /* NULL: this geometry has no tuned kernel */
     struct prefill_pool *prefill; /* the same for prompts */
+    bool has_alibi; /* a layer has ALiBi slopes */
     uint32_t *touched; /* [n_table_rows] value of the last slot whose batch names the row */
     uint8_t *has_extremes; /* [num_layers][n_blocks]; NULL: no step has chosen yet */
     struct kv_range extremes_range; /* as gpu_extremes has them */
@@ -199,7 +218,8 @@ struct backend {
     uint32_t oldest, n_in_flight, last_value;
     uint64_t last_end_ns; /* of the batches polled so far */
     struct decode_planner planner;
-    float *part_o, *part_ml; /* device: GPU_PART_SLOTS */
+    struct gpu_shared shared;
+    float *part_o, *part_ml; /* device: GPU_PART_SLOTS, and GPU_SHARED_SLOTS of part_o */
     uint32_t *arrivals; /* device: [GPU_MAX_JOINED], 0 */
     uint32_t part_dv;
     uint64_t part_slots; /* GPU_PART_SLOTS but while shards are measured */
@@ -259,6 +279,10 @@ void gpu_job_fini(struct gpu_job *j);
 attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct backend_batch *batch,
                          const struct gpu_choice *choice, char *out_device, float *lse_device);
 
+/* Processors that prompts take beside decodes. They compute and decodes read, so each has what the
+ * other leaves, for as long as both last. 0: one is short, and they follow each other. */
+uint32_t gpu_job_beside(const struct gpu_job *j);
+
 /* ---- gpu_select.c */
 
 /* Which kernel computes the item. */
@@ -292,6 +316,20 @@ attn_status gpu_choice_note(struct gpu_job *j, const struct backend_batch *batch
 int gpu_extremes_make(const struct gpu_job *j, runtime_stream *s);
 int gpu_choice_launch(const struct backend_pool *p, const struct gpu_range *r, runtime_stream *s,
                       bool is_chained);
+
+/* ---- gpu_shared.c */
+
+/* Finds what the batch's items begin with in common, if it pays. b->shared.prefixes.n_groups > 0:
+ * the job is made of b->shared.items and of n_pieces more. Errors: ATTN_ENOMEM */
+attn_status gpu_shared_find(struct backend *b, const struct gpu_choice *choice,
+                            const struct backend_batch *batch);
+/* What computes groups, the smallest of which has so many queries. */
+enum gpu_kernel gpu_groups_kernel(const struct backend_pool *p, uint32_t layer, uint32_t n_tokens);
+/* items: of the job, as written from b->shared.items, [n_items], behind which n_pieces are written;
+ * joined [n_items]. Fills j->join but for the address of joined. */
+void gpu_shared_write(struct backend *b, struct gpu_job *j, struct gpu_item *items,
+                      uint32_t n_items, struct gpu_joined *joined);
+void gpu_shared_fini(struct gpu_shared *s);
 
 /* ---- gpu_launch.c */
 

@@ -1,6 +1,8 @@
 /* gpu_job.c: one batch as launches: checks it, orders its items by the kernel that computes them
  * (gpu_select.c), cuts long ones into splits, fills the parameters.
  *
+ * Items that begin alike come as gpu_shared.c has them, and groups of them behind all items.
+ *
  * How an item is split follows from itself where the pool is batch invariant, else from the whole
  * batch.
  */
@@ -20,6 +22,17 @@
 /* Bytes of K and V for each processor, up to which they are read four times, by thread blocks of 16
  * rows in the place of 64. */
 #define FEW_BYTES (64u << 10)
+/* Of a group, whose queries see the same keys: the time of a product of a prompt's, and the least
+ * tiles of keys that are worth a part. */
+#define GROUP_TIME 0.62
+#define GROUP_PART_TILES 2
+/* Prompts beside decodes (launch_beside): at which rate of theirs both end together, as measured on
+ * an H100, and how long each has to last; the executor's tests have it shorter. */
+#define PROMPT_FLOP_PER_NS 215e3
+#ifndef GPU_BESIDE_NS
+#define GPU_BESIDE_NS 40e3
+#endif
+#define GPU_GROUPS_BESIDE_NS (GPU_BESIDE_NS * 0.3) /* where a batch has groups */
 
 static uint64_t align_up(uint64_t n, uint64_t unit)
 {
@@ -33,8 +46,13 @@ uint64_t gpu_staging_bytes(const struct backend *b, const struct backend_pool *p
         p->tuned ? decode_upload_bytes(p->tuned, (uint32_t)items, (uint32_t)tokens) : 0;
     uint64_t prefill =
         p->prefill ? prefill_upload_bytes(p->prefill, (uint32_t)items, (uint32_t)tokens) : 0;
+    if (p->prefill && !p->config.is_batch_invariant) /* groups */
+        prefill += align_up(
+            prefill_upload_bytes(p->prefill, (uint32_t)items, GPU_SHARED_LEVELS * (uint32_t)tokens),
+            UPLOAD_ALIGN);
     return align_up(tuned, UPLOAD_ALIGN) + align_up(prefill, UPLOAD_ALIGN) +
-           align_up(items * sizeof(struct gpu_item), UPLOAD_ALIGN) +
+           align_up(2 * items * sizeof(struct gpu_item), UPLOAD_ALIGN) +
+           align_up(items * sizeof(struct gpu_joined), UPLOAD_ALIGN) +
            align_up(tokens * sizeof(uint32_t), UPLOAD_ALIGN) +
            align_up(tokens * sizeof(struct tree_node), UPLOAD_ALIGN) +
            align_up((tokens + items) * sizeof(uint32_t), UPLOAD_ALIGN) +
@@ -399,7 +417,7 @@ static attn_status plan_tuned(struct backend *b, struct gpu_job *j,
             .k_src = items[i].k_src,
             .v_src = items[i].v_src,
             .blocks = batch->items[j->order[i]].block_table,
-            .row = items[i].row,
+            .table_at = items[i].table_at,
             .layer = items[i].layer,
             .pos = items[i].pos,
             .n_tokens = items[i].n_tokens,
@@ -452,6 +470,7 @@ struct job_lists {
     struct tree_node *nodes; /* of all trees, in the order of items */
     uint32_t *list_starts, *list_tokens; /* of all lists, in the order of items */
     const struct gpu_item *device_items; /* where attention finds the items */
+    struct gpu_joined *joined, *device_joined;
     uint64_t tuned_at; /* in the staging: what the tuned kernels want uploaded */
 };
 
@@ -461,7 +480,8 @@ static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
     j->n_ranges = 0;
     j->n_missing = 0;
     j->n_splits = 0;
-    j->kv_bytes = 0;
+    j->kv_bytes = j->kv_shared_bytes = 0;
+    j->join.n_items = 0;
     j->has_tuned = false;
     j->n_prefills = 0;
     j->prefill_flop = 0;
@@ -476,8 +496,10 @@ static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
     j->prep.brought = NULL;
 }
 
-/* Small batches travel in the parameters of prep, which stores the items on the device. */
-static struct job_lists place_lists(struct gpu_job *j, const struct backend_batch *batch)
+/* Small batches travel in the parameters of prep, which stores the items on the device. n_pieces:
+ * items that groups of the batch's become. */
+static struct job_lists place_lists(struct gpu_job *j, const struct backend_batch *batch,
+                                    uint32_t n_pieces)
 {
     struct gpu_prep *prep = &j->prep;
     uint32_t n_blocks = 0, n_nodes = 0, n_starts = 0, n_listed = 0;
@@ -491,9 +513,13 @@ static struct job_lists place_lists(struct gpu_job *j, const struct backend_batc
         if (gpu_item_chooses(batch->pool, it))
             n_chosen += backend_item_listed(&batch->pool->config, it);
     }
-    bool is_inline = batch->n_items <= GPU_INLINE_ITEMS && n_blocks <= GPU_INLINE_BLOCKS &&
-                     prep->n_patches <= GPU_INLINE_PATCHES && n_nodes == 0 && n_starts == 0;
-    uint64_t blocks_at = align_up(batch->n_items * sizeof(struct gpu_item), UPLOAD_ALIGN);
+    bool is_inline = n_pieces == 0 && batch->n_items <= GPU_INLINE_ITEMS &&
+                     n_blocks <= GPU_INLINE_BLOCKS && prep->n_patches <= GPU_INLINE_PATCHES &&
+                     n_nodes == 0 && n_starts == 0;
+    uint64_t joined_at =
+        align_up((batch->n_items + n_pieces) * sizeof(struct gpu_item), UPLOAD_ALIGN);
+    uint64_t n_joined = n_pieces > 0 ? batch->n_items : 0;
+    uint64_t blocks_at = joined_at + align_up(n_joined * sizeof(struct gpu_joined), UPLOAD_ALIGN);
     uint64_t patches_at = blocks_at + align_up(n_blocks * sizeof(uint32_t), UPLOAD_ALIGN);
     uint64_t nodes_at =
         patches_at + align_up(prep->n_patches * sizeof(struct gpu_patch), UPLOAD_ALIGN);
@@ -505,6 +531,8 @@ static struct job_lists place_lists(struct gpu_job *j, const struct backend_batc
     j->chosen = (uint32_t *)(device + j->staging.bytes) - n_chosen;
 
     struct job_lists l = {.device_items = (struct gpu_item *)device, .tuned_at = end};
+    l.joined = (struct gpu_joined *)(host + joined_at);
+    l.device_joined = (struct gpu_joined *)(device + joined_at);
     l.nodes = (struct tree_node *)(host + nodes_at);
     j->nodes = (struct tree_node *)(device + nodes_at);
     l.list_starts = (uint32_t *)(host + starts_at);
@@ -577,7 +605,7 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
             .q = j->staging.q + token0 * q_row,
             .out = out_device ? out_device + token0 * out_row : it->out,
             .lse = lse_device && it->lse ? lse_device + token0 * heads : it->lse,
-            .row = it->table_row,
+            .table_at = it->table_row * p->config.max_row_blocks,
             .pos = it->pos,
             .n_tokens = it->n_tokens,
             .is_full = (it->flags & BACKEND_FULL) != 0,
@@ -622,11 +650,12 @@ static double flop_of(const struct backend_pool *p, const struct gpu_item *it)
 }
 
 /* Items [from, to) of the job; their upload, if there is one, follows what is brought so far. */
-static void plan_prefill(struct gpu_job *j, const struct job_lists *l, uint32_t from, uint32_t to)
+static void plan_prefill(struct gpu_job *j, const struct job_lists *l, uint32_t from, uint32_t to,
+                         const struct prefill_shape *shape)
 {
     const uint64_t at = align_up(j->upload_from + j->upload_bytes, UPLOAD_ALIGN);
     struct prefill_call *c = &j->prefills[j->n_prefills];
-    prefill_prepare(j->pool->prefill, l->items + from, to - from, l->device_items + from,
+    prefill_prepare(j->pool->prefill, l->items + from, to - from, l->device_items + from, shape,
                     j->staging.host + at, c);
     j->prefill_uploads[j->n_prefills++] = c->upload_bytes ? j->staging.device + at : NULL;
     if (c->upload_bytes)
@@ -636,9 +665,47 @@ static void plan_prefill(struct gpu_job *j, const struct job_lists *l, uint32_t 
         const struct attn_layer_spec *s = &j->pool->specs[it->layer];
         j->kv_bytes += layer_bytes_seen(
             s, &j->pool->config, &(struct backend_item){.pos = it->pos, .n_tokens = it->n_tokens});
-        j->prefill_flop += flop_of(j->pool, it);
     }
     j->n_splits += c->n_entries * j->pool->config.num_kv_heads;
+}
+
+uint32_t gpu_job_beside(const struct gpu_job *j)
+{
+    const struct runtime_device *d = &j->pool->b->device;
+    const double prompts_ns = j->prefill_flop / PROMPT_FLOP_PER_NS;
+    const double decodes_ns = (double)j->tuned.kv_bytes / ((double)d->memory_bytes_per_s * 1e-9);
+    const double least_ns = j->join.n_items > 0 ? GPU_GROUPS_BESIDE_NS : GPU_BESIDE_NS;
+    if (!j->has_tuned || j->prefill_flop == 0 || j->is_direct || j->n_ranges > 0 ||
+        d->memory_bytes_per_s == 0 || prompts_ns < least_ns || decodes_ns < least_ns)
+        return 0;
+    const double n = d->n_processors * prompts_ns / (prompts_ns + decodes_ns);
+    return n < 1 ? 1 : n > d->n_processors - 1 ? d->n_processors - 1 : (uint32_t)n;
+}
+
+/* Groups of items: by the kernel that takes the smallest. */
+static attn_status plan_groups(struct backend *b, struct gpu_job *j,
+                               const struct backend_batch *batch, const struct gpu_choice *choice,
+                               const struct job_lists *l)
+{
+    const uint32_t from = batch->n_items, n = b->shared.n_pieces;
+    const struct gpu_item *items = l->items + from;
+    uint32_t least = 0;
+    for (uint32_t i = 1; i < n; i++)
+        least = items[i].n_tokens < items[least].n_tokens ? i : least;
+    const enum gpu_kernel kernel =
+        gpu_groups_kernel(j->pool, items[least].layer, items[least].n_tokens);
+    if (kernel == GPU_PREFILL) {
+        for (uint32_t i = 0; i < n; i++)
+            j->prefill_flop += GROUP_TIME * flop_of(j->pool, &items[i]);
+        const uint32_t n_beside = gpu_job_beside(j);
+        const struct prefill_shape shape = {.n_processors =
+                                                n_beside > 0 ? n_beside : b->device.n_processors,
+                                            .part_tiles = GROUP_PART_TILES};
+        plan_prefill(j, l, from, from + n, &shape);
+        return ATTN_OK;
+    }
+    return plan_ranges(b, j, kernel, choice, batch, l->items + from, from, n,
+                       l->device_items + from);
 }
 
 /* The launches of every kernel's items; first as order_items leaves it. */
@@ -652,9 +719,11 @@ static attn_status plan_kernels(struct backend *b, struct gpu_job *j,
         st = plan_tuned(b, j, batch, l->items, first[GPU_TUNED + 1], l->tuned_at, may_be_direct);
     for (uint32_t k = GPU_TUNED + 1; k < GPU_NONE && st == ATTN_OK; k++) {
         uint32_t n = first[k + 1] - first[k];
-        if (n > 0 && (k == GPU_PREFILL || k == GPU_DILATED))
-            plan_prefill(j, l, first[k], first[k + 1]);
-        else if (n > 0)
+        if (n > 0 && (k == GPU_PREFILL || k == GPU_DILATED)) {
+            for (uint32_t i = first[k]; i < first[k + 1]; i++)
+                j->prefill_flop += flop_of(j->pool, &l->items[i]);
+            plan_prefill(j, l, first[k], first[k + 1], NULL);
+        } else if (n > 0)
             st = plan_ranges(b, j, (enum gpu_kernel)k, choice, batch, l->items + first[k], first[k],
                              n, l->device_items + first[k]);
     }
@@ -666,16 +735,33 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
 {
     uint32_t first[GPU_N_KERNELS + 1];
     attn_status st = check_batch(b, batch);
+    if (st == ATTN_OK)
+        st = gpu_shared_find(b, choice, batch);
     if (st != ATTN_OK)
         return st;
+    struct backend_batch rests = *batch; /* what groups leave of its items */
+    const bool has_groups = b->shared.prefixes.n_groups > 0;
+    if (has_groups)
+        rests.items = b->shared.items;
     reset_job(j, batch);
-    order_items(batch->pool, choice, batch, j->order, first);
-    const struct job_lists l = place_lists(j, batch);
-    st = write_items(b, j, batch, &l, out_device, lse_device);
+    order_items(batch->pool, choice, &rests, j->order, first);
+    const struct job_lists l = place_lists(j, &rests, b->shared.n_pieces);
+    st = write_items(b, j, &rests, &l, out_device, lse_device);
     if (st != ATTN_OK)
         return st;
     const uint32_t n_patches = j->prep.n_patches;
     if (n_patches > 0)
         memcpy(l.patches, batch->patches, n_patches * sizeof *l.patches);
-    return plan_kernels(b, j, batch, choice, &l, first, out_device == NULL && n_patches == 0);
+    if (has_groups) {
+        gpu_shared_write(b, j, l.items, batch->n_items, l.joined);
+        j->join.items = l.device_joined;
+        j->kv_shared_bytes = b->shared.bytes;
+    }
+    st = plan_kernels(b, j, &rests, choice, &l, first,
+                      out_device == NULL && n_patches == 0 && !has_groups);
+    if (st == ATTN_OK && has_groups)
+        st = plan_groups(b, j, &rests, choice, &l);
+    for (uint32_t i = 0; has_groups && i < batch->n_items; i++)
+        j->order[i] = b->shared.from[j->order[i]];
+    return st;
 }

@@ -3,13 +3,6 @@
 
 #include <string.h>
 
-/* Prompts beside decodes (launch_beside): at which rate of theirs both end together, as measured on
- * an H100, and how long each has to last; the executor's tests have it shorter. */
-#define PROMPT_FLOP_PER_NS 215e3
-#ifndef GPU_BESIDE_NS
-#define GPU_BESIDE_NS 40e3
-#endif
-
 int gpu_job_upload(const struct gpu_job *j, runtime_stream *s)
 {
     if (j->upload_bytes == 0)
@@ -20,12 +13,13 @@ int gpu_job_upload(const struct gpu_job *j, runtime_stream *s)
 
 bool gpu_job_can_be_direct(const struct gpu_job *j)
 {
-    return j->has_tuned && j->tuned.n_items == j->prep.n_items && decode_can_be_direct(&j->tuned);
+    return j->has_tuned && j->tuned.n_items == j->prep.n_items && j->join.n_items == 0 &&
+           decode_can_be_direct(&j->tuned);
 }
 
 bool gpu_job_has_parts(const struct gpu_job *j)
 {
-    bool has = j->n_ranges > 0;
+    bool has = j->n_ranges > 0 || j->join.n_items > 0;
     for (uint32_t i = 0; i < j->n_prefills; i++)
         has |= j->prefills[i].is_cut;
     return has;
@@ -101,20 +95,6 @@ static int launch_prefills(const struct gpu_job *j, uint32_t n_processors, runti
     return code;
 }
 
-/* Processors that prompts take beside decodes. They compute and decodes read, so each has what the
- * other leaves, for as long as both last. 0: one is short, and they follow each other. */
-static uint32_t processors_beside(const struct gpu_job *j)
-{
-    const struct runtime_device *d = &j->pool->b->device;
-    const double prompts_ns = j->prefill_flop / PROMPT_FLOP_PER_NS;
-    const double decodes_ns = (double)j->tuned.kv_bytes / ((double)d->memory_bytes_per_s * 1e-9);
-    if (!j->has_tuned || j->n_prefills == 0 || j->is_direct || j->n_ranges > 0 ||
-        d->memory_bytes_per_s == 0 || prompts_ns < GPU_BESIDE_NS || decodes_ns < GPU_BESIDE_NS)
-        return 0;
-    const double n = d->n_processors * prompts_ns / (prompts_ns + decodes_ns);
-    return n < 1 ? 1 : n > d->n_processors - 1 ? d->n_processors - 1 : (uint32_t)n;
-}
-
 /* Prompts first, so that their blocks have their processors before those of decodes take all. */
 static int launch_beside(const struct gpu_job *j, uint32_t n_processors, runtime_stream *s)
 {
@@ -138,7 +118,7 @@ void gpu_job_attend_early(const struct gpu_job *j, const struct gpu_finish *fini
 int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, runtime_stream *s,
                    bool is_chained)
 {
-    const uint32_t n_beside = processors_beside(j);
+    const uint32_t n_beside = gpu_job_beside(j);
     int code = gpu_extremes_make(j, s);
     bool is_signalled = false;
     is_chained &= j->n_missing == 0;
@@ -169,6 +149,8 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
         if (!code && j->ranges[i].attend.any_split && !j->ranges[i].attend.is_joined)
             code = runtime_check("merge kernel", gpu_merge_launch(&j->ranges[i].attend, s));
     }
+    if (!code && j->join.n_items > 0)
+        code = runtime_check("join kernel", gpu_join_launch(&j->join, s, is_chained));
     if (!code && finish && !is_signalled)
         code = runtime_check("finish kernel", gpu_finish_launch(finish, s, n_beside == 0));
     return code;

@@ -12,12 +12,25 @@
 
 #define POOL_ALIGN 4096
 
+/* Its entries are counted in 32 bits. */
+static attn_status check_table(struct backend *b, uint32_t n_rows, uint32_t row_blocks)
+{
+    if ((uint64_t)n_rows * row_blocks <= UINT32_MAX)
+        return ATTN_OK;
+    return gpu_fail(b, ATTN_ENOTSUP,
+                    "n_table_rows %u of max_row_blocks %u: up to 2^32 - 1 entries are built",
+                    n_rows, row_blocks);
+}
+
 attn_status gpu_pool_check(struct backend *b, const struct backend_pool_config *c)
 {
     attn_status st = backend_pool_config_check(c, b->error, sizeof b->error);
     if (st != ATTN_OK)
         return st;
     uint32_t group = c->num_q_heads / c->num_kv_heads;
+    st = check_table(b, c->n_table_rows, c->max_row_blocks);
+    if (st != ATTN_OK)
+        return st;
     if (c->num_q_heads > 4096 || group > 1024)
         return gpu_fail(b, ATTN_ENOTSUP, "num_q_heads %u: up to 4096 are built", c->num_q_heads);
     return ATTN_OK;
@@ -156,8 +169,9 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
         uint64_t had = 0;
         b->part_dv = p->config.head_dim_v;
         b->part_slots = GPU_PART_SLOTS;
-        st = grow_device(b, (void **)&b->part_o, &had,
-                         (uint64_t)GPU_PART_SLOTS * b->part_dv * sizeof(float));
+        st =
+            grow_device(b, (void **)&b->part_o, &had,
+                        ((uint64_t)GPU_PART_SLOTS + GPU_SHARED_SLOTS) * b->part_dv * sizeof(float));
         had = 0;
         if (st == ATTN_OK)
             st = grow_device(b, (void **)&b->part_ml, &had,
@@ -302,6 +316,8 @@ attn_status gpu_pool_open(struct backend *b, const struct backend_pool_config *c
         st = grow_workspace(b, p);
     if (st != ATTN_OK)
         goto fail;
+    for (uint32_t i = 0; i < c->num_layers; i++)
+        p->has_alibi |= p->specs[i].alibi_slopes != NULL;
     for (uint32_t i = 0; i < c->num_layers; i++) /* the arrays were borrowed; the device has them */
         p->specs[i].sink_logits = p->specs[i].alibi_slopes = NULL;
     if (runtime_stream_wait(b->stream) != 0) {
@@ -364,6 +380,9 @@ attn_status gpu_pool_resize(struct backend_pool *p, uint32_t n_blocks, uint32_t 
     if (n_blocks > gpu_pool_room(p))
         return gpu_fail(b, ATTN_ENOMEM, "n_blocks is %u, there is room for %u", n_blocks,
                         gpu_pool_room(p));
+    st = check_table(b, c.n_table_rows, max_row_blocks);
+    if (st != ATTN_OK)
+        return st;
     if (gpu_follow_all(b) != 0 || runtime_stream_wait(b->stream) != 0)
         return gpu_lost(b);
     gpu_extremes_free(p);

@@ -252,7 +252,7 @@ static struct backend_batch *take_oldest(struct backend *b, attn_status st)
         b->last_end_ns = end_ns > b->last_end_ns ? end_ns : b->last_end_ns;
     }
     batch->kv_bytes = s->job.kv_bytes;
-    batch->kv_shared_bytes = 0;
+    batch->kv_shared_bytes = s->job.kv_shared_bytes;
     batch->n_splits = s->job.n_splits;
     s->batch = NULL;
     b->oldest = (b->oldest + 1) % BACKEND_MAX_IN_FLIGHT;

@@ -111,7 +111,7 @@ endforeach()
 set_source_files_properties(${hip_objects} ${rung_objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
 
 add_library(attnd-hip MODULE
-  backend_gpu.c gpu_device.c gpu_pool.c gpu_job.c gpu_select.c gpu_launch.c gpu_choose.c gpu_queue.c
+  backend_gpu.c gpu_device.c gpu_pool.c gpu_job.c gpu_select.c gpu_launch.c gpu_choose.c gpu_shared.c gpu_queue.c
   gpu_moves.c gpu_peers.c ../bench/gpu_bench.c sm90/none.c
   vendor/runtime_hip.c ${hip_objects})
 set_target_properties(attnd-hip PROPERTIES PREFIX "" C_VISIBILITY_PRESET hidden

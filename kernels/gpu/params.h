@@ -54,7 +54,8 @@ struct gpu_item {
     void *q; /* where attention reads q: device, as q_src */
     void *out; /* [n_tokens][num_q_heads][dv] */
     float *lse; /* [n_tokens][num_q_heads] or NULL */
-    uint32_t row, pos, n_tokens, layer; /* pos: as backend_item's */
+    uint32_t table_at; /* entry of gpu_kv.table that has its first block */
+    uint32_t pos, n_tokens, layer; /* pos: as backend_item's, of those that table_at begins with */
     uint32_t token0; /* tokens of the items before this one */
     uint32_t blocks0; /* this item's first entry in the append's block list */
     uint32_t unit0; /* thread blocks of the items before this one (of the same kernel) */
@@ -227,6 +228,29 @@ struct gpu_merge_parts {
     struct gpu_merge_item items[GPU_MERGE_ITEMS];
 };
 int gpu_merge_parts_launch(const struct gpu_merge_parts *a, void *stream);
+
+/* What is left of an item, and the groups that it is in (gpu_shared.c), as one. */
+struct gpu_joined {
+    char *out; /* as gpu_item's */
+    float *lse; /* or NULL */
+    uint32_t row0, n_rows; /* [n_tokens][num_q_heads], of a level's rows */
+    uint32_t n_parts; /* levels that have results of it, the first ones */
+    uint32_t layer;
+};
+
+/* Shapes   items [n_items]; outs [levels][n_rows][dv]; lses [levels][n_rows]: device. Each part's
+ *          results are with the layer's sink logits. */
+#define GPU_SHARED_LEVELS 3 /* beside the first */
+struct gpu_join {
+    const struct gpu_joined *items;
+    const struct gpu_layer *layers;
+    const char *outs;
+    const float *lses;
+    uint32_t n_items, n_rows;
+    uint32_t most_rows; /* of an item */
+    uint32_t num_q_heads, dv, q_dtype;
+};
+int gpu_join_launch(const struct gpu_join *a, void *stream, int chained);
 
 #define GPU_MATRIX_MAX_DIM 256
 /* Tensor cores; head dims up to GPU_MATRIX_MAX_DIM. rows_per_unit 16 or 64, or 128 where there is

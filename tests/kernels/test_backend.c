@@ -246,7 +246,9 @@ static void sequences_that_begin_alike_agree_with_the_reference(void **state)
                                        CASE_ALIBI,     CASE_FULL,     CASE_BATCH_INVARIANT,
                                        CASE_MANY_SINKS};
     const uint32_t n_g = CASE_N_PRODUCT, n_d = CASE_COUNT(case_dtypes);
-    const bool is_cpu = strcmp(check.name, "cpu") == 0; /* others compute each sequence apart */
+    const bool is_cpu = strcmp(check.name, "cpu") == 0;
+    /* devices compute so few apart; the executor's pools are told that it pays */
+    const bool has_shared = is_cpu || strncmp(check.name, "cuda", 4) != 0;
     const uint32_t most = is_cpu ? 20 : 500, step = every < most ? every : most;
     const uint32_t n = n_g * n_d * CASE_COUNT(options);
     uint32_t n_run = 0, n_shared = 0;
@@ -272,7 +274,7 @@ static void sequences_that_begin_alike_agree_with_the_reference(void **state)
     }
     printf("%" PRIu32 " batches of forks, %" PRIu32 " of them read in common\n", n_run, n_shared);
     assert_true(n_run > 0);
-    if (is_cpu)
+    if (has_shared)
         assert_true(n_shared > 0);
 }
 

@@ -99,8 +99,8 @@ static void any_batch_has_every_tile_once_and_long_ones_first(void **state)
         const uint64_t capacity = prefill_upload_bytes(&b.pool, b.n, b.n_tokens);
         struct prefill_entry *upload = malloc(capacity), *other = malloc(capacity);
         struct gpu_item *device = (struct gpu_item *)0x1000;
-        prefill_prepare(&b.pool, b.items, b.n, device, upload, c);
-        prefill_prepare(&b.pool, b.items, b.n, device, other, again);
+        prefill_prepare(&b.pool, b.items, b.n, device, NULL, upload, c);
+        prefill_prepare(&b.pool, b.items, b.n, device, NULL, other, again);
         if (c->n_entries != again->n_entries || c->upload_bytes > capacity)
             print_error("seed %llu\n", (unsigned long long)seed);
         assert_ptr_equal(c->items, device);
@@ -156,7 +156,7 @@ static void the_longest_item_has_every_tile_once(void **state)
         b.items[0] = (struct gpu_item){.n_tokens = 1 << 20};
         struct prefill_call *c = malloc(sizeof *c);
         struct prefill_entry *list = malloc(prefill_upload_bytes(&b.pool, 1, 1 << 20));
-        prefill_prepare(&b.pool, b.items, 1, NULL, list, c);
+        prefill_prepare(&b.pool, b.items, 1, NULL, NULL, list, c);
         const uint32_t n = rows_of(&b, 0) / prefill_rows(b.pool.dim, false);
         uint8_t *seen = calloc(n, 1);
         assert_int_equal(c->n_entries, n);
@@ -185,7 +185,7 @@ static void few_long_units_are_cut(void **state)
         b.pool.n_processors = 132;
         b.pool.most_parts = rng(4) ? PREFILL_MAX_CUT : 0;
         void *upload = malloc(prefill_upload_bytes(&b.pool, b.n, b.n_tokens));
-        prefill_prepare(&b.pool, b.items, b.n, NULL, upload, c);
+        prefill_prepare(&b.pool, b.items, b.n, NULL, NULL, upload, c);
         free(upload);
         const uint32_t n_units = c->n_entries * b.pool.kv.num_kv_heads;
         n_cut += c->is_cut;
@@ -263,11 +263,11 @@ static void a_cut_launch_is_done_before_a_whole_one(void **state)
                                            .k_head_bytes = 4096,
                                            .v_head_bytes = 4096}}};
         b.items[0] = (struct gpu_item){.n_tokens = cases[i].n_tokens, .pos = cases[i].cached};
-        prefill_prepare(&b.pool, b.items, 1, NULL, NULL, c);
+        prefill_prepare(&b.pool, b.items, 1, NULL, NULL, NULL, c);
         assert_int_equal(c->inline_list.entries[0].last_part + 1, cases[i].parts);
         const double cut = time_of(&b, c);
         b.pool.most_parts = 0;
-        prefill_prepare(&b.pool, b.items, 1, NULL, NULL, c);
+        prefill_prepare(&b.pool, b.items, 1, NULL, NULL, NULL, c);
         if (cases[i].parts > 1)
             assert_true(cut < time_of(&b, c));
     }
@@ -278,11 +278,11 @@ static void a_cut_launch_is_done_before_a_whole_one(void **state)
         b.pool.n_processors = 132;
         b.pool.most_parts = PREFILL_MAX_CUT;
         void *upload = malloc(prefill_upload_bytes(&b.pool, b.n, b.n_tokens));
-        prefill_prepare(&b.pool, b.items, b.n, NULL, upload, c);
+        prefill_prepare(&b.pool, b.items, b.n, NULL, NULL, upload, c);
         if (c->is_cut) {
             const double cut = time_of(&b, c);
             b.pool.most_parts = 0;
-            prefill_prepare(&b.pool, b.items, b.n, NULL, upload, c);
+            prefill_prepare(&b.pool, b.items, b.n, NULL, NULL, upload, c);
             if (cut > 1.02 * time_of(&b, c) + 2) /* a plan goes by whole tiles */
                 fail_msg("seed %llu: %.0f tiles, whole %.0f", (unsigned long long)seed, cut,
                          time_of(&b, c));
@@ -348,7 +348,7 @@ static void any_dilated_batch_has_every_row_once(void **state)
         n_taken += n;
         const uint64_t capacity = prefill_upload_bytes(&b.pool, n, n_tokens);
         struct prefill_run *upload = malloc(capacity);
-        prefill_prepare(&b.pool, b.items, n, NULL, upload, c);
+        prefill_prepare(&b.pool, b.items, n, NULL, NULL, upload, c);
         if (c->upload_bytes > capacity)
             print_error("seed %llu\n", (unsigned long long)seed);
         assert_true(c->is_dilated && c->upload_bytes <= capacity);
@@ -387,13 +387,13 @@ static void heads_share_a_section_as_far_as_the_cache_holds_them(void **state)
                                 .k_head_bytes = 4096,
                                 .v_head_bytes = 4096};
     b.items[0].n_tokens = 2048;
-    prefill_prepare(&b.pool, b.items, 1, NULL, NULL, c);
+    prefill_prepare(&b.pool, b.items, 1, NULL, NULL, NULL, c);
     assert_int_equal(c->section_heads, 8); /* 1 MiB each */
     b.items[0].pos = 32768 - 2048;
-    prefill_prepare(&b.pool, b.items, 1, NULL, NULL, c);
+    prefill_prepare(&b.pool, b.items, 1, NULL, NULL, NULL, c);
     assert_int_equal(c->section_heads, 2); /* 16 MiB each */
     b.items[0].pos = 1 << 20;
-    prefill_prepare(&b.pool, b.items, 1, NULL, NULL, c);
+    prefill_prepare(&b.pool, b.items, 1, NULL, NULL, NULL, c);
     assert_int_equal(c->section_heads, 1);
     free(c);
 }

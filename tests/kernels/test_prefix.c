@@ -63,6 +63,11 @@ static uint32_t passes(uint64_t n_queries, const struct prefix_cost *c)
     return (uint32_t)((n_queries + c->queries_at_once - 1) / c->queries_at_once);
 }
 
+static uint32_t own_passes(const struct prefix_item *item, const struct prefix_cost *c)
+{
+    return item->n_passes > 0 ? item->n_passes : passes(item->n_queries, c);
+}
+
 /* Every rule of prefix.h. Returns the blocks that passes read. */
 static uint64_t check(const struct prefixes *p, const struct prefix_cost *c, uint32_t n)
 {
@@ -74,7 +79,7 @@ static uint64_t check(const struct prefixes *p, const struct prefix_cost *c, uin
     for (uint32_t g = 0; g < p->n_groups; g++) {
         const struct prefix_group *k = &p->groups[g];
         uint64_t n_queries = 0, alone = 0;
-        assert_true(k->n >= 2 && k->first + k->n <= p->n_ordered);
+        assert_true(k->n >= 1 && k->first + k->n <= p->n_ordered);
         assert_true(k->end_block > k->first_block);
         assert_int_equal(k->end_block % c->align_blocks, 0);
         if (k->parent == PREFIX_NONE) {
@@ -95,18 +100,19 @@ static uint64_t check(const struct prefixes *p, const struct prefix_cost *c, uin
             last[p->order[i]] = g;
             ends[p->order[i]] = k->end_block;
             n_queries += item->n_queries;
-            alone += passes(item->n_queries, c);
+            alone += own_passes(item, c);
         }
         assert_int_equal(k->n_queries, n_queries);
         const uint64_t blocks = k->end_block - k->first_block;
-        assert_true((alone - passes(n_queries, c)) * blocks * c->block_bytes >
-                    n_queries * c->query_bytes + c->group_bytes);
+        assert_true(alone > passes(n_queries, c));
+        assert_int_equal(k->saved_bytes, (alone - passes(n_queries, c)) * blocks * c->block_bytes);
+        assert_true(k->saved_bytes > n_queries * c->query_bytes + c->group_bytes);
         read += passes(n_queries, c) * blocks;
     }
     for (uint32_t i = 0; i < n; i++) {
         if (p->n_groups > 0)
             assert_int_equal(p->group_of[i], last[i]);
-        read += (uint64_t)(items[i].n_blocks - ends[i]) * passes(items[i].n_queries, c);
+        read += (uint64_t)(items[i].n_blocks - ends[i]) * own_passes(&items[i], c);
     }
     return read;
 }
@@ -153,6 +159,13 @@ static void groups_follow_the_rules_and_read_what_a_naive_grouping_does(void **s
         assert_true(read >= least);
         n_least += read == least;
         n_runs++;
+        uint64_t apart = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            items[i].n_passes = rng(3) * rng(100);
+            apart += (uint64_t)items[i].n_blocks * own_passes(&items[i], &paid);
+        }
+        assert_int_equal(prefixes_find(&p, &paid, items, n), ATTN_OK);
+        assert_true(check(&p, &paid, n) <= apart);
     }
     /* trees that part more often than spans are divided read more */
     if (n_least * 10 < n_runs * 9)
@@ -179,6 +192,31 @@ static void forks_of_a_fork_are_two_levels(void **state)
     assert_int_equal(p.groups[0].end_block, 20); /* 21 are alike, two together are a tile */
     assert_int_equal(p.groups[1].n, 3);
     assert_int_equal(p.groups[1].end_block, 40);
+    prefixes_fini(&p);
+}
+
+static void an_item_that_reads_more_often_than_a_group_is_one_alone(void **state)
+{
+    (void)state;
+    struct prefixes p = {0};
+    for (uint32_t i = 0; i < 3; i++) {
+        for (uint32_t j = 0; j < 50; j++)
+            tables[i][j] = i < 2 && j < 20 ? j : 100 * (i + 20) + j;
+        items[i] = (struct prefix_item){
+            .table = tables[i], .n_blocks = 41, .n_queries = 1, .n_passes = i > 0 ? 5 : 0};
+    }
+    assert_int_equal(prefixes_find(&p, &cheap, items, 3), ATTN_OK);
+    check(&p, &cheap, 3);
+    assert_int_equal(p.n_groups, 3);
+    assert_int_equal(p.groups[p.groups[p.group_of[1]].parent].n, 2);
+    assert_int_equal(p.groups[p.group_of[1]].n, 1);
+    assert_int_equal(p.groups[p.group_of[1]].end_block, 40);
+    assert_int_equal(p.groups[p.group_of[0]].end_block, 20);
+    assert_int_equal(p.groups[p.group_of[2]].n, 1);
+    assert_int_equal(prefixes_find(&p, &cheap, items + 2, 1), ATTN_OK);
+    assert_int_equal(p.n_groups, 1);
+    assert_int_equal(p.groups[0].n_queries, 1);
+    assert_int_equal(p.group_of[0], 0);
     prefixes_fini(&p);
 }
 
@@ -249,6 +287,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(groups_follow_the_rules_and_read_what_a_naive_grouping_does),
         cmocka_unit_test(forks_of_a_fork_are_two_levels),
+        cmocka_unit_test(an_item_that_reads_more_often_than_a_group_is_one_alone),
         cmocka_unit_test(what_does_not_pay_is_left_apart),
         cmocka_unit_test(bad_costs_and_no_memory_leave_no_groups),
     };

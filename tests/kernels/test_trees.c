@@ -30,7 +30,7 @@ static struct check check;
 
 static const struct case_shape shapes[] = {
     {"at edges", {{0, 1}, {1, 2}, {7, 9}, {15, 3}, {16, 16}, {31, 2}, {63, 33}, {64, 64}}},
-    {"ragged", {{130, 8}, {1, 64}, {40, 5}, {0, 33}, {299, 17}}},
+    {"ragged", {{130, 8}, {1, 64}, {40, 5}, {0, 33}, {299, 17}, {37, 60}}},
     {"one over many keys", {{900, 32}}},
     {"few over many keys", {{700, 5}, {500, 63}}},
 };

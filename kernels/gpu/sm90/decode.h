@@ -33,7 +33,7 @@ struct decode_item {
      * wanted */
     const void *q_src, *k_src, *v_src;
     const uint32_t *blocks; /* host: [ceil((pos + n_tokens) / block_tokens)] block ids */
-    uint32_t row; /* of the device's block table; must hold the same ids as blocks */
+    uint32_t table_at; /* entry of the device's block table from which the same ids are there */
     uint32_t layer;
     uint32_t pos;
     uint32_t n_tokens; /* 1 to DECODE_MAX_TOKENS */

@@ -91,10 +91,10 @@ uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, 
 }
 
 void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
-                     const struct gpu_item *device_items, void *upload,
-                     struct prefill_call *out_call)
+                     const struct gpu_item *device_items, const struct prefill_shape *shape,
+                     void *upload, struct prefill_call *out_call)
 {
-    (void)p, (void)items, (void)n, (void)device_items, (void)upload, (void)out_call;
+    (void)shape, (void)p, (void)items, (void)n, (void)device_items, (void)upload, (void)out_call;
 }
 
 int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, float *part_o,

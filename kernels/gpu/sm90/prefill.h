@@ -101,6 +101,12 @@ struct prefill_call {
     union prefill_list inline_list;
 };
 
+/* How the keys of units are cut where they leave processors idle. */
+struct prefill_shape {
+    uint32_t n_processors; /* that the launch takes */
+    uint32_t part_tiles; /* of a part at least */
+};
+
 /* Items of n_tokens of this layer are computed: those of more than DECODE_MAX_TOKENS tokens, where
  * V is in K of any number, but not those of dilated layers whose rates are no powers of two, whose
  * head dims are above 128, whose KV is quantised or whose rows are too far apart. */
@@ -113,12 +119,12 @@ uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items,
                               uint32_t max_tokens);
 
 /* Orders the work of n items, host copies of those at device_items, all of them of dilated layers
- * or none: long units first. Fills
+ * or none: long units first. shape NULL: prompts, on all processors. Fills
  * *out_call and out_call->upload_bytes, if they are not 0, at upload (8-byte aligned; also on the
  * device). Same items, same call. */
 void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
-                     const struct gpu_item *device_items, void *upload,
-                     struct prefill_call *out_call);
+                     const struct gpu_item *device_items, const struct prefill_shape *shape,
+                     void *upload, struct prefill_call *out_call);
 
 /* upload: where the upload is on the device. part_o [part_slots][head_dim_v], part_ml
  * [part_slots][2]: of partial results, device. n_processors: that it takes, at most; 0: all.

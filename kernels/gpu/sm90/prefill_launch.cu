@@ -140,7 +140,6 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.v_offset = kv->v_offset;
     a.k_scales = kv->k_scales;
     a.v_scales = kv->v_scales;
-    a.row_blocks = kv->row_blocks;
     a.n_entries = c->n_entries;
     a.n_units = c->n_entries * kv->num_kv_heads;
     a.section_heads = c->section_heads;

@@ -35,7 +35,6 @@ struct prefill_params {
     const char *base; /* of K and V, with strides as struct gpu_kv has them */
     uint64_t block_bytes, layer_bytes, v_offset;
     uint64_t k_scales, v_scales; /* of a quantised pool, as struct gpu_kv has them */
-    uint32_t row_blocks;
     uint32_t n_entries, n_units, section_heads;
     uint32_t num_q_heads, num_kv_heads, first_kv_head, group;
     uint32_t group_reciprocal; /* 2^32 over group, rounded up; of a group of one 0 */

@@ -109,9 +109,11 @@ uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, 
  * read them back. */
 enum { UNIT_TILES = 2, JOIN_TILES = PREFILL_PART_TILES / 2 };
 
-static uint32_t part_tiles(const struct prefill_pool *p)
+static struct prefill_shape shape_of_prompts(const struct prefill_pool *p)
 {
-    return p->dim == PREFILL_LATENT_DIM ? LATENT_PART_TILES : PREFILL_PART_TILES;
+    return (struct prefill_shape){.n_processors = p->n_processors,
+                                  .part_tiles = p->dim == PREFILL_LATENT_DIM ? LATENT_PART_TILES
+                                                                             : PREFILL_PART_TILES};
 }
 
 /* Work to be put in order: an entry of either kind, and how many tiles of keys it has. */
@@ -290,9 +292,10 @@ static void note_cost(void *arg, const struct work *w)
 }
 
 /* The smallest share with which all entries together have at most `most` parts. */
-static uint32_t share_for(const struct prefill_pool *p, const struct costs *c, uint32_t most)
+static uint32_t share_for(const struct prefill_pool *p, const struct prefill_shape *shape,
+                          const struct costs *c, uint32_t most)
 {
-    uint32_t low = part_tiles(p), high = c->of[0];
+    uint32_t low = shape->part_tiles, high = c->of[0];
     while (low < high) {
         const uint32_t share = low + (high - low) / 2;
         uint32_t n = 0;
@@ -329,21 +332,21 @@ static uint32_t time_cut(const struct prefill_pool *p, const struct costs *c, ui
 /* Where units leave processors idle, the keys of long ones are cut into as many parts as the
  * processors compute in one to four turns, whichever ends soonest. The tiles of a part at most; 0:
  * nothing is cut. */
-static uint32_t share_of(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
-                         const struct order *whole)
+static uint32_t share_of(const struct prefill_pool *p, const struct prefill_shape *shape,
+                         const struct gpu_item *items, uint32_t n, const struct order *whole)
 {
     const uint32_t heads = p->kv.num_kv_heads, room = p->most_parts / heads;
-    if (whole->is_dilated || whole->n > room || whole->most <= part_tiles(p))
+    if (whole->is_dilated || whole->n > room || whole->most <= shape->part_tiles)
         return 0;
     struct costs c = {.n = 0};
     each_work(p, items, n, whole, note_cost, &c);
-    uint32_t best = time_whole(&c, heads, p->n_processors), best_share = 0;
+    uint32_t best = time_whole(&c, heads, shape->n_processors), best_share = 0;
     for (uint32_t turns = 1; turns <= 4; turns++) {
-        const uint32_t in_turns = turns * p->n_processors / heads;
+        const uint32_t in_turns = turns * shape->n_processors / heads;
         const uint32_t most = in_turns < room ? in_turns : room;
         if (most <= c.n)
             continue;
-        const uint32_t share = share_for(p, &c, most), time = time_cut(p, &c, share, turns);
+        const uint32_t share = share_for(p, shape, &c, most), time = time_cut(p, &c, share, turns);
         if (time < best && share < c.of[0]) {
             best = time;
             best_share = share;
@@ -353,15 +356,16 @@ static uint32_t share_of(const struct prefill_pool *p, const struct gpu_item *it
 }
 
 void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
-                     const struct gpu_item *device_items, void *upload,
-                     struct prefill_call *out_call)
+                     const struct gpu_item *device_items, const struct prefill_shape *shape,
+                     void *upload, struct prefill_call *out_call)
 {
+    const struct prefill_shape prompts = shape_of_prompts(p);
     struct order o = {.is_dilated = p->specs[items[0].layer].n_branches > 0};
     uint64_t tokens = 0;
     for (uint32_t i = 0; i < n; i++)
         tokens += items[i].pos + items[i].n_tokens;
     each_work(p, items, n, &o, measure, &o);
-    o.share = share_of(p, items, n, &o);
+    o.share = share_of(p, shape ? shape : &prompts, items, n, &o);
     if (o.share > 0) {
         o.n = 0;
         each_work(p, items, n, &o, measure, &o);

@@ -238,7 +238,7 @@ GPU_DEVICE unit unit_of(const prefill_params &p, const gpu_item &it, uint32_t he
     u.q = (const char *)it.q;
     u.out = (char *)it.out;
     u.lse = it.lse;
-    u.table = p.table + (uint64_t)it.row * p.row_blocks;
+    u.table = p.table + it.table_at;
     u.sink_logits = layer.sink_logits;
     u.alibi_slopes = layer.alibi_slopes;
     u.head = head;

@@ -242,7 +242,7 @@ plant(66 sm90/decode_short_score.cuh "            fresh.put(k_at(i), false, it.p
   "            if (simt::planted != 66)\n                fresh.put(k_at(i), false, it.pos % DECODE_TILE);")
 plant(67 sm90/decode_short_score.cuh "            if (row0 == 0) {" "            if (row0 == 0 && simt::planted != 67) {")
 plant(68 gpu_job.c "${declared}" "${declared}\nint simt_has_bug(int bug);")
-plant(68 gpu_job.c "out_device == NULL && n_patches == 0)" "out_device == NULL && (n_patches == 0 || simt_has_bug(68)))")
+plant(68 gpu_job.c "out_device == NULL && n_patches == 0 && !has_groups)" "out_device == NULL && (n_patches == 0 || simt_has_bug(68)))")
 # what follows prompts that are beside decodes does not wait for them; they don't wait for what is
 # appended
 plant(113 gpu_launch.c "${declared}" "${declared}\nint simt_has_bug(int bug);")
@@ -302,6 +302,20 @@ plant(166 attend_matrix.cuh "chosen_at(kv, it, a.n_chosen, row0 / kv.group, head
 plant(167 gpu_choose.c "${declared}" "${declared}\nint simt_has_bug(int bug);")
 plant(167 gpu_choose.c "        if (!(it->flags & BACKEND_APPEND))" "        if (!(it->flags & BACKEND_APPEND) || simt_has_bug(167))")
 plant(168 gpu_queue.c "        gpu_extremes_forget(p, list[i].to_block);" "        if (!simt_has_bug(168))\n            gpu_extremes_forget(p, list[i].to_block);")
+
+# of what items have in common: they keep their beginning, or begin where their groups do; later
+# queries of a group are its first; a group inside another leaves its results where that one does,
+# or has its keys; a group does not see all of its keys, as trees show; the last part of an item is
+# forgotten; sink logits count once a part
+plant(190 gpu_shared.c "${declared}" "${declared}\nint simt_has_bug(int bug);")
+plant(190 gpu_shared.c "        it->pos -= n_blocks << shift;" "        it->pos -= simt_has_bug(190) ? 0 : n_blocks << shift;")
+plant(191 gpu_shared.c "        it->table_at += x->groups[group].end_block;" "        it->table_at += simt_has_bug(191) ? 0 : x->groups[group].end_block;")
+plant(192 gpu_shared.c "first->q + q * q_row," "first->q + (simt_has_bug(192) ? 0 : q) * q_row,")
+plant(193 gpu_shared.c "out_at(b, p, level, query + q)" "out_at(b, p, simt_has_bug(193) ? 1 : level, query + q)")
+plant(194 gpu_shared.c "row + g->first_block," "row + (simt_has_bug(194) ? 0 : g->first_block),")
+plant(197 gpu_shared.c ".pos = keys - n," ".pos = simt_has_bug(197) ? 0 : keys - n,")
+plant(195 merge.cu "k < it.n_parts ?" "k + (simt::planted == 195) < it.n_parts ?")
+plant(196 merge.cu "if (sinks != nullptr)" "if (sinks != nullptr && simt::planted != 196)")
 
 # of FP4: a lane's own maximum is its group's; values take another group's scale; they come in
 # another order; scales of later groups are the first ones; halves of bytes are swapped; of mxfp4 no
