@@ -478,12 +478,13 @@ static double bound_of(uint32_t group, uint32_t dk, const float *q, const float 
 
 uint32_t reference_choose(uint32_t n_chosen, uint32_t block_tokens, uint32_t group, uint32_t dk,
                           const float *q, const float *k, uint32_t n_seen, uint32_t *out_tokens,
-                          double *out_margin)
+                          double *out_margin, bool *out_is_tied)
 {
     const uint32_t newest = (n_seen - 1) / block_tokens;
     double *bounds = calloc(newest + 1, sizeof *bounds), last = INFINITY;
     bool *is_taken = calloc(newest + 1, sizeof *is_taken);
     uint32_t n = 0;
+    bool is_tied = false;
     *out_margin = INFINITY;
     if (bounds == NULL || is_taken == NULL)
         goto out;
@@ -502,9 +503,13 @@ uint32_t reference_choose(uint32_t n_chosen, uint32_t block_tokens, uint32_t gro
         is_taken[best] = true;
         last = bounds[best];
     }
-    for (uint32_t i = 1; i < newest && isfinite(last); i++)
+    for (uint32_t i = 1; i < newest && isfinite(last); i++) {
+        is_tied |= !is_taken[i] && bounds[i] == last;
         if (!is_taken[i] && bounds[i] != last)
             *out_margin = fmin(*out_margin, last - bounds[i]);
+    }
+    if (out_is_tied != NULL)
+        *out_is_tied = is_tied;
     for (uint32_t j = 0; j < n_seen; j++)
         if (is_taken[j / block_tokens])
             out_tokens[n++] = j;

@@ -47,11 +47,12 @@ attn_status reference_attend_seen(const struct attn_layer_spec *spec, uint32_t n
  * Shapes   q [group][dk] of the kv head's q heads; k [n_seen][dk] as the cache reads back, n_seen
  *          at least 1; out_tokens [n_seen], ascending
  * Returns  how many they are; 0: there is no memory. *out_margin: by how much the lowest bound that
- *          was taken is above the highest other one that it is not equal to
+ *          was taken is above the highest other one that it is not equal to. *out_is_tied: another
+ *          one is equal to it; may be NULL
  */
 uint32_t reference_choose(uint32_t n_chosen, uint32_t block_tokens, uint32_t group, uint32_t dk,
                           const float *q, const float *k, uint32_t n_seen, uint32_t *out_tokens,
-                          double *out_margin);
+                          double *out_margin, bool *out_is_tied);
 
 /* Element i of an array of dtype (f32, f16, bf16), widened or rounded to nearest even. */
 double reference_get(attn_dtype dtype, const void *array, size_t i);

@@ -381,7 +381,7 @@ static bool check_choice(struct run *r, uint32_t seq, uint32_t token, uint32_t h
         memcpy(x->v + j * dv, s->v + row * dv, dv * sizeof *x->v);
     }
     const uint32_t starts[] = {0, reference_choose(it->n_chosen, c->block_tokens, group, dk, x->q,
-                                                   x->k, end, x->tokens, &margin)};
+                                                   x->k, end, x->tokens, &margin, NULL)};
     const struct reference_seen seen = {.starts = starts, .tokens = x->tokens};
     if (starts[1] > 0 && margin < 1e-3) /* sums of f32 may take another block */
         return true;

@@ -34,6 +34,7 @@ end_load() {
 start_with --backend cpu
 n=0
 for flags in '--preset bytelm --dtype f32' '--preset bytelm --kv-dtype int8' '--preset bytelm --kv-dtype nvfp4' \
+  '--preset bytelm --choose-blocks 8 --context 400' \
   '--preset gemma3-27b --layers 6 --context 1100' '--preset llama3-8b --layers 2 --dtype f16'; do
   # shellcheck disable=SC2086
   run_load $flags --sequences 2

@@ -70,7 +70,7 @@ static uint32_t visited_by(const struct query *x, uint32_t *list)
     double margin;
     const uint32_t n = reference_choose(x->it->n_chosen > 0 ? x->it->n_chosen : x->end,
                                         g->block_tokens, g->num_q_heads / g->num_kv_heads,
-                                        g->head_dim_k, x->q, x->k, x->end, list, &margin);
+                                        g->head_dim_k, x->q, x->k, x->end, list, &margin, NULL);
     assert_true(n > 0);
     return margin < TOO_CLOSE ? 0 : n;
 }

@@ -3,7 +3,8 @@
  * The bounds of reference.h are for values of about unit size, but live values vary. So the
  * absolute bound grows with the largest |v|, since the output is a mean of them, and with the
  * rounding of scores, which grows with |q| |k|. Devices compute in f32: where products or sums of
- * the worker's finite values may leave its range, an output says nothing about the device. */
+ * the worker's finite values may leave its range, an output says nothing about the device. Nor does
+ * it where rounding may have chosen another block: two blocks' bounds are equal, or almost. */
 #include "daemon/engine/step/canary.h"
 
 #include <float.h>
@@ -39,6 +40,8 @@ attn_status canary_init(struct canary *c, const struct canary_item *item, uint64
                          .layout = kv_layout_of(p),
                          .spec = p->layers[item->layer]};
     uint32_t row = (uint32_t)(chance % item->n_tokens), group = p->num_q_heads / p->num_kv_heads;
+    c->group = group;
+    c->n_chosen = item->n_chosen;
     if (c->spec.is_full ||
         item->is_full) /* not causal: each row sees all keys, as the last one does */
         row = item->n_tokens - 1;
@@ -192,10 +195,62 @@ static void compare(double got, double expected, double bound, uint32_t element,
         *v = (struct canary_verdict){ratio, got, expected, element};
 }
 
+/* The tokens that the row visits, in list: [n_keys]; 0: a device may have chosen others. */
+static attn_status visited(const struct canary *c, uint32_t *list, uint32_t *out_n)
+{
+    const size_t head = (size_t)(c->n_queries - 1) * c->num_q_heads + c->kv_head * c->group;
+    float *q = malloc((size_t)c->group * c->dk * sizeof *q);
+    double longest = 0, largest = 0, margin;
+    bool is_tied, is_finite = true;
+    *out_n = 0;
+    if (q == NULL)
+        return ATTN_ENOMEM;
+    for (uint32_t r = 0; r < c->group; r++) {
+        float *row = q + (size_t)r * c->dk;
+        for (uint32_t d = 0; d < c->dk; d++)
+            row[d] = (float)reference_get(c->q_dtype, c->queries, (head + r) * c->dk + d);
+        longest = fmax(longest, length_of(row, c->dk));
+        is_finite &= isfinite(length_of(row, c->dk));
+    }
+    for (size_t i = 0; i < (size_t)c->n_keys * c->dk; i++) {
+        largest = fmax(largest, fabsf(c->k[i]));
+        is_finite &= isfinite(c->k[i]);
+    }
+    const double bound = longest * largest * sqrt(c->dk); /* no block's is larger */
+    uint32_t n = reference_choose(c->n_chosen, c->block_tokens, c->group, c->dk, q, c->k, c->n_keys,
+                                  list, &margin, &is_tied);
+    free(q);
+    /* of two sums in f32, each of dk products and of extremes that may be rounded */
+    if (is_finite && bound < FLT_MAX / 4 && !is_tied &&
+        margin > (c->dk + 4) * (FLT_EPSILON * bound + FLT_MIN))
+        *out_n = n;
+    return n > 0 ? ATTN_OK : ATTN_ENOMEM;
+}
+
+/* The reference's output; out_is_sure: of the tokens that a device visits. */
+static attn_status compute(const struct canary *c, const struct attn_layer_spec *spec, double *out,
+                           double *out_lse, bool *out_is_sure)
+{
+    uint32_t starts[2] = {0, 0}, *list = NULL;
+    attn_status st = ATTN_OK;
+    *out_is_sure = true;
+    if (c->n_chosen > 0) {
+        list = malloc(c->n_keys * sizeof *list);
+        st = list == NULL ? ATTN_ENOMEM : visited(c, list, &starts[1]);
+        *out_is_sure = starts[1] > 0;
+    }
+    const struct reference_seen seen = {.starts = list != NULL ? starts : NULL, .tokens = list};
+    if (st == ATTN_OK && *out_is_sure)
+        st = reference_attend_seen(spec, 1, 1, c->dk, c->dv, ATTN_F32, c->q, 1, c->pos, c->k, c->v,
+                                   c->n_keys, &seen, out, out_lse);
+    free(list);
+    return st;
+}
+
 attn_status canary_judge(const struct canary *c, struct canary_verdict *out)
 {
     double want[CANARY_MAX_DIM], want_lse, largest, score_error;
-    bool fits_f32;
+    bool fits_f32, is_sure;
     struct reference_bound b = reference_bound_of(c->q_dtype, c->q_dtype);
     struct attn_layer_spec spec = c->spec;
     spec.sink_logits = spec.sink_logits != NULL ? &c->sink_logit : NULL;
@@ -205,10 +260,13 @@ attn_status canary_judge(const struct canary *c, struct canary_verdict *out)
         *out = (struct canary_verdict){.ratio = NAN};
         return ATTN_OK;
     }
-    attn_status st = reference_attend(&spec, 1, 1, c->dk, c->dv, ATTN_F32, c->q, 1, c->pos, c->k,
-                                      c->v, c->n_keys, want, &want_lse);
+    attn_status st = compute(c, &spec, want, &want_lse, &is_sure);
     if (st != ATTN_OK)
         return st;
+    if (!is_sure) {
+        *out = (struct canary_verdict){.ratio = NAN};
+        return ATTN_OK;
+    }
     /* weights are off by a factor of e^error, so is their sum */
     double atol = b.atol * fmax(1, largest) + fmin(2, expm1(2 * score_error)) * largest;
     struct canary_verdict v = {.ratio = -1};

@@ -17,6 +17,7 @@ struct canary_item {
     const struct backend_pool_config *config;
     uint32_t layer, pos, n_tokens;
     bool is_full; /* each row sees all keys, whatever the layer is */
+    uint32_t n_chosen; /* as backend_item.n_chosen */
     const void *q, *out; /* [n_tokens][num_q_heads][...], q_dtype */
     const float *lse; /* [n_tokens][num_q_heads] or NULL */
 };
@@ -24,6 +25,8 @@ struct canary_item {
 struct canary {
     /* what is checked */
     uint32_t layer, head, kv_head, pos, n_keys, n_blocks;
+    uint32_t group; /* q heads of a kv head */
+    uint32_t n_chosen; /* 0: the row visits all that it sees */
     uint32_t dk, dv, block_tokens;
     attn_dtype q_dtype, kv_dtype;
     struct kv_layout layout;
@@ -56,7 +59,8 @@ void canary_take_output(struct canary *c, const void *out, const float *lse);
 
 struct canary_verdict {
     /* largest error over its bound: above 1 is wrong; NaN: cannot be judged, for some value is NaN
-     * or inf or beyond what f32 has room for on the way, which a worker's values can be */
+     * or inf or beyond what f32 has room for on the way, which a worker's values can be, or two
+     * blocks are too alike to say in f32 which of them is chosen */
     double ratio;
     double got, expected; /* where the error is largest */
     uint32_t element; /* index in the head's output; dv: the lse */

@@ -47,7 +47,8 @@ bool canary_repeat(struct engine *e)
                                 .table_row = w->seq,
                                 .pos = c->pos + 1 - c->n_queries,
                                 .n_tokens = c->n_queries,
-                                .block_table = table};
+                                .block_table = table,
+                                .n_chosen = c->n_chosen};
     if (kv_seq_materialize(e->env.kv, (kv_seq_id){w->seq}, &p->fx) == ATTN_OK &&
         take_memory(w, p)) {
         item.q = w->memory;

@@ -153,8 +153,7 @@ static bool is_suitable(const struct engine *e, const struct item *it)
     const struct request *req = it->task->req;
     bool is_shared = req->transport->label == STATS_SHM && e->env.tenants != NULL;
     return (it->task->flags & WIRE_STEP_ATTEND) && it->nodes == NULL && it->lists.starts == NULL &&
-           it->task->n_chosen == 0 && it->key_base == 0 && it->ahead == 0 && req->bell == NULL &&
-           !is_shared;
+           it->key_base == 0 && it->ahead == 0 && req->bell == NULL && !is_shared;
 }
 
 /* Blocks that a window has let go may be written to by a move at this moment. */
@@ -174,6 +173,7 @@ static void choose(struct engine *e, const struct batch *b, uint32_t i)
                                .pos = d->pos,
                                .n_tokens = d->n_tokens,
                                .is_full = (d->flags & BACKEND_FULL) != 0,
+                               .n_chosen = d->n_chosen,
                                .q = d->q,
                                .out = d->out,
                                .lse = d->lse};

@@ -31,7 +31,8 @@ struct world {
     struct attn_layer_spec layers[LAYERS];
     struct kv_layout layout;
     uint8_t *blocks; /* as the backend has them */
-    uint32_t n_blocks;
+    uint32_t n_blocks, n_chosen;
+    const float *k, *v; /* [N_KV][KV_HEADS][DIM] as they read back */
     uint8_t q[N_Q * Q_HEADS * DIM * 4], out[N_Q * Q_HEADS * DIM * 4];
     float lse[N_Q * Q_HEADS];
 };
@@ -61,13 +62,56 @@ static void put_row(struct world *w, uint32_t layer, bool is_v, uint32_t head, u
         read[d] = (float)back[d];
 }
 
+/* The outputs of a layer whose queries visit n_chosen blocks, all but the plant-th of which are the
+ * reference's; in that one's place is a block that it leaves out. */
+static void choose_blocks(struct world *w, uint32_t n_chosen, uint32_t plant)
+{
+    enum { GROUP = Q_HEADS / KV_HEADS };
+    static float k[N_KV * DIM], v[N_KV * DIM], q[GROUP * DIM];
+    w->n_chosen = n_chosen;
+    for (uint32_t t = 0; t < N_Q; t++)
+        for (uint32_t h = 0; h < KV_HEADS; h++) {
+            const uint32_t end = N_KV - N_Q + t + 1, head = t * Q_HEADS + h * GROUP;
+            uint32_t list[N_KV + TOKENS], n = 0;
+            double margin, out[GROUP * DIM], lse[GROUP];
+            struct attn_layer_spec spec = w->layers[1];
+            if (spec.sink_logits != NULL)
+                spec.sink_logits += h * GROUP;
+            for (uint32_t j = 0; j < N_KV; j++)
+                for (uint32_t d = 0; d < DIM; d++) {
+                    k[j * DIM + d] = w->k[(j * KV_HEADS + h) * DIM + d];
+                    v[j * DIM + d] = w->v[(j * KV_HEADS + h) * DIM + d];
+                }
+            for (uint32_t i = 0; i < GROUP * DIM; i++)
+                q[i] = (float)reference_get(w->config.q_dtype, w->q, head * DIM + i);
+            n = reference_choose(n_chosen, TOKENS, GROUP, DIM, q, k, end, list, &margin, NULL);
+            bool is_taken[N_KV] = {false};
+            for (uint32_t i = 0; i < n; i++)
+                is_taken[list[i] / TOKENS] = true;
+            uint32_t other = 1;
+            while (is_taken[other])
+                other++;
+            for (uint32_t i = 0; i < TOKENS && plant > 0; i++)
+                list[plant * TOKENS + i] = other * TOKENS + i;
+            const uint32_t starts[] = {0, n};
+            const struct reference_seen seen = {.starts = starts, .tokens = list};
+            assert_int_equal(reference_attend_seen(&spec, GROUP, 1, DIM, DIM, ATTN_F32, q, 1,
+                                                   end - 1, k, v, end, &seen, out, lse),
+                             ATTN_OK);
+            for (uint32_t i = 0; i < GROUP * DIM; i++)
+                reference_put(w->config.q_dtype, w->out, head * DIM + i, out[i]);
+            for (uint32_t i = 0; i < GROUP; i++)
+                w->lse[head + i] = (float)lse[i];
+        }
+}
+
 /* V in K: then V is K. */
 static void world_make_of(struct world *w, struct attn_layer_spec spec, attn_dtype q, attn_dtype kv,
                           double size, bool is_v_in_k)
 {
     static float k[N_KV * KV_HEADS * DIM], v[N_KV * KV_HEADS * DIM], qf[N_Q * Q_HEADS * DIM];
     static double out[N_Q * Q_HEADS * DIM], lse[N_Q * Q_HEADS];
-    *w = (struct world){.n_blocks = (N_KV - 1) / TOKENS + 1};
+    *w = (struct world){.n_blocks = (N_KV - 1) / TOKENS + 1, .k = k, .v = v};
     w->layers[0] = w->layers[1] = spec;
     w->config = (struct backend_pool_config){.num_layers = LAYERS,
                                              .num_q_heads = Q_HEADS,
@@ -119,7 +163,14 @@ static struct canary_verdict look(struct world *w, uint64_t chance)
 {
     struct canary c;
     struct canary_verdict v;
-    struct canary_item item = {&w->config, 1, N_KV - N_Q, N_Q, false, w->q, w->out, w->lse};
+    struct canary_item item = {.config = &w->config,
+                               .layer = 1,
+                               .pos = N_KV - N_Q,
+                               .n_tokens = N_Q,
+                               .n_chosen = w->n_chosen,
+                               .q = w->q,
+                               .out = w->out,
+                               .lse = w->lse};
     assert_int_equal(canary_init(&c, &item, chance), ATTN_OK);
     for (uint32_t i = 0; i < c.n_blocks; i++)
         if (canary_sees_block(&c, i))
@@ -142,18 +193,22 @@ static const struct attn_layer_spec kinds[] = {
     {.scale = 0.25f, .sink_logits = sinks},
     {.scale = 0.25f, .n_branches = 2, .branches = {{8, 1}, {32, 2}}},
 };
-enum { N_KINDS = sizeof kinds / sizeof kinds[0], LOOKS = 24 };
+static const attn_dtype types[][2] = {{ATTN_F32, ATTN_F32},      {ATTN_BF16, ATTN_BF16},
+                                      {ATTN_F16, ATTN_F16},      {ATTN_BF16, ATTN_INT8},
+                                      {ATTN_F32, ATTN_FP8_E4M3}, {ATTN_F16, ATTN_NVFP4},
+                                      {ATTN_F32, ATTN_MXFP4}};
+enum {
+    N_KINDS = sizeof kinds / sizeof kinds[0],
+    N_TYPES = sizeof types / sizeof types[0],
+    LOOKS = 24,
+};
 
 static void right_outputs_of_every_kind_of_layer_pass(void **state)
 {
-    static const attn_dtype types[][2] = {{ATTN_F32, ATTN_F32},      {ATTN_BF16, ATTN_BF16},
-                                          {ATTN_F16, ATTN_F16},      {ATTN_BF16, ATTN_INT8},
-                                          {ATTN_F32, ATTN_FP8_E4M3}, {ATTN_F16, ATTN_NVFP4},
-                                          {ATTN_F32, ATTN_MXFP4}};
     (void)state;
     struct world w;
     for (size_t k = 0; k < N_KINDS; k++)
-        for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
+        for (size_t t = 0; t < N_TYPES; t++)
             for (double size = 0.01; size < 1000; size *= 100) {
                 world_make_of(&w, kinds[k], types[t][0], types[t][1], size, (k + t) % 2);
                 for (int i = 0; i < LOOKS; i++) {
@@ -190,6 +245,73 @@ static void wrong_ones_do_not(void **state)
         reference_put(ATTN_F32, w.out, i, NAN);
     assert_true(isinf(look(&w, random_mixed(&random_state)).ratio));
     free(w.blocks);
+}
+
+static void choices_are_judged(void **state)
+{
+    (void)state;
+    struct world w;
+    for (size_t t = 0; t < N_TYPES; t++)
+        for (double size = 0.01; size < 1000; size *= 100)
+            for (uint32_t n_chosen = 1; n_chosen < 6; n_chosen++) {
+                uint32_t n_judged = 0;
+                world_make_of(&w, kinds[t % 2 ? 0 : 7], types[t][0], types[t][1], size, t % 2);
+                choose_blocks(&w, n_chosen, 0);
+                for (int i = 0; i < LOOKS; i++) {
+                    struct canary_verdict v = look(&w, random_mixed(&random_state));
+                    n_judged += v.ratio <= 1;
+                    if (v.ratio > 1)
+                        fail_msg("types %zu, size %g, %u blocks: %g instead of %g, %g of the bound",
+                                 t, size, n_chosen, v.got, v.expected, v.ratio);
+                }
+                assert_true(n_judged > LOOKS / 2);
+                free(w.blocks);
+            }
+}
+
+static void a_wrong_choice_is_found(void **state)
+{
+    (void)state;
+    struct world w;
+    for (size_t t = 0; t < N_TYPES; t++)
+        for (uint32_t n_chosen = 3; n_chosen < 5; n_chosen++) {
+            double worst = 0;
+            world_make_of(&w, kinds[0], types[t][0], types[t][1], 1, t % 2);
+            choose_blocks(&w, n_chosen, n_chosen - 2);
+            for (int i = 0; i < LOOKS; i++)
+                worst = fmax(worst, look(&w, random_mixed(&random_state)).ratio);
+            assert_true(worst > 1);
+            free(w.blocks);
+        }
+}
+
+/* Keys of two blocks in another order have equal bounds, whose sums in f32 may differ; a block with
+ * a NaN may come anywhere. */
+static void a_choice_that_rounding_decides_is_not_judged(void **state)
+{
+    (void)state;
+    for (int has_nan = 0; has_nan < 2; has_nan++) {
+        struct world w;
+        float read[DIM];
+        double row[DIM];
+        world_make(&w, kinds[0], ATTN_F32, ATTN_F32, 1);
+        for (uint32_t block = 1; block < N_KV / TOKENS; block++)
+            for (uint32_t i = 0; i < TOKENS; i++)
+                for (uint32_t h = 0; h < KV_HEADS; h++) {
+                    const uint32_t from = TOKENS + (i + block) % TOKENS;
+                    for (uint32_t d = 0; d < DIM; d++)
+                        row[d] = (double)w.k[(from * KV_HEADS + h) * DIM + d];
+                    if (!has_nan)
+                        put_row(&w, 1, false, h, block * TOKENS + i, row, read);
+                }
+        row[0] = NAN;
+        for (uint32_t h = 0; h < KV_HEADS && has_nan; h++)
+            put_row(&w, 1, false, h, TOKENS, row, read);
+        w.n_chosen = 3;
+        for (int i = 0; i < LOOKS; i++)
+            assert_true(isnan(look(&w, random_mixed(&random_state)).ratio));
+        free(w.blocks);
+    }
 }
 
 /* Blocks that a window has let go, and keys of others that no row sees, whatever is there. */
@@ -421,6 +543,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(right_outputs_of_every_kind_of_layer_pass),
         cmocka_unit_test(wrong_ones_do_not),
+        cmocka_unit_test(choices_are_judged),
+        cmocka_unit_test(a_wrong_choice_is_found),
+        cmocka_unit_test(a_choice_that_rounding_decides_is_not_judged),
         cmocka_unit_test(what_no_row_sees_changes_no_verdict),
         cmocka_unit_test(of_a_workers_own_nan_nothing_is_said),
         cmocka_unit_test(what_f32_has_no_room_for_is_not_judged),
