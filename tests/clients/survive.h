@@ -1,10 +1,11 @@
 /* survive.h: workers that check everything the daemon answers against a model of what it has
  * acknowledged, for tests that end the daemon's process under them.
  *
- * Layer 0 sees one key only, the newest, and its queries are the unit vectors: out is the token's
- * v, lse holds its k, so what the daemon has stored can be read back and compared to the bit. Layer
- * 1 is plain attention, compared with a float64 reference. What a token's k and v are follows from
- * (stream, layer, position); a stream is a number that the model notes for every token.
+ * Layer 0 sees one key only, the newest, and its queries are unit vectors: out is the token's v,
+ * lse has as many elements of its k as there are heads, so what the daemon has stored can be read
+ * back and compared to the bit. Layer 1 is plain attention, compared with a float64 reference. What
+ * a token's k and v are follows from (stream, layer, position), and from the dtype that they are
+ * stored as (SURVIVE_KV_DTYPE); a stream is a number that the model notes for every token.
  */
 #ifndef TESTS_CLIENTS_SURVIVE_H
 #define TESTS_CLIENTS_SURVIVE_H
@@ -17,7 +18,7 @@
 enum {
     SURVIVE_LAYERS = 2,
     SURVIVE_Q_HEADS = 8,
-    SURVIVE_DIM = 8,
+    SURVIVE_DIM = 32, /* whole groups of every dtype */
     SURVIVE_SEQS = 4, /* of a worker */
     SURVIVE_TOKENS = 160, /* of a sequence, at most */
 };
@@ -34,6 +35,7 @@ struct survive_worker {
     attn_client *c;
     attn_pool *p;
     uint32_t number;
+    attn_dtype kv_dtype;
     /* outputs of one token are the same to the bit, whatever they are computed with */
     bool is_exact;
     uint64_t random;

@@ -3,7 +3,8 @@
  * lost or changed, and no call of theirs fails.
  *
  * Environment: SURVIVE_KILLS (10), SURVIVE_UPGRADES (5), SURVIVE_SEED (1), SURVIVE_BACKEND (cpu; on
- * another one no faults are injected). Prints how long it took to serve again.
+ * another one no faults are injected), SURVIVE_KV_DTYPE (f32). Prints how long it took to serve
+ * again.
  */
 #include <sched.h>
 #include <setjmp.h>
