@@ -4,7 +4,8 @@
  * The extremes of a block's keys are made from the cached keys when a query first has the choice of
  * the block, and forgotten when anything of the block is written, so nothing else need know of
  * them. The host knows which blocks have them: every write is its own, and batches begin in their
- * order. They lie at the end of the KV memory, and leave that room to pools.
+ * order. Of a row of the table it knows how far all have them, so that a step looks at the new ones
+ * only. They lie at the end of the KV memory, and leave that room to pools.
  */
 #include "kernels/gpu/gpu_host.h"
 #include "kernels/grow.h"
@@ -65,8 +66,24 @@ static uint8_t *has_extremes(const struct backend_pool *p, uint32_t block, uint3
 
 void gpu_extremes_forget(struct backend_pool *p, uint32_t block)
 {
-    for (uint32_t i = 0; p->has_extremes != NULL && i < p->config.num_layers; i++)
+    uint8_t had = 0;
+    for (uint32_t i = 0; p->has_extremes != NULL && i < p->config.num_layers; i++) {
+        had |= *has_extremes(p, block, i);
         *has_extremes(p, block, i) = 0;
+    }
+    p->known_turn += had; /* it may be in any row */
+}
+
+static struct gpu_known *known_at(const struct backend_pool *p, uint32_t row, uint32_t layer)
+{
+    return &p->known[(size_t)row * p->config.num_layers + layer];
+}
+
+/* The row's entries from `index` on may be blocks without extremes. */
+static void known_cut(struct backend_pool *p, uint32_t row, uint32_t layer, uint32_t index)
+{
+    struct gpu_known *k = known_at(p, row, layer);
+    k->n = k->n < index ? k->n : index;
 }
 
 void gpu_extremes_free(struct backend_pool *p)
@@ -74,7 +91,9 @@ void gpu_extremes_free(struct backend_pool *p)
     if (p->has_extremes != NULL)
         kv_range_give(&p->b->kv_ranges, &p->extremes_range);
     free(p->has_extremes);
+    free(p->known);
     p->has_extremes = NULL;
+    p->known = NULL;
 }
 
 bool gpu_extremes_make_way(struct backend *b)
@@ -113,8 +132,13 @@ static attn_status extremes_open(struct backend_pool *p)
                         "%" PRIu32 " blocks, %" PRIu64 " are free in one piece",
                         r->bytes, p->config.n_blocks, largest);
     p->has_extremes = calloc((size_t)p->config.n_blocks * p->config.num_layers, 1);
-    if (p->has_extremes == NULL) {
+    p->known = calloc((size_t)p->config.n_table_rows * p->config.num_layers, sizeof *p->known);
+    if (p->has_extremes == NULL || p->known == NULL) {
         kv_range_give(&b->kv_ranges, r);
+        free(p->has_extremes);
+        free(p->known);
+        p->has_extremes = NULL;
+        p->known = NULL;
         return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
     }
     if (r->offset + r->bytes > b->kv_written)
@@ -128,11 +152,21 @@ static attn_status extremes_open(struct backend_pool *p)
 static void forget_written(const struct backend_batch *batch)
 {
     struct backend_pool *p = batch->pool;
-    for (uint32_t i = 0; i < batch->n_items && p->has_extremes != NULL; i++) {
+    if (p->has_extremes == NULL)
+        return;
+    for (uint32_t i = 0; i < batch->n_patches; i++) {
+        const struct backend_patch *x = &batch->patches[i];
+        if (i > 0 && x[-1].row == x->row && x[-1].index <= x->index)
+            continue; /* it is cut already */
+        for (uint32_t k = 0; k < p->config.num_layers; k++)
+            known_cut(p, x->row, k, x->index);
+    }
+    for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *it = &batch->items[i];
         const uint32_t shift = p->kv.block_shift, last = it->pos + it->n_tokens - 1;
         if (!(it->flags & BACKEND_APPEND))
             continue;
+        known_cut(p, it->table_row, it->layer, it->pos >> shift);
         for (uint32_t k = it->pos >> shift; k <= last >> shift; k++)
             *has_extremes(p, it->block_table[k], it->layer) = 0;
     }
@@ -151,12 +185,16 @@ static attn_status find_missing(struct gpu_job *j, const struct backend_item *it
     const struct backend_pool *p = j->pool;
     const struct backend_pool_config *c = &p->config;
     const uint32_t n_blocks = choice_at(p, it, it->n_tokens - 1).n_blocks;
+    struct gpu_known *known = known_at(p, it->table_row, it->layer);
+    const uint32_t from = known->turn == p->known_turn && known->n > 0 ? known->n : 1;
+    if (from + 1 >= n_blocks)
+        return ATTN_OK;
     attn_status st = array_reserve(&j->missing, &j->missing_capacity,
-                                   (uint64_t)j->n_missing + n_blocks, sizeof *j->missing);
+                                   (uint64_t)j->n_missing + n_blocks - from, sizeof *j->missing);
     if (st != ATTN_OK)
         return gpu_fail(p->b, ATTN_ENOMEM, "no memory for a choice of %" PRIu32 " blocks",
                         n_blocks);
-    for (uint32_t k = 1; k + 1 < n_blocks; k++) {
+    for (uint32_t k = from; k + 1 < n_blocks; k++) {
         const uint32_t block = it->block_table[k];
         if (block >= c->n_blocks)
             return gpu_fail(p->b, ATTN_EINVAL,
@@ -168,6 +206,7 @@ static attn_status find_missing(struct gpu_job *j, const struct backend_item *it
         *has = 1;
         j->missing[j->n_missing++] = (struct gpu_block_layer){block, it->layer};
     }
+    *known = (struct gpu_known){.n = n_blocks - 1, .turn = p->known_turn};
     return ATTN_OK;
 }
 
@@ -182,8 +221,11 @@ attn_status gpu_choice_note(struct gpu_job *j, const struct backend_batch *batch
         if (st == ATTN_OK)
             st = find_missing(j, &batch->items[i]);
     }
-    for (uint32_t i = 0; i < j->n_missing && st != ATTN_OK; i++)
+    if (st == ATTN_OK || j->n_missing == 0)
+        return st;
+    for (uint32_t i = 0; i < j->n_missing; i++)
         *has_extremes(j->pool, j->missing[i].block, j->missing[i].layer) = 0;
+    j->pool->known_turn++;
     return st;
 }
 

@@ -175,6 +175,12 @@ struct gpu_mover {
     uint64_t *lanes; /* host: [MOVES_TOGETHER][8] */
 };
 
+/* Of a row of the block table in a layer: the blocks of entries 1 to n - 1 have extremes, if the
+ * turn is still the pool's. */
+struct gpu_known {
+    uint32_t n, turn;
+};
+
 struct backend_pool {
     struct backend *b;
     struct backend_pool *next;
@@ -189,6 +195,8 @@ struct backend_pool {
     bool has_alibi; /* a layer has ALiBi slopes */
     uint32_t *touched; /* [n_table_rows] value of the last slot whose batch names the row */
     uint8_t *has_extremes; /* [num_layers][n_blocks]; NULL: no step has chosen yet */
+    struct gpu_known *known; /* [n_table_rows][num_layers], with has_extremes */
+    uint32_t known_turn;
     struct kv_range extremes_range; /* as gpu_extremes has them */
 };
 

@@ -265,6 +265,7 @@ void gpu_pool_free(struct backend_pool *p)
     free(p->prefill);
     free(p->touched);
     free(p->has_extremes);
+    free(p->known);
     free(p->specs);
     free(p);
 }

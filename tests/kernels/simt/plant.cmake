@@ -301,6 +301,7 @@ plant(165 device.cuh "chosen_at(a.kv, it, a.n_chosen, query, head);" "chosen_at(
 plant(166 attend_matrix.cuh "chosen_at(kv, it, a.n_chosen, row0 / kv.group, head);" "chosen_at(kv, it, a.n_chosen, simt::planted == 166 ? 0 : row0 / kv.group, head);")
 plant(167 gpu_choose.c "${declared}" "${declared}\nint simt_has_bug(int bug);")
 plant(167 gpu_choose.c "        if (!(it->flags & BACKEND_APPEND))" "        if (!(it->flags & BACKEND_APPEND) || simt_has_bug(167))")
+plant(210 gpu_choose.c "k->n = k->n < index ?" "k->n = k->n < index || simt_has_bug(210) ?")
 plant(168 gpu_queue.c "        gpu_extremes_forget(p, list[i].to_block);" "        if (!simt_has_bug(168))\n            gpu_extremes_forget(p, list[i].to_block);")
 
 # of what items have in common: they keep their beginning, or begin where their groups do; later
