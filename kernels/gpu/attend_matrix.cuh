@@ -1,6 +1,7 @@
 /* attend_matrix.cuh: attention on tensor cores for what no other kernel computes: quantised K and
- * V, and items that choose blocks; on HIP all of bf16 and f16. Tiles as in FlashAttention-2 (Dao,
- * 2023): S = Q K^T and O += P V by 16 x 16 tiles of 16-bit products, S and P stay in registers.
+ * V, also of items that choose blocks; on HIP all of bf16 and f16. Tiles as in FlashAttention-2
+ * (Dao, 2023): S = Q K^T and O += P V by 16 x 16 tiles of 16-bit products, S and P stay in
+ * registers.
  *
  * A thread block takes 16 * row_warps query rows (token x head of a group) of one kv head and one
  * split of the cached tokens, in tiles of `tile` tokens, copy_stages of which are in shared memory.
@@ -624,11 +625,12 @@ int with_dim(const gpu_attend *a, Use use)
 template <bool is_bf16, class Use> int with_config(const gpu_attend *a, Use use)
 {
     int code = 0;
-    if (!a || (!a->kv.is_quantised && a->rows_per_unit == 16)) /* attend_rows chooses nothing */
-        code = with_dim<is_bf16, false, 1>(a, use);
-    if constexpr (!has_rows_kernels)
+    if constexpr (!has_rows_kernels) {
+        if (!a || (!a->kv.is_quantised && a->rows_per_unit == 16))
+            code = with_dim<is_bf16, false, 1>(a, use);
         if (!code && (!a || (!a->kv.is_quantised && a->rows_per_unit == 64)))
             code = with_dim<is_bf16, false, 4>(a, use);
+    }
     if (!code && (!a || (a->kv.is_quantised && a->rows_per_unit == 16)))
         code = with_dim<is_bf16, true, 1>(a, use);
     if (!code && (!a || (a->kv.is_quantised && a->rows_per_unit == 64)))

@@ -45,7 +45,7 @@ static matrix_family family_of(const gpu_kv &kv, uint32_t rows, bool is_choosing
         return BY_CODES;
     if (kv.q_dtype == ATTN_F32)
         return BY_F32;
-    return gpu::has_rows_kernels && !kv.is_quantised && !is_choosing ? BY_ROWS : BY_MATRIX;
+    return gpu::has_rows_kernels && !kv.is_quantised ? BY_ROWS : BY_MATRIX;
 }
 
 const char *gpu_attend_matrix_name(const struct gpu_kv *kv, uint32_t rows_per_unit,

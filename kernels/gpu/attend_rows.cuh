@@ -39,10 +39,11 @@ struct alignas(16) rows_key {
 };
 
 template <bool is_bf16_, int dim_, int row_warps_, int row_tiles_, int token_warps_, int tile_,
-          int stages_, int blocks_, bool has_branches_>
+          int stages_, int blocks_, bool has_branches_, bool chooses_>
 struct rows_form {
     static constexpr bool is_bf16 = is_bf16_;
     static constexpr bool has_branches = has_branches_; /* else no layer is dilated: less code */
+    static constexpr bool chooses = chooses_; /* a thread block has one query, of chosen blocks */
     static constexpr bool is_short =
         row_warps_ == 1; /* the code is fetched about as long as it runs */
     static constexpr int dim = dim_; /* head dim, rounded up: 64, 128, 256 */
@@ -97,6 +98,12 @@ GPU_DEVICE rows_place rows_place_of(const gpu_kv &kv, const gpu_item &it, uint32
     p.split = unit % it.n_splits;
     unit /= it.n_splits;
     p.head = unit % kv.num_kv_heads;
+    if (C::chooses) {
+        const row_range own = row_range_at<of_list>(kv, it, unit / kv.num_kv_heads, C::rows);
+        p.row0 = own.row0;
+        p.n = own.n;
+        return p;
+    }
     p.row0 = (n_chunks - 1 - unit / kv.num_kv_heads) * C::rows;
     p.n = min(n_rows - p.row0, (uint32_t)C::rows);
     return p;
@@ -454,7 +461,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
     const uint32_t kv_len = it.pos + it.n_tokens;
     const gpu_layer &layer = kv.layers[it.layer];
     /* the first blocks' numbers come while the layer does; that of a window is elsewhere */
-    if (!C::has_branches && threadIdx.x < C::stages * C::tile)
+    if (!C::has_branches && !C::chooses && threadIdx.x < C::stages * C::tile)
         prefetch(kv.table + it.table_at +
                  (min(place.split * it.split_tokens + threadIdx.x, kv_len - 1) >> kv.block_shift));
     const uint32_t is_full = layer.is_full | it.is_full;
@@ -494,6 +501,9 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
     }
 
     const uint32_t *const table = kv.table + it.table_at;
+    const uint32_t query = place.row0 / kv.group; /* of a thread block that has one */
+    const uint32_t *const blocks =
+        C::chooses ? a.chosen + chosen_at(kv, it, a.n_chosen, query, place.head) : table;
     const part k_part = part_of(kv, it.layer, false), v_part = part_of(kv, it.layer, true);
     const char *const k_from =
         kv.base + k_part.codes + place.head * k_part.head_bytes + (has_k ? my_piece * 16 : 0);
@@ -516,7 +526,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
         [&](uint32_t base) { /* of this thread's key, of C::tile from base on */
                              const uint32_t key = base + threadIdx.x;
                              return threadIdx.x < C::tile && key < keys.end
-                                        ? table[rows_token<C>(from, key) >> kv.block_shift]
+                                        ? blocks[rows_token<C>(from, key) >> kv.block_shift]
                                         : 0;
         };
     auto keep_key = [&](uint32_t base, uint32_t block, rows_key *to) {
@@ -563,12 +573,16 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
     const uint32_t n_branches = C::has_branches ? n_branches_of(layer) : 1;
     for (uint32_t nth = 0; nth < n_branches; ++nth) {
         from = C::has_branches ? branch_at(kv, layer, nth, place.head) : branch_of(0, 1, 0);
-        keys = part_of_branch(kv, layer, from, it, queries, place.split);
+        keys = C::chooses
+                   ? part_of_all(it, choice_at(kv, it, a.n_chosen, query).n_keys, place.split)
+                   : part_of_branch(kv, layer, from, it, queries, place.split);
         for (int r = threadIdx.x; r < C::rows; r += C::threads) {
             const uint32_t position = rows[r].position;
-            rows[r].see = from.segment_tokens ? branch_visible(from, is_full, position, kv_len)
-                                              : ::visible_to(layer.window_tokens, layer.sink_tokens,
-                                                             is_full, position, kv_len);
+            rows[r].see = C::chooses ? keys.highest
+                          : from.segment_tokens
+                              ? branch_visible(from, is_full, position, kv_len)
+                              : ::visible_to(layer.window_tokens, layer.sink_tokens, is_full,
+                                             position, kv_len);
         }
         /* base: what is computed; brought: what is loaded next, and then its keys */
         uint32_t base = next_tile(keys.begin), brought = base;
@@ -778,16 +792,17 @@ constexpr bool rows_has_all(int kib)
 static_assert(rows_has_all(shared_limit >> 10), "a card without a form");
 
 /* Calls use.run<form>() for the form of so many rows, or, rows 0, for every one that the card can
- * have until one gives another code than 0. is_dilated: a layer is. No form: -1. */
-template <bool is_bf16, class Use>
+ * have until one gives another code than 0. is_dilated: a layer is. No form: -1. Items that choose
+ * have forms of 16 rows. */
+template <bool is_bf16, bool chooses, class Use>
 int rows_with_form(uint32_t dim, uint32_t rows, bool is_dilated, uint32_t shared_bytes, Use use)
 {
     int code = rows ? -1 : 0;
     bool is_found = false;
 #define ROWS_TRY(dim_, row_warps, row_tiles, token_warps, tile, stages, blocks, branches, kib)     \
-    {                                                                                              \
+    if constexpr (!chooses || (row_warps * row_tiles == 1 && !branches)) {                         \
         using C = rows_form<is_bf16, dim_, row_warps, row_tiles, token_warps, tile, stages,        \
-                            blocks, branches>;                                                     \
+                            blocks, branches, chooses>;                                            \
         static_assert(C::shared_bytes <= kib << 10, "more shared memory than the card has");       \
         const bool fits = shared_bytes >= kib << 10;                                               \
         const bool is_it = rows == C::rows && dim <= dim_ && dim > (dim_ == 64 ? 0 : dim_ / 2) &&  \

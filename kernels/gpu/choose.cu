@@ -101,22 +101,23 @@ GPU_DEVICE uint32_t ordered(float x)
 /* ---- bounds: a group of lanes has one block at a time, a lane n_pieces pieces of 8 dimensions */
 
 constexpr int bound_threads = 128, bound_rows = 4, bounds_ahead = 2;
+constexpr uint32_t bound_turns = 8; /* of a thread block, fewer where there are few of them */
+constexpr uint32_t bound_enough = 1024; /* thread blocks */
 
-template <int lanes>
-constexpr uint32_t bound_blocks = bound_threads / lanes * 8; /* of a thread block */
+template <int lanes> constexpr uint32_t bound_blocks = bound_threads / lanes; /* of a turn */
 
 template <int lanes, int n_pieces>
 __global__ void __launch_bounds__(bound_threads) make_bounds(GPU_PARAM(gpu_choose, a))
 {
-    constexpr uint32_t n_groups = bound_threads / lanes;
+    constexpr uint32_t n_groups = bound_blocks<lanes>;
     chain_release();
     chain_wait();
     const gpu_kv &kv = a.kv;
     const choosing x(a, a.row0 + blockIdx.x);
     if (!x.needs_bounds())
         return;
-    const uint32_t first = 1 + blockIdx.y * bound_blocks<lanes>;
-    const uint32_t end = min(first + bound_blocks<lanes>, x.c.n_blocks - 1);
+    const uint32_t first = 1 + blockIdx.y * a.n_each;
+    const uint32_t end = min(first + a.n_each, x.c.n_blocks - 1);
     const uint32_t e0 = threadIdx.x % lanes * 8, group = threadIdx.x / lanes;
     const uint32_t dtype = extremes_dtype(kv), size = element_bytes(dtype);
     const uint32_t q_bytes = element_bytes(kv.q_dtype);
@@ -181,22 +182,30 @@ __global__ void __launch_bounds__(bound_threads) make_bounds(GPU_PARAM(gpu_choos
 
 constexpr uint32_t take_threads = 256, take_warps = take_threads / warp_width;
 constexpr uint32_t take_kept = 8192; /* bounds that shared memory has room for */
-constexpr uint32_t take_sums = 4 * take_warps; /* words of it */
+constexpr int take_steps = 3; /* thresholds that are tried at once */
+constexpr uint32_t take_sums = (2 * take_steps + 2) * take_warps; /* words of it */
 static_assert((take_sums + take_kept) * 4 <= 48 << 10, "more than a block has unasked");
 
 /* Sums over the thread block of counts below 2^24, by turns in one half of `sums` and the other, so
  * that one barrier is enough. */
-GPU_DEVICE uint32_t block_sum(float *sums, uint32_t turn, uint32_t count)
+template <int n> GPU_DEVICE void block_sum(float *sums, uint32_t turn, uint32_t (&count)[n])
 {
-    float *own = sums + turn % 2 * take_warps, all = 0.0f;
-    const float of_warp = warp_sum((float)count);
-    if (lane_id() == 0)
-        own[warp_id()] = of_warp;
+    float *own = sums + turn % 2 * take_steps * take_warps;
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+        const float of_warp = warp_sum((float)count[k]);
+        if (lane_id() == 0)
+            own[k * take_warps + warp_id()] = of_warp;
+    }
     __syncthreads();
 #pragma unroll
-    for (uint32_t w = 0; w < take_warps; ++w)
-        all += own[w];
-    return (uint32_t)all;
+    for (int k = 0; k < n; ++k) {
+        float all = 0.0f;
+#pragma unroll
+        for (uint32_t w = 0; w < take_warps; ++w)
+            all += own[k * take_warps + w];
+        count[k] = (uint32_t)all;
+    }
 }
 
 /* The counts of the threads before this one. Its own barrier; sums [take_warps]. */
@@ -221,15 +230,21 @@ GPU_DEVICE uint32_t block_before(float *sums, uint32_t count)
 GPU_DEVICE uint32_t threshold_of(float *sums, const uint32_t *keys, uint32_t n, uint32_t want)
 {
     uint32_t low = 0;
-    for (int bit = 31; bit >= 0; --bit) {
-        const uint32_t next = low | 1u << bit;
-        uint32_t count = 0;
+    for (int bit = 30; bit >= 0; bit -= 2) {
+        uint32_t count[take_steps] = {}, step = 0;
         for (uint32_t i = threadIdx.x; i < n; i += take_threads)
-            count += keys[i] >= next;
-        count = block_sum(sums, bit, count);
-        if (count >= want)
-            low = next;
-        if (count == want)
+#pragma unroll
+            for (uint32_t k = 0; k < take_steps; ++k)
+                count[k] += keys[i] >= low + ((k + 1) << bit);
+        block_sum(sums, bit / 2, count);
+        bool is_found = false;
+#pragma unroll
+        for (uint32_t k = 0; k < take_steps; ++k) {
+            step = count[k] >= want ? k + 1 : step;
+            is_found |= count[k] == want;
+        }
+        low += step << bit;
+        if (is_found)
             break;
     }
     return low;
@@ -274,10 +289,13 @@ __global__ void __launch_bounds__(take_threads) take_blocks(GPU_PARAM(gpu_choose
         n_above += keys[i] > lowest;
         n_equal += keys[i] == lowest;
     }
-    uint32_t above = block_before(sums + 2 * take_warps, n_above);
-    uint32_t equal = block_before(sums + 3 * take_warps, n_equal);
+    float *before = sums + 2 * take_steps * take_warps;
+    uint32_t above = block_before(before, n_above);
+    uint32_t equal = block_before(before + take_warps, n_equal);
     /* of those that are equal the newer ones: the first are passed over */
-    const uint32_t surplus = block_sum(sums, 0, n_above + n_equal) - want;
+    uint32_t n_all[] = {n_above + n_equal};
+    block_sum(sums, 0, n_all);
+    const uint32_t surplus = n_all[0] - want;
     for (uint32_t i = begin; i < end; ++i) {
         const bool is_equal = keys[i] == lowest;
         if (keys[i] > lowest || (is_equal && equal >= surplus))
@@ -290,11 +308,17 @@ __global__ void __launch_bounds__(take_threads) take_blocks(GPU_PARAM(gpu_choose
 template <int lanes, int n_pieces = 1>
 int launch_bounds(const gpu_choose *a, void *stream, bool chained)
 {
-    const uint32_t most = bound_blocks<lanes>;
+    gpu_choose x = *a;
     if (a->n_longest <= 2)
         return 0;
-    return launch(make_bounds<lanes, n_pieces>, dim3(a->n_rows, (a->n_longest - 3) / most + 1),
-                  dim3(bound_threads), 0, stream, chained, *a);
+    const uint32_t n = a->n_longest - 2;
+    uint32_t turns = bound_turns;
+    auto n_parts = [&] { return (n - 1) / (turns * bound_blocks<lanes>)+1; };
+    while (turns > bounds_ahead && a->n_rows * n_parts() < bound_enough)
+        turns /= 2;
+    x.n_each = turns * bound_blocks<lanes>;
+    return launch(make_bounds<lanes, n_pieces>, dim3(a->n_rows, n_parts()), dim3(bound_threads), 0,
+                  stream, chained, x);
 }
 
 } // namespace

@@ -257,7 +257,8 @@ static uint64_t share_of(const struct backend *b, const struct backend_pool *p,
                          enum gpu_kernel kernel, uint32_t rows, const struct gpu_item *items,
                          uint32_t n)
 {
-    const uint32_t blocks = gpu_is_matrix(kernel) ? gpu_rows_blocks(p, rows) : 0;
+    const uint32_t blocks =
+        gpu_is_matrix(kernel) || kernel == GPU_CHOSEN_16 ? gpu_rows_blocks(p, rows) : 0;
     uint64_t work = 0, units = 0, longest = 0, most_rows = 0;
     for (uint32_t i = 0; i < n; i++) {
         const uint64_t n_units = units_of(p, kernel, rows, &items[i]);
@@ -339,7 +340,8 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
     const bool is_split = choice->is_split && (kernel == GPU_VECTOR || kernel == GPU_TREE ||
                                                gpu_is_sparse(kernel) || gpu_is_matrix(kernel));
     const uint32_t rows_of_unit = rows_per_unit(p, kernel, items, n);
-    const bool may_join = gpu_is_matrix(kernel) && rows_of_unit == 16 && gpu_rows_blocks(p, 16) > 0;
+    const bool may_join = (gpu_is_matrix(kernel) || kernel == GPU_CHOSEN_16) &&
+                          rows_of_unit == 16 && gpu_rows_blocks(p, 16) > 0;
     uint64_t share = is_split ? share_of(b, p, kernel, rows_of_unit, items, n) : 0;
     struct gpu_range *r = NULL;
     uint64_t slots = 0;

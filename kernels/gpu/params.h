@@ -201,7 +201,7 @@ struct gpu_choose {
     uint32_t n_items, n_chosen;
     uint32_t row0, n_rows;
     uint32_t n_longest; /* blocks that a query of them sees, at most */
-    uint32_t pad;
+    uint32_t n_each; /* blocks whose bounds a thread block makes; the launch sets it */
 };
 int gpu_choose_launch(const struct gpu_choose *a, void *stream, int chained);
 

@@ -302,6 +302,7 @@ plant(166 attend_matrix.cuh "chosen_at(kv, it, a.n_chosen, row0 / kv.group, head
 plant(167 gpu_choose.c "${declared}" "${declared}\nint simt_has_bug(int bug);")
 plant(167 gpu_choose.c "        if (!(it->flags & BACKEND_APPEND))" "        if (!(it->flags & BACKEND_APPEND) || simt_has_bug(167))")
 plant(210 gpu_choose.c "k->n = k->n < index ?" "k->n = k->n < index || simt_has_bug(210) ?")
+plant(211 attend_rows.cuh "chosen_at(kv, it, a.n_chosen, query, place.head)" "chosen_at(kv, it, a.n_chosen, simt::planted == 211 ? 0 : query, place.head)")
 plant(168 gpu_queue.c "        gpu_extremes_forget(p, list[i].to_block);" "        if (!simt_has_bug(168))\n            gpu_extremes_forget(p, list[i].to_block);")
 
 # of what items have in common: they keep their beginning, or begin where their groups do; later
