@@ -88,9 +88,31 @@ def test_a_layer_is_refused_by_what_it_has(field, value, said):
         refuse.check_model(Bag(use_mla_backend=False, is_hybrid_swa=False), layers(**{field: value}))
 
 
-def test_latent_attention_and_pools_for_sliding_layers_are_refused():
-    with pytest.raises(ValueError, match="MLA"):
-        refuse.check_model(Bag(use_mla_backend=True, is_hybrid_swa=False), layers())
+@pytest.mark.parametrize(
+    "field, value, said",
+    [
+        ("kv_lora_rank", 576, "kv_lora_rank 576: a multiple of 8, at most 512"),
+        ("qk_rope_head_dim", 96, "qk_rope_head_dim 96: a multiple of 8, at most 64"),
+        ("hf_text_config", Bag(index_topk=2048), "with an indexer: index_topk is 2048"),
+    ],
+)
+def test_latents_that_attnd_can_not_store_or_visit(field, value, said):
+    config = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "hf_text_config": Bag()}
+    of_latents = {"tp_k_head_num": 1, "qk_head_dim": 576, "v_head_dim": 512}
+    made = layers()
+    for layer in made:
+        vars(layer).update(of_latents)
+
+    def check(**fields):
+        model = Bag(**{**config, **fields})
+        refuse.check_model(Bag(use_mla_backend=True, is_hybrid_swa=False, model_config=model), made)
+
+    check()
+    with pytest.raises(ValueError, match=said):
+        check(**{field: value})
+
+
+def test_pools_for_sliding_layers_are_refused():
     with pytest.raises(ValueError, match="--disable-hybrid-swa-memory"):
         refuse.check_model(Bag(use_mla_backend=False, is_hybrid_swa=True), layers())
 

@@ -1,6 +1,9 @@
 """SGLang's attention backend over attnd: a layer is a step of the pool; SGLang's own pages are not
 written.
 
+Of a model with latent attention (MLA) the pool has latents: K with the rotated part behind it, V a part
+of it, and queries come in absorbed form, prompts' too.
+
 SGLang can't be told to compute a request's tokens again. Where attnd has lost them, passes over the
 model do, inside of the pass that has found out, which then goes on.
 """
@@ -30,6 +33,25 @@ _AGAIN_TOKENS = 512  # of a pass that computes lost ones again
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
+def _attend_absorbed() -> None:
+    """Has SGLang's layers with latent attention attend in absorbed form always."""
+    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
+    from sglang.srt.models.deepseek_common.attention_forward_methods import AttnForwardMethod
+
+    AttentionBackendRegistry.register("attnd", lambda attn, batch: AttnForwardMethod.MLA)
+
+
+def attention_layers(runner: Any) -> list[Any]:
+    """The model's attention layers, in order. A layer with latent attention (MLA) has two of SGLang's:
+    one for expanded keys and values, which is left out, and one for latents, with one KV head."""
+    config = runner.model_config
+    layers = [m for m in runner.model.modules() if isinstance(m, RadixAttention)]
+    if runner.use_mla_backend:
+        latent = 1, config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank
+        layers = [m for m in layers if (m.tp_k_head_num, m.qk_head_dim, m.v_head_dim) == latent]
+    return sorted(layers, key=lambda layer: layer.layer_id)
+
+
 def _layer_spec(layer: Any) -> attnd.LayerSpec:
     return attnd.LayerSpec(
         scale=float(layer.scaling),
@@ -43,7 +65,7 @@ def pool_spec(runner: Any, layers: list[Any]) -> attnd.PoolSpec:
     weights = digest_of_weights(model_tensors(runner.model))
     config, page = runner.model_config, runner.server_args.page_size
     n_blocks = runner.max_total_num_tokens // page
-    first = layers[0]
+    first, is_latent = layers[0], runner.use_mla_backend
     return attnd.PoolSpec(
         name=settings.pool_name() or f"sglang-{weights[:16]}-{page}-{n_blocks}",
         num_layers=len(layers),
@@ -58,6 +80,7 @@ def pool_spec(runner: Any, layers: list[Any]) -> attnd.PoolSpec:
         model=model_name(
             weights, runner.dtype, config.quantization, config.hf_text_config.to_dict()
         ),
+        is_v_in_k=is_latent,
     )
 
 
@@ -78,16 +101,17 @@ class AttndBackend(AttentionBackend):
     def __init__(self, runner: Any):
         super().__init__()
         refuse.check_args(runner.server_args)
-        layers = [m for m in runner.model.modules() if isinstance(m, RadixAttention)]
-        layers.sort(key=lambda layer: layer.layer_id)
+        layers = attention_layers(runner)
         refuse.check_model(runner, layers)
+        if runner.use_mla_backend:
+            _attend_absorbed()
         spec = pool_spec(runner, layers)
         client = attnd.connect(
             settings.endpoint(), timeout=settings.TIMEOUT_S, max_retries=1000, name="sglang"
         )
         runner.max_running_requests = refuse.n_running(client.info, runner)  # the scheduler reads it
         shared.live = Live(Requests(client, lambda c: c.create_pool(spec), gives_up=False))
-        self._model, self._n_layers = runner.model, len(layers)
+        self._model, self._n_layers, self._is_v_in_k = runner.model, len(layers), spec.is_v_in_k
         self._batch: Any = None  # SGLang's, of the pass that is on its way
         self._step: Step | None = None  # None: attnd has lost some of it
         self._rows: list[tuple[str, int, int]] = []
@@ -153,7 +177,7 @@ class AttndBackend(AttentionBackend):
                 step.items,
                 q.reshape(n, layer.tp_q_head_num, layer.qk_head_dim).contiguous(),
                 k.reshape(n, layer.tp_k_head_num, layer.qk_head_dim).contiguous(),
-                v.reshape(n, layer.tp_v_head_num, layer.v_head_dim).contiguous(),
+                None if self._is_v_in_k else v.reshape(n, layer.tp_v_head_num, layer.v_head_dim).contiguous(),
                 out=out,
             )
 

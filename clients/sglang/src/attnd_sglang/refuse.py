@@ -71,10 +71,20 @@ def n_running(info: Any, runner: Any) -> int:
     return n
 
 
+def _check_latents(config: Any) -> None:
+    text = config.hf_text_config
+    if getattr(text, "index_topk", None) is not None:
+        refuse("latent attention (MLA) with an indexer", f"index_topk is {text.index_topk}")
+    for name, most in ("kv_lora_rank", 512), ("qk_rope_head_dim", 64):
+        value = getattr(config, name)
+        if value % 8 or not 0 < value <= most:
+            refuse(f"{name} {value}", f"a multiple of 8, at most {most}")
+
+
 def check_model(runner: Any, layers: list[Any]) -> None:
     """Raises ValueError for a model whose attention, layer by layer, is not attnd's."""
     if runner.use_mla_backend:
-        refuse("latent attention (MLA)")
+        _check_latents(runner.model_config)
     if runner.is_hybrid_swa:
         refuse("a pool of its own for sliding layers", "--disable-hybrid-swa-memory")
     if not layers:
