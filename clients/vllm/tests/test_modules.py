@@ -645,11 +645,31 @@ def test_refused_by_the_backend(engine):
 
     with pytest.raises(ValueError, match="attention of type encoder"):
         AttndImpl(2, 8, 1.0, attn_type="encoder")
-    with pytest.raises(ValueError, match="K and V of another"):
-        AttndImpl(2, 8, 1.0, kv_sharing_target_layer_name="model.layers.0.attn")
     assert AttndBackend.supported_kv_cache_dtypes == ["auto"]
     assert AttndBackend.supports_head_size(512)
     assert not AttndBackend.supports_head_size(12) and not AttndBackend.supports_head_size(520)
+
+
+def test_a_layer_that_reads_anothers_k_and_v_has_its_place_in_the_pool(engine):
+    from attnd_vllm.backend import AttndImpl, _places
+
+    def layers(**of_the_last):
+        impls = [AttndImpl(2, 8, 1.0, sliding_window=window) for window in (16, None)]
+        impls.append(AttndImpl(2, 8, 1.0, kv_sharing_target_layer_name="0", **of_the_last))
+        return {str(i): types.SimpleNamespace(impl=impl) for i, impl in enumerate(impls)}
+
+    assert _places(layers(sliding_window=16), ["0", "1", "2"]) == {"0": 0, "1": 1, "2": 0}
+    with pytest.raises(ValueError, match="2, which reads the K and V of 0 and attends otherwise"):
+        _places(layers(), ["0", "1", "2"])
+
+
+def test_chunks_are_a_layers_own_option(engine):
+    from attnd_vllm.backend import AttndImpl, _layer_spec
+
+    impl = AttndImpl(2, 8, 1.0)
+    assert _layer_spec(impl).branches == ()
+    impl.chunk_tokens = 64
+    assert _layer_spec(impl).branches == ((64, 1),)
 
 
 def test_vllms_own_prefix_cache_is_refused(engine):

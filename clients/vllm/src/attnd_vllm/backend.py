@@ -22,10 +22,11 @@ from attnd.serving.requests import Requests
 
 from . import settings
 from .lane import Metadata, OverHost, OverLane, graph_sizes
-from .versions import SmallPages, rank_and_size
+from .versions import SmallPages, keep_chunked_backend, rank_and_size
 from .worker import model_name, shared
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+keep_chunked_backend()
 
 
 class AttndBackend(SmallPages, AttentionBackend):
@@ -59,8 +60,10 @@ class AttndBackend(SmallPages, AttentionBackend):
 
 
 def _layer_spec(impl: AttndImpl) -> attnd.LayerSpec:
+    chunk = impl.chunk_tokens
     return attnd.LayerSpec(
         scale=impl.scale,
+        branches=((chunk, 1),) if chunk else (),  # a branch that takes every token of its piece
         window_tokens=impl.sliding_window or 0,
         soft_cap=impl.logits_soft_cap or 0.0,
         sink_logits=None if impl.sinks is None else impl.sinks.float().tolist(),
@@ -105,6 +108,26 @@ def pool_spec(impls: list[AttndImpl], config: Any, block_tokens: int, n_blocks: 
     )
 
 
+def _places(layers: dict[str, Any], ordered: list[str]) -> dict[str, int]:
+    """Each layer's place in the pool, by name. One that reads another's K and V has that one's.
+
+    Raises ValueError where it attends otherwise than that one.
+    """
+    with_kv = [n for n in ordered if layers[n].impl.reads_from is None]
+    places = {name: i for i, name in enumerate(with_kv)}
+    for name in ordered:
+        impl = layers[name].impl
+        if impl.reads_from is not None:
+            its, target = layers[impl.reads_from].impl, impl.reads_from
+            if (_layer_spec(impl), impl.num_heads) != (_layer_spec(its), its.num_heads):
+                raise ValueError(
+                    f"attnd-vllm does not support {name}, which reads the K and V of {target} and attends"
+                    " otherwise (scale, window, heads)"
+                )
+            places[name] = places[target]
+    return places
+
+
 class AttndBuilder(AttentionMetadataBuilder):
     reorder_batch_threshold = None
     layer_type: ClassVar[Any] = Attention
@@ -115,14 +138,17 @@ class AttndBuilder(AttentionMetadataBuilder):
             raise ValueError("attnd-vllm: the model has several groups of KV caches")
         layers = get_layers_from_vllm_config(vllm_config, self.layer_type, layer_names)
         ordered = sorted(layer_names, key=extract_layer_index)
+        for layer in layers.values():  # of ChunkedLocalAttention
+            layer.impl.chunk_tokens = getattr(layer, "attention_chunk_size", None) or 0
         n_blocks = vllm_config.cache_config.num_gpu_blocks_override
         lane, sizes = shared.lane, graph_sizes(vllm_config)
         if lane is not None:  # the tokens that fill a graph have a block each
             n_blocks += max([2, *(b - a for a, b in zip([0, *sizes], sizes))])
-        spec = pool_spec(
-            [layers[n].impl for n in ordered], vllm_config, kv_cache_spec.block_size, n_blocks
-        )
-        shared.layers = {name: i for i, name in enumerate(ordered)}
+        shared.layers = _places(layers, ordered)
+        with_kv = [layers[n].impl for n in ordered if layers[n].impl.reads_from is None]
+        if lane is not None and len(with_kv) < len(ordered):
+            raise ValueError("attnd-vllm does not support layers that read another's K and V over a lane")
+        spec = pool_spec(with_kv, vllm_config, kv_cache_spec.block_size, n_blocks)
         shared.block_tokens = spec.block_tokens
         shared.requests = Requests(
             shared.client,
@@ -163,7 +189,16 @@ class AttndBuilder(AttentionMetadataBuilder):
 
 
 class AttndImpl(AttentionImpl):
-    v_in_k = 0  # V's elements of K; 0: it has its own
+    """Of one layer.
+
+    v_in_k        V's elements of K; 0: it has its own
+    reads_from    the layer whose K and V it reads; None: it has its own
+    chunk_tokens  of a layer whose tokens see those of their chunk alone; 0: all
+    """
+
+    v_in_k = 0
+    reads_from: str | None = None
+    chunk_tokens = 0
 
     def __init__(
         self,
@@ -181,11 +216,7 @@ class AttndImpl(AttentionImpl):
     ):
         if attn_type != AttentionType.DECODER:
             raise ValueError(f"attnd-vllm does not support attention of type {attn_type}")
-        if kv_sharing_target_layer_name is not None:
-            raise ValueError(
-                f"attnd-vllm does not support layers that read the K and V of another"
-                f" ({kv_sharing_target_layer_name})"
-            )
+        self.reads_from = kv_sharing_target_layer_name
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
         self.alibi_slopes, self.sliding_window = alibi_slopes, sliding_window
@@ -195,19 +226,22 @@ class AttndImpl(AttentionImpl):
         self,
         layer: Any,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         kv_cache: torch.Tensor,
         attn_metadata: Metadata | None,
         output: torch.Tensor,
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """q, k, v [tokens, heads, head_size] of the step; fills output of the rows that are left."""
+        """q, k, v [tokens, heads, head_size] of the step; fills output of the rows that are left. k and v of
+        a layer that reads another's are not looked at."""
         m = attn_metadata
         if m is None:  # vLLM measures its memory
             return output.zero_()
         at = shared.layers[layer.layer_name]
         shape = (-1, self.num_heads, self.head_size)
+        if self.reads_from is not None:
+            key = value = None
         done = shared.way.attend(at, m, query, key, value, output.view(shape))
         return output if done else output.zero_()

@@ -73,8 +73,8 @@ class OverHost:
         return Metadata(None, n_tokens)
 
     def attend(self, at: int, m: Metadata, q: Any, k: Any, v: Any, out: torch.Tensor) -> bool:
-        """Layer `at` of q, k and v [rows, heads, head_size], of a v of None that is in k; fills out for
-        the rows that are computed. False: none are."""
+        """Layer `at` of q, k and v [rows, heads, head_size], of a v of None that is in k; without both the
+        layer has appended its own. Fills out for the rows that are computed. False: none are."""
         given = [x for x in (q, k, v) if x is not None]
 
         def compute(step: Step) -> None:

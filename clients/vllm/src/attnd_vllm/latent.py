@@ -73,7 +73,8 @@ class AttndLatentImpl(MLAAttentionImpl):
     """Of one layer. Its new latents are here between the two calls of a step."""
 
     alibi_slopes = logits_soft_cap = sinks = None
-    sliding_window = None
+    sliding_window = reads_from = None
+    chunk_tokens = 0
 
     def __init__(
         self,

@@ -68,6 +68,16 @@ def small_specs(specs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def keep_chunked_backend() -> None:
+    """Has vLLM's layers that attend in chunks (Llama 4) use attnd's backend as it is: vLLM's cuts a step's
+    rows into one for each chunk, attnd knows the chunks of a layer."""
+    try:
+        from vllm.model_executor.layers.attention import chunked_local_attention as chunked
+    except ImportError:
+        return  # a fake of vLLM
+    chunked.create_chunked_local_attention_backend = lambda backend, chunk_tokens: backend
+
+
 # ---- tensor parallelism
 
 
