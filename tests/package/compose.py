@@ -72,7 +72,12 @@ want(f"vllm:{port}" in targets, f"Prometheus does not look at vllm:{port}")
 settings = (SOURCE / "clients/vllm/src/attnd_vllm/settings.py").read_text()
 for variable in vllm["environment"]:
     want(not variable.startswith("ATTND_") or f'"{variable}"' in settings, f"{variable} is no variable of attnd-vllm")
-for copied in re.findall(r"^COPY (\S+) ", (HERE / "Dockerfile").read_text(), re.M):
+dockerfile = (HERE / "Dockerfile").read_text()
+want(int(re.match(r"(\d+)g", vllm.get("shm_size", "0g"))[1]) > 0, "vllm's processes have 64 MiB to share, and need 160")
+want(f"--uid {vllm['user'].partition(':')[0]} --create-home" in dockerfile, "vllm's user has no home")
+for needed in "libprotobuf-c1", "libssl3", "libnuma1", "g++":
+    want(f" {needed} " in dockerfile, f"the Dockerfile does not install {needed}")
+for copied in re.findall(r"^COPY (\S+) ", dockerfile, re.M):
     want(copied.startswith("build/") or (SOURCE / copied).exists(), f"the Dockerfile copies {copied}, which is not there")
 
 print(*bad, sep="\n")
