@@ -154,6 +154,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2,
         "activation_sparsity_pattern": [0.0] * 4,
     },
+    "gemma3n_vision": {"architecture": "mobilenetv3_small_050"},  # of timm; its own has 300 million
     "hunyuan_v1_dense": {"head_dim": 32, "rope_parameters": ROPE},
     "hunyuan_v1_moe": {"head_dim": 32, "rope_parameters": ROPE},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
