@@ -5,6 +5,11 @@
         --listen.shm_client 256M --listen.max_message 256M --engine.max_queue 1G
     bench_turns.py --url shm:///tmp/a.shm --model FOLDER
 
+On a CPU:
+
+    VLLM_CPU_KVCACHE_SPACE=1 OMP_WAIT_POLICY=passive bench_turns.py --is-cpu --engines own-eager shm \\
+        --dtype float32 --block 32 --own-kv 1 --batch 8 --contexts 256 2000 --url shm:///tmp/a.shm --model FOLDER
+
 --far-url is a daemon's on another GPU: far-graphs is the engine lane-graphs over that one.
 
 FOLDER has a config.json; weights are dummies, the same for all. Each turn is a batch of random prompts
@@ -49,20 +54,21 @@ def serve(args: argparse.Namespace) -> None:
         more = {"compilation_config": mode}
     longest = max(args.contexts) + args.tokens + 1
     if has_attnd:
-        blocks = args.batch * (longest // 16 + 2)
-        more |= {"num_gpu_blocks_override": blocks, "block_size": 16}
+        blocks = args.batch * (longest // args.block + 2)
+        more |= {"num_gpu_blocks_override": blocks, "block_size": args.block}
     else:
         more |= {"async_scheduling": is_async, "kv_cache_memory_bytes": args.own_kv << 30}
+    if not args.is_cpu:
+        more["gpu_memory_utilization"] = 0.05  # others have their part
     engine = LLM(
         model=args.model,
         load_format="dummy",
         skip_tokenizer_init=True,
-        dtype="bfloat16",
+        dtype=args.dtype,
         max_model_len=longest,
         max_num_seqs=args.batch,
         max_num_batched_tokens=8192,
         enable_prefix_caching=False,
-        gpu_memory_utilization=0.05,  # others have their part
         disable_log_stats=True,
         seed=0,
         **more,
@@ -137,6 +143,9 @@ def main() -> None:
     p.add_argument("--tokens", type=int, default=64)
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--own-kv", type=int, default=6, metavar="GIB")
+    p.add_argument("--dtype", default="bfloat16")
+    p.add_argument("--block", type=int, default=16, help="tokens of a block of attnd's")
+    p.add_argument("--is-cpu", action="store_true")
     p.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES)[:-1])
     p.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     args = p.parse_args()
