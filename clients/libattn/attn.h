@@ -774,14 +774,16 @@ struct attn_plan {
 };
 
 /* One layer's tensors, [T][heads][head_dim] of the pool's q_dtype, in memory of the lane's GPU (or
- * of the host), contiguous, at multiples of 16. What lies at its place in attn_lane_info.in already
- * is not copied. */
+ * of the host), at multiples of 16. What lies at its place in attn_lane_info.in already is not
+ * copied. Tokens follow each other, but for those of q, k and v where a stride says otherwise. */
 struct attn_lane_step {
     uint32_t struct_size;
     uint32_t n_tokens; /* T, the plan's */
     const void *q, *k, *v;
     void *out; /* NULL: it is read in attn_lane_info.out */
     float *lse;
+    /* bytes from a token to the next, multiples of 16; 0: they follow each other */
+    uint64_t q_stride, k_stride, v_stride;
 };
 
 /* attn_lane_open: url gpu://PATH, NULL: where the daemon says.

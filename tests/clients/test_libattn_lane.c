@@ -18,7 +18,7 @@
 #include "tests/daemon/transport/certs.h"
 #include "tests/random.h"
 
-enum { LAYERS = 4, HEADS = 4, KV_HEADS = 2, DIM = 16, MAX_TOKENS = 40, SEQS = 3 };
+enum { LAYERS = 4, HEADS = 4, KV_HEADS = 2, DIM = 16, MAX_TOKENS = 40, SEQS = 3, MOST_GAP = 16 };
 
 static struct e2e d;
 static uint64_t random_state = 3;
@@ -42,6 +42,7 @@ struct worker {
     float q[MAX_TOKENS * HEADS * DIM], k[MAX_TOKENS * KV_HEADS * DIM],
         v[MAX_TOKENS * KV_HEADS * DIM];
     float out[2][MAX_TOKENS * HEADS * DIM], lse[2][MAX_TOKENS * HEADS];
+    float apart[3][MAX_TOKENS * (HEADS * DIM + MOST_GAP)];
 };
 
 static void well(attn_status st)
@@ -164,6 +165,24 @@ static struct attn_lane_step step_of(struct worker *w, uint32_t n_tokens, bool h
                                    .lse = has_lse ? w->lse[0] : NULL};
 }
 
+/* Has tokens of q, k and v with room between them, which is NaN, or as they were. */
+static void spread(struct worker *w, struct attn_lane_step *s)
+{
+    const void **parts[] = {&s->q, &s->k, &s->v};
+    uint64_t *strides[] = {&s->q_stride, &s->k_stride, &s->v_stride};
+    memset(w->apart, 0xff, sizeof w->apart);
+    for (int i = 0; i < 3; i++) {
+        const size_t row = (i == 0 ? HEADS : KV_HEADS) * DIM, stride = row + 4 * random_to(5);
+        if (random_to(3) == 0)
+            continue;
+        for (uint32_t t = 0; t < s->n_tokens; t++)
+            memcpy(w->apart[i] + t * stride, (const float *)*parts[i] + t * row,
+                   row * sizeof(float));
+        *parts[i] = w->apart[i];
+        *strides[i] = stride * sizeof(float);
+    }
+}
+
 /* The same layer of the twins by a step. */
 static void check_layer(struct worker *w, uint32_t layer, const struct attn_item *items,
                         uint32_t n_items, uint32_t n_tokens, bool has_lse)
@@ -220,6 +239,8 @@ static void layers_of_a_lane_are_those_of_steps(void **state)
                 memcpy(info.in, w->q, sizeof(float) * n_tokens * HEADS * DIM);
                 s.q = info.in;
                 s.out = NULL;
+            } else {
+                spread(w, &s);
             }
             well(attn_lane_enqueue(w->lane, w->pool, NULL, &s));
             if (is_in_place)
@@ -252,6 +273,9 @@ static void what_cannot_be_is_refused_by_name(void **state)
     struct attn_lane_step s = step_of(w, 1u << 20, false);
     says(attn_lane_enqueue(w->lane, w->pool, NULL, &s), ATTN_EINVAL, "1048576 tokens");
     s = step_of(w, 1, false);
+    s.k_stride = 24;
+    says(attn_lane_enqueue(w->lane, w->pool, NULL, &s), ATTN_EINVAL, "k_stride is 24 bytes");
+    s.k_stride = 0;
     says(attn_lane_enqueue(w->lane, w->pool, NULL, &s), ATTN_EPROTO, "is of no plan");
     assert_true(isnan(w->out[0][0]));
     says(attn_lane_plan(w->lane, w->pool, &p), ATTN_EPROTO, "is of no plan");
@@ -287,6 +311,7 @@ static void prompts_larger_than_a_step_are_those_of_steps(void **state)
         for (uint32_t k = 0; k < LAYERS; k++) {
             fill(w);
             struct attn_lane_step s = step_of(w, n_tokens, has_lse);
+            spread(w, &s);
             well(attn_lane_enqueue(w->lane, w->pool, NULL, &s));
             check_layer(w, layers[k], items, SEQS, n_tokens, has_lse);
         }

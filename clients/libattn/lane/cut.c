@@ -173,6 +173,11 @@ static attn_status check_step(const struct lane_cut *cut, const attn_pool *p,
     return ATTN_OK;
 }
 
+static uint64_t stride_of(uint64_t stride, uint64_t token_bytes)
+{
+    return stride != 0 ? stride : token_bytes;
+}
+
 /* The step's rows from `row` on. */
 static struct attn_lane_step rows_of(const struct attn_lane_step *s,
                                      const struct attn_pool_spec *spec, uint64_t row, uint32_t n)
@@ -181,13 +186,15 @@ static struct attn_lane_step rows_of(const struct attn_lane_step *s,
     const uint8_t *q = s->q, *k = s->k, *v = s->v;
     uint8_t *out = s->out;
     struct attn_lane_step part = {.struct_size = sizeof part, .n_tokens = n};
+    part.q_stride = s->q_stride, part.k_stride = s->k_stride, part.v_stride = s->v_stride;
     if (q != NULL) {
-        part.q = q + row * spec->num_q_heads * spec->head_dim_k * e;
+        part.q = q + row * stride_of(s->q_stride, spec->num_q_heads * spec->head_dim_k * e);
         part.out = out + row * spec->num_q_heads * spec->head_dim_v * e;
     }
     if (k != NULL) {
-        part.k = k + row * spec->num_kv_heads * spec->head_dim_k * e;
-        part.v = v != NULL ? v + row * spec->num_kv_heads * spec->head_dim_v * e : NULL;
+        part.k = k + row * stride_of(s->k_stride, spec->num_kv_heads * spec->head_dim_k * e);
+        if (v != NULL)
+            part.v = v + row * stride_of(s->v_stride, spec->num_kv_heads * spec->head_dim_v * e);
     }
     if (s->lse != NULL)
         part.lse = s->lse + row * spec->num_q_heads;

@@ -108,6 +108,17 @@ static attn_status layout_of(const attn_pool *p, const struct attn_lane_step *s,
     return st == ATTN_OK ? ATTN_OK : error_set(st, "%s", why);
 }
 
+/* q, k or v of t tokens. */
+static struct lane_part part_of(const void *from, void *to, uint64_t t, uint64_t token_bytes,
+                                uint64_t stride)
+{
+    return (struct lane_part){.from = from,
+                              .to = to,
+                              .bytes = t * token_bytes,
+                              .row_bytes = token_bytes,
+                              .stride = stride != token_bytes ? stride : 0};
+}
+
 attn_status lane_enqueue_whole(attn_lane *l, const attn_pool *p, void *stream,
                                const struct attn_lane_step *s)
 {
@@ -123,12 +134,15 @@ attn_status lane_enqueue_whole(attn_lane *l, const attn_pool *p, void *stream,
     const struct attn_pool_spec *spec = &p->spec;
     const uint64_t e = attn_dtype_bytes(spec->q_dtype), t = s->n_tokens;
     uint8_t *out = l->out + LANE_OUT_OFFSET;
+    const uint64_t q_bytes = spec->num_q_heads * spec->head_dim_k * e;
+    const uint64_t k_bytes = spec->num_kv_heads * spec->head_dim_k * e;
+    const uint64_t v_bytes = spec->num_kv_heads * spec->head_dim_v * e;
     struct lane_layer x = {
-        .in = {{s->q, l->in + at.q_offset, t * spec->num_q_heads * spec->head_dim_k * e},
-               {s->k, l->in + at.k_offset, t * spec->num_kv_heads * spec->head_dim_k * e},
-               {s->v, l->in + at.v_offset, t * spec->num_kv_heads * spec->head_dim_v * e}},
-        .out = {{out + at.out_offset, s->out, t * spec->num_q_heads * spec->head_dim_v * e},
-                {out + at.lse_offset, s->lse, t * spec->num_q_heads * sizeof(float)}},
+        .in = {part_of(s->q, l->in + at.q_offset, t, q_bytes, s->q_stride),
+               part_of(s->k, l->in + at.k_offset, t, k_bytes, s->k_stride),
+               part_of(s->v, l->in + at.v_offset, t, v_bytes, s->v_stride)},
+        .out = {{out + at.out_offset, s->out, t * spec->num_q_heads * spec->head_dim_v * e, 0, 0},
+                {out + at.lse_offset, s->lse, t * spec->num_q_heads * sizeof(float), 0, 0}},
         .poison = out,
         .poison_bytes = at.reply_bytes,
         .page = l->memory_page,

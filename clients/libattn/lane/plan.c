@@ -78,5 +78,10 @@ attn_status attn_lane_enqueue(attn_lane *l, const attn_pool *p, void *stream,
     if (((s->k == NULL) != (s->v == NULL) && !p->spec.is_v_in_k) ||
         (s->lse != NULL && s->q == NULL))
         return error_set(ATTN_EINVAL, "k without v, or lse without q");
+    const uint64_t strides[] = {s->q_stride, s->k_stride, s->v_stride};
+    for (int i = 0; i < 3; i++)
+        if (strides[i] % 16 != 0)
+            return error_set(ATTN_EINVAL, "%c_stride is %llu bytes, not a multiple of 16", "qkv"[i],
+                             (unsigned long long)strides[i]);
     return l->cut != NULL ? lane_cut_enqueue(l, p, stream, s) : lane_enqueue_whole(l, p, stream, s);
 }

@@ -27,7 +27,7 @@ struct lane_device {
 struct lane_part {
     const void *from;
     void *to;
-    uint64_t bytes;
+    uint64_t bytes, row_bytes, stride;
 };
 struct lane_layer {
     lane_part in[3], out[2];
@@ -56,7 +56,7 @@ namespace
 
 /* Offsets in the page (lane_words.h). */
 enum { BELL = 0, VERDICT = 64, STOP = 128, FAULT = 132, PAGE_BYTES = 4096 };
-enum { THREADS = 256, MAX_BLOCKS = 132, LOOKS_A_HOST = 64, ABI = 3 };
+enum { THREADS = 256, MAX_BLOCKS = 132, LOOKS_A_HOST = 64, ABI = 4 };
 /* So many bytes one block copies as fast as several, which must wait for each other at the end. */
 enum { ALONE_THREADS = 1024, ALONE_BYTES = 2 * 16 * ALONE_THREADS };
 
@@ -120,6 +120,16 @@ __device__ void copy(const lane_part &p)
 {
     const uint64_t n = p.bytes / 16, step = (uint64_t)gridDim.x * blockDim.x;
     const uint64_t first = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (p.stride) {
+        const uint32_t row = (uint32_t)(p.row_bytes / 16);
+#pragma unroll 4
+        for (uint64_t i = first; i < n; i += step) {
+            const uint32_t r = (uint32_t)i / row;
+            const char *from = (const char *)p.from + r * p.stride;
+            ((uint4 *)p.to)[i] = ((const uint4 *)from)[(uint32_t)i - r * row];
+        }
+        return;
+    }
 #pragma unroll 4
     for (uint64_t i = first; i < n; i += step)
         ((uint4 *)p.to)[i] = ((const uint4 *)p.from)[i];

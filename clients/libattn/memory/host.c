@@ -114,6 +114,13 @@ static int32_t wait_for(const struct lane_layer *l, uint32_t bell)
     return status;
 }
 
+static void copy(const struct lane_part *p)
+{
+    const uint64_t row = p->stride != 0 ? p->row_bytes : p->bytes;
+    for (uint64_t at = 0, i = 0; at < p->bytes; at += row, i++)
+        memcpy((char *)p->to + at, (const char *)p->from + i * p->stride, row);
+}
+
 static attn_status host_enqueue(struct lane_memory *m, void *stream, const struct lane_layer *l,
                                 char *why, size_t why_bytes)
 {
@@ -121,7 +128,7 @@ static attn_status host_enqueue(struct lane_memory *m, void *stream, const struc
     if (!m->is_broken) {
         for (int i = 0; i < LANE_PARTS; i++)
             if (l->in[i].from != NULL && l->in[i].from != l->in[i].to)
-                memcpy(l->in[i].to, l->in[i].from, l->in[i].bytes);
+                copy(&l->in[i]);
         atomic_store_explicit(&l->page->bell, ++m->count, memory_order_release);
         int32_t status = wait_for(l, m->count);
         if (status != ATTN_OK) {
@@ -133,7 +140,7 @@ static attn_status host_enqueue(struct lane_memory *m, void *stream, const struc
         memset(l->poison, 0xff, l->poison_bytes);
     for (int i = 0; i < 2; i++)
         if (l->out[i].to != NULL)
-            memcpy(l->out[i].to, l->out[i].from, l->out[i].bytes);
+            copy(&l->out[i]);
     return ATTN_OK;
 }
 

@@ -14,13 +14,18 @@
 
 #define LANE_PARTS 3
 
+/* One tensor of a layer: rows of row_bytes, each `stride` behind the one before, go to where they
+ * follow each other. In bytes, all but lse's multiples of 16. */
+struct lane_part {
+    const void *from; /* NULL, or where it goes: not copied */
+    void *to;
+    uint64_t bytes; /* of all rows */
+    uint64_t row_bytes, stride; /* stride 0: they follow each other already */
+};
+
 /* One layer as it is enqueued. Addresses are as the lane's memory has them. */
 struct lane_layer {
-    struct {
-        const void *from; /* NULL, or where it goes: not copied */
-        void *to;
-        uint64_t bytes; /* multiples of 16 */
-    } in[LANE_PARTS], out[2]; /* q, k, v; out, lse */
+    struct lane_part in[LANE_PARTS], out[2]; /* q, k, v; out, lse */
     void *poison; /* NaN after a failure: out and lse of the region */
     uint64_t poison_bytes;
     struct lane_page *page; /* where the memory sees it */
@@ -30,7 +35,7 @@ struct lane_layer {
 
 /* What module exports under LANE_CUDA_SYMBOL; changes with LANE_CUDA_ABI. */
 #define LANE_CUDA_SYMBOL "attn_lane_cuda"
-#define LANE_CUDA_ABI 3
+#define LANE_CUDA_ABI 4
 
 /* Unless said otherwise: one thread at a time; 0 or a status, and why says what was not to be
  * had. */

@@ -151,6 +151,50 @@ def test_the_operator_writes_where_it_is_told(client, dtype):
         attention.check()
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_operator_takes_views(client, dtype):
+    """Tokens far apart, heads or elements apart, at odd places, one token for all, and pieces."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import attnd.torch
+
+    n, kind = 5, {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    spec = attnd.PoolSpec(
+        f"views-{dtype}", 1, HEADS, KV_HEADS, DIM, n_blocks=2048, q_dtype=dtype, is_batch_invariant=True
+    )
+    pool = client.create_pool(spec)
+    torch.manual_seed(5)
+    wide = torch.randn(n, HEADS + 2 * KV_HEADS, DIM).to(kind)
+    q = wide[:, :HEADS]
+    views = (
+        wide[:, HEADS : HEADS + KV_HEADS],
+        torch.randn(n, KV_HEADS, 2 * DIM).to(kind)[:, :, ::2],
+        torch.randn(KV_HEADS, n, DIM).to(kind).transpose(0, 1),
+        torch.randn(n, KV_HEADS * DIM + 1).to(kind)[:, 1:].unflatten(1, (KV_HEADS, DIM)),
+        torch.randn(1, KV_HEADS, DIM).to(kind).expand(n, KV_HEADS, DIM),
+        torch.randn(2 * n, KV_HEADS, DIM).to(kind)[::2],
+    )
+    with client.open_lane() as lane, client.open_lane(in_bytes=1, out_bytes=1) as small:
+        attention, by_pieces = attnd.torch.Attention(lane, pool), attnd.torch.Attention(small, pool)
+        assert views[3].data_ptr() % 16 != 0
+        for k in views:
+            for v in views:
+                with pool.open() as a, pool.open() as b:
+                    attention.plan([(a, 0, n)])
+                    want = pool.step(0, [(b, 0, n)], *(x.contiguous() for x in (q, k, v))).out
+                    assert torch.equal(attention(q, k, v), want)
+        attention.check()
+        n = 5000 if dtype == "f32" else 10000
+        wide = torch.randn(n, HEADS + 2 * KV_HEADS, DIM).to(kind)
+        assert wide.nbytes > small.in_bytes
+        q, k, v = wide.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        with pool.open() as a, pool.open() as b:
+            by_pieces.plan([(b, 0, n)])
+            want = by_pieces(*(x.contiguous() for x in (q, k, v)))
+            by_pieces.plan([(a, 0, n)])
+            assert torch.equal(by_pieces(q, k, v), want)
+        by_pieces.check()
+
+
 def test_the_operator_refuses_what_is_wrong(pool, lane):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     import attnd.torch

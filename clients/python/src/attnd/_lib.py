@@ -323,6 +323,9 @@ class LaneStep(Structure):
         ("v", c_void_p),
         ("out", c_void_p),
         ("lse", c_void_p),
+        ("q_stride", c_uint64),
+        ("k_stride", c_uint64),
+        ("v_stride", c_uint64),
     ]
 
 

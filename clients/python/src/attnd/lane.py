@@ -96,14 +96,17 @@ class Lane(Closing, NotPicklable):
         out: int = 0,
         lse: int = 0,
         stream: int = 0,
+        strides: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        """The next layer of the plan on a CUDA stream; tensors are addresses, contiguous.
+        """The next layer of the plan on a CUDA stream; tensors are addresses, contiguous but for q, k and
+        v where strides has the bytes from one token to the next, multiples of 16.
 
         0 for q: append only; for k and v: attend only; for out: it is read at out_address.
         Raises InvalidArgumentError, DeviceLostError; with is_host what the layer gave.
         """
         c = self._step
         c.n_tokens, c.q, c.k, c.v, c.out, c.lse = n_tokens, q, k, v, out, lse
+        c.q_stride, c.k_stride, c.v_stride = strides
         with self._guard:
             check(
                 self._lib.attn_lane_enqueue(self._handle, pool._handle, stream, ctypes.byref(c))

@@ -33,8 +33,7 @@ _bound: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionar
 _numbers = itertools.count(1)
 
 _NEXT = -1  # whatever layer the plan has next
-_ALIGN = 64  # q, k and v begin at multiples of it in a lane's region
-_MAX_PLACES = 64  # numbers of tokens whose places in the region are kept
+_ALIGN = 16  # bytes, of tensors and strides that a lane reads
 
 _library = torch.library.Library("attnd", "DEF")
 _library.define(
@@ -100,6 +99,20 @@ def bytes_at(address: int, n_bytes: int, device: torch.device) -> torch.Tensor:
     return torch.as_tensor(_DeviceBytes(address, n_bytes), device=device)
 
 
+def _by_tokens(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """x, or a copy, [tokens, heads, dim], in which a token's heads follow each other; and the bytes from
+    a token to the next, 0 where they follow each other, too."""
+    if x.data_ptr() % _ALIGN == 0:
+        if x.is_contiguous():
+            return x, 0
+        size, (_, heads, dim) = x.element_size(), x.shape
+        stride = x.stride(0) * size
+        is_whole = x.stride(2) == 1 and (heads == 1 or x.stride(1) == dim)
+        if is_whole and stride >= heads * dim * size and stride % _ALIGN == 0:
+            return x, stride
+    return x.clone(memory_format=torch.contiguous_format), 0
+
+
 class Attention:
     """Appends k and v and attends, layer after layer of a lane's plan.
 
@@ -116,8 +129,6 @@ class Attention:
         _bound[self._number] = self
         self._order: list[int] = []  # the latest plan's layers
         self._n_enqueued = 0  # of them, not counting those of replayed graphs
-        self._region: torch.Tensor | None = None
-        self._places: dict[int, list[torch.Tensor] | None] = {}
 
     def plan(self, items: Any, *, layers: Any = None, **kwargs: Any) -> None:
         """Lane.plan() of this pool, once the layers of the plan before it are enqueued or replayed."""
@@ -184,10 +195,8 @@ class Attention:
         is_captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
         if not is_captured:  # a graph's layers are those of plans to come
             self._expect(layer)
-        if v is None:
-            q, k = self._whole(q, k)
-        else:
-            q, k, v = self._whole(q, k, v)
+        (q, q_stride), (k, k_stride) = _by_tokens(q), _by_tokens(k)
+        v, v_stride = (None, 0) if v is None else _by_tokens(v)
         stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
         self.lane.enqueue(
             self.pool,
@@ -197,37 +206,9 @@ class Attention:
             0 if v is None else v.data_ptr(),
             out.data_ptr(),
             stream=stream,
+            strides=(q_stride, k_stride, v_stride),
         )
         self._n_enqueued += not is_captured
-
-    def _whole(self, *qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """q, k and v, each contiguous: parts of larger tensors are copied to where the daemon reads
-        them, if the region has room for the layer."""
-        if all(x.is_contiguous() for x in qkv):
-            return qkv
-        n = qkv[0].shape[0]
-        if n not in self._places:
-            if len(self._places) == _MAX_PLACES:
-                self._places.clear()
-            self._places[n] = self._places_of(*qkv)
-        places = self._places[n]
-        if places is None:
-            return tuple(x.contiguous() for x in qkv)
-        return tuple(x if x.is_contiguous() else p.copy_(x) for x, p in zip(qkv, places))
-
-    def _places_of(self, *qkv: torch.Tensor) -> list[torch.Tensor] | None:
-        lane, at, places = self.lane, 0, []
-        if qkv[0].shape[0] > lane.client.info.max_step_tokens:
-            return None
-        if self._region is None:
-            self._region = bytes_at(lane.in_address, lane.in_bytes, qkv[0].device)
-        for x in qkv:
-            size = x.numel() * x.element_size()
-            if at + size + 3 * _ALIGN > lane.in_bytes:  # in pieces, which all begin at its start
-                return None
-            places.append(self._region[at : at + size].view(x.dtype).view(x.shape))
-            at += -(-size // _ALIGN) * _ALIGN
-        return places
 
     def _expect(self, layer: int | None) -> None:
         if layer is None:
