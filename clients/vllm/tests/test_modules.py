@@ -139,6 +139,33 @@ def test_ranks_have_a_pool_each_and_hits_are_the_least(engine, daemon):
     assert n_sequences(daemon) == 0
 
 
+def test_ranks_may_have_a_daemon_each(engine, daemon, monkeypatch):
+    with Daemon(**{"device.kv_memory": "16M"}) as second:
+        monkeypatch.setenv("ATTND_VLLM", f"{daemon.url},{second.url}")
+        e = engine(n_ranks=2)
+        names = [r.shared.requests.pool.spec.name for r in e.ranks]
+        for d, has, has_not in (daemon, *names), (second, *names[::-1]):
+            with attnd.connect(d.url) as c:
+                assert c.pool(has).spec.num_q_heads == Q_HEADS // 2
+                with pytest.raises(attnd.NotFoundError):
+                    c.pool(has_not)
+        asked = prompts(6, 3, shared=24)
+        for at in "rs":
+            for i, p in enumerate(asked):
+                e.add(f"{at}{i}", p, 10)
+            e.run()
+        check(e, 12)
+        assert e.n_recomputed == 0 and sum(r.n_cached for r in e.done[6:]) > 6 * 24
+        # hits are the least of both: what one of them has lost is computed again
+        second.stop()
+        second.start()
+        for i, p in enumerate(asked):
+            e.add(f"t{i}", p, 10)
+        e.run()
+        check(e, 18)
+        assert n_sequences(daemon) == n_sequences(second) == 0
+
+
 def test_ranks_fail_together(engine, daemon):
     """One rank's sequences are lost in the middle of steps, and the other has computed on with what it
     gave: nothing of that is found by later requests."""
@@ -638,6 +665,17 @@ def test_tensor_parallelism_is_refused_on_gpus():
     of_platform.check_config(c, "cpu")
     with pytest.raises(ValueError, match="attnd-vllm does not support tensor_parallel_size 2"):
         of_platform.check_config(c, "cuda")
+
+
+def test_endpoints_are_one_or_one_for_each_rank(monkeypatch):
+    of_platform = importlib.import_module("attnd_vllm.platform")
+    c = config(Model(), 8, BLOCK, parallel_config__tensor_parallel_size=2)
+    for urls in "shm:///a", "shm:///a,shm:///b":
+        monkeypatch.setenv("ATTND_VLLM", urls)
+        of_platform.check_config(c)
+    monkeypatch.setenv("ATTND_VLLM", "shm:///a,shm:///b,shm:///c")
+    with pytest.raises(ValueError, match="ATTND_VLLM has 3 endpoints, expected .* --tensor-parallel-size 2"):
+        of_platform.check_config(c)
 
 
 def test_refused_by_the_backend(engine):

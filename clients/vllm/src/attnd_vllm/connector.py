@@ -79,16 +79,20 @@ class AttndConnector(KVConnectorBase_V1):
         """The workers' pools; none: they have not made them (again) yet."""
         if self._pools or not self._names:
             return self._pools
-        client = connect("vllm-scheduler")
+        n, clients, pools = len(self._names), [], []
         try:
-            self._pools = [client.pool(name) for name in self._names]
+            for rank, name in enumerate(self._names):
+                clients.append(connect("vllm-scheduler", rank, n))
+                pools.append(clients[-1].pool(name))
+            self._pools = pools
         except attnd.NotFoundError:
-            client.close()
+            for client in clients:
+                client.close()
         return self._pools
 
     def _drop_pools(self) -> None:
-        if self._pools:
-            self._pools[0].client.close()
+        for pool in self._pools:
+            pool.client.close()
         self._pools = []
         self._over.clear()
 

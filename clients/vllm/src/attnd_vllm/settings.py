@@ -1,7 +1,8 @@
 """What a user sets: environment variables.
 
 ATTND_VLLM       the daemon's endpoint: shm://PATH, ipc://PATH, tcp://HOST:PORT, tls+tcp://HOST:PORT;
-                 credentials are found as attnd.connect() finds them
+                 credentials are found as attnd.connect() finds them. With tensor parallelism one for
+                 all ranks, or one for each, by rank, with commas between them
 ATTND_VLLM_POOL  the pool's name; by default it names the model's weights, so that engines of one
                  model share a pool and those of different ones do not
 ATTND_VLLM_POOL_BLOCKS
@@ -23,8 +24,16 @@ def is_on() -> bool:
     return bool(os.environ.get("ATTND_VLLM"))
 
 
-def endpoint() -> str:
-    return os.environ["ATTND_VLLM"]
+def endpoint(rank: int, size: int) -> str:
+    """Of a worker's daemon, the worker being one of `size` ranks. Raises ValueError for endpoints that
+    are neither one nor as many."""
+    urls = os.environ.get("ATTND_VLLM", "").split(",")
+    if len(urls) not in (1, size):
+        raise ValueError(
+            f"attnd-vllm: ATTND_VLLM has {len(urls)} endpoints, expected one, or one for each rank of"
+            f" --tensor-parallel-size {size}"
+        )
+    return urls[rank if len(urls) > 1 else 0]
 
 
 def pool_blocks() -> int:

@@ -80,10 +80,10 @@ def model_name(config: Any, weights: str) -> str:
     return serving_model.model_name(weights, model.dtype, model.quantization, config)
 
 
-def connect(name: str) -> attnd.Client:
-    return attnd.connect(
-        settings.endpoint(), timeout=settings.TIMEOUT_S, max_retries=1000, name=name
-    )
+def connect(name: str, rank: int, size: int) -> attnd.Client:
+    """To the daemon of a rank."""
+    url = settings.endpoint(rank, size)
+    return attnd.connect(url, timeout=settings.TIMEOUT_S, max_retries=1000, name=name)
 
 
 class _Checked(AsyncModelRunnerOutput):
@@ -105,7 +105,7 @@ class AttndWorker:
     def init_device(self) -> None:
         super().init_device()  # type: ignore[misc]
         shared.batch = versions.Batch(self.model_runner)
-        shared.client = connect("vllm")
+        shared.client = connect("vllm", *versions.rank_and_size())
         shared.lane = open_lane(shared.client, self.model_runner.device, self.vllm_config)
         sizes = graph_sizes(self.vllm_config) if shared.lane is not None else []
         check_limits(shared.client.info, self.vllm_config, max(sizes, default=0))
