@@ -186,7 +186,7 @@ static attn_status reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_
     st = kv_append_room(kv, seq.index, n_new, n_copies, fx);
     if (st == ATTN_OK)
         st = kv_room_take(kv, s->tenant, s->name, kv->given[seq.index].n_ids, s->n_blocks + n_new,
-                          &kv->links[seq.index].n_pages);
+                          kv_note_end(kv, seq.index), &kv->links[seq.index].n_pages);
     if (st != ATTN_OK)
         return st;
 

@@ -19,7 +19,7 @@
 #include "cache/kv_seq.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 15
+#define KV_ARENA_VERSION 16
 #define KV_ARENA_PAGE_BYTES 4096
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
@@ -40,6 +40,7 @@
     X(TREES, struct kv_tree_rec, c->max_sequences)                                                 \
     X(GIVEN, struct kv_given_rec, c->max_sequences)                                                \
     X(GIVEN_IDS, uint32_t, c->max_sequences *kv_row_words(c->max_seq_tokens))                      \
+    X(NOTES, uint32_t, c->max_sequences *kv_row_words(KV_NOTE_ROW_BYTES / 4))                      \
     X(PUBLISHED, struct kv_published_rec, c->max_blocks)                                           \
     X(RETAINED, struct kv_retained_rec, c->max_blocks)                                             \
     X(PUBLISHED_IDS, uint32_t, (uint64_t)c->max_blocks * c->max_block_tokens)                      \
@@ -156,12 +157,23 @@ struct kv_given_rec {
     uint32_t row_of; /* of a fork not yet written to, plus one: whose table it reads; 0: its own
                         table, which is written first */
     uint32_t has_own_ids; /* of such a fork: it has its own ids; written after them */
+    uint32_t note; /* where in its row of NOTES its note begins, plus one; 0: it has none. Written
+                      after the note */
     struct kv_retention retention[KV_MAX_RETENTIONS];
     /* derived */
     uint32_t n_looked_at; /* leading blocks that are published, by this sequence or another */
     uint32_t parent; /* plus one: the published block equal to the last of them */
     uint64_t parent_serial; /* the parent's; if it differs now, the parent was evicted since */
 };
+
+/* A note; its bytes follow. A new one is written beside the old one: a row has room for three. */
+struct kv_note_head {
+    uint64_t seal; /* over the fields below and the bytes */
+    uint64_t request; /* that set it */
+    uint32_t epoch; /* of the sequence then */
+    uint32_t n_bytes;
+};
+#define KV_NOTE_ROW_BYTES (3 * (sizeof(struct kv_note_head) + KV_MAX_NOTE_BYTES))
 
 /* The tree of a sequence's last tokens, until a path of it is committed. */
 struct kv_tree_rec {

@@ -97,6 +97,8 @@ const char *kv_seq_damage(const struct kv *kv, uint32_t seq)
         return "n_ids";
     if (s->redo_len > (uint64_t)longest + 1)
         return "redo_len";
+    if (kv_note_is_damaged(kv, seq))
+        return "note";
     if (s->redo_len == 0 && kv_hole_is_damaged(kv, seq))
         return "hole";
     if (s->redo_len == 0 && tree_is_damaged(kv, seq, longest))

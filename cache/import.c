@@ -45,6 +45,7 @@ attn_status kv_seq_export_read(struct kv *kv, kv_seq_id seq, struct kv_seq_expor
         .layer_len = kv_lens(kv, seq.index),
         .tokens = {kv_given_ids(kv, seq.index), g->n_ids, g->adapter, g->retention,
                    g->n_retentions},
+        .note = kv_seq_note_get(kv, seq),
     };
     return ATTN_OK;
 }
@@ -241,7 +242,8 @@ attn_status kv_seq_import_end(struct kv *kv, struct kv_seq_import *a, const stru
     uint32_t n_pages = 0;
     attn_status st = end_check(kv, a, d, fx);
     if (st == ATTN_OK)
-        st = kv_room_take(kv, d->tenant, d->name, d->tokens.n, d->n_blocks, &n_pages);
+        st = kv_room_take(kv, d->tenant, d->name, d->tokens.n, d->n_blocks,
+                          d->note.request == 0 ? 0 : kv_note_bytes(d->note.n_bytes), &n_pages);
     if (st != ATTN_OK)
         return st;
     struct kv_pool_rec *p = &kv->pools[a->pool];
@@ -262,6 +264,7 @@ attn_status kv_seq_import_end(struct kv *kv, struct kv_seq_import *a, const stru
     s->made = d->made;
     s->epoch_owner = kv_epoch_owner(d->epoch, d->owner);
     s->n_blocks = d->n_blocks;
+    kv_note_put(kv, seq, &d->note);
     for (uint32_t l = 0; l < p->n_layers; l++) {
         kv_lens(kv, seq)[l] = d->layer_len[l];
         s->longest = d->layer_len[l] > s->longest ? d->layer_len[l] : s->longest;

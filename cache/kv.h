@@ -12,8 +12,8 @@
  * pointers, so that a successor process can map it and an inspector can read it.
  *
  * Truth     owners, their reservations, pool records, sequence records, block tables and their
- *           holes, per-layer lengths, token ids, published blocks, the copy journal, early commits,
- *           where sequences went.
+ *           holes, per-layer lengths, token ids, notes, published blocks, the copy journal, early
+ *           commits, where sequences went.
  * Derived   reference counts, what owners are charged for, free lists, the order of eviction, the
  *           indexes of names and of published blocks, owners' lists. kv_recover rebuilds them,
  *           kv_check proves them equal.
@@ -136,8 +136,8 @@ int kv_fd(const struct kv *kv);
  * blocks' bytes, it shows whether the two belong together. */
 uint64_t kv_arena_id(const struct kv *kv);
 /* The most memory that an arena of this config ever takes, but for what kv_config.table_pages
- * bounds: a sequence's ids and table entries beyond the first page of each, and the records of
- * blocks. */
+ * bounds: a sequence's ids and table entries beyond the first page of each, notes, and the records
+ * of blocks. */
 uint64_t kv_fixed_bytes(const struct kv_config *c);
 /* The same with all of that. */
 uint64_t kv_full_bytes(const struct kv_config *c);

@@ -59,6 +59,7 @@ struct kv {
     struct kv_tree_rec *trees; /* [max_sequences] */
     struct kv_given_rec *given; /* [max_sequences] */
     uint32_t *given_ids; /* [max_sequences][kv_row_words(max_seq_tokens)] */
+    uint32_t *notes; /* [max_sequences][kv_row_words(KV_NOTE_ROW_BYTES / 4)] */
     struct kv_published_rec *published; /* [max_blocks] */
     struct kv_retained_rec *retained; /* [max_blocks] */
     uint32_t *published_ids; /* each pool's from first_block * max_block_tokens on */
@@ -266,12 +267,34 @@ void kv_reservations_end(struct kv *kv, uint32_t owner);
 void kv_reservations_recover(struct kv *kv);
 attn_status kv_reservations_check(struct kv *kv, uint32_t pool);
 
-/* room.c. kv_room_take: takes what ids and table entries need beyond *n_pages, and sets that.
+/* The note's place in memory that is its sequence's, and how far its row is in use; NULL and 0: it
+ * has none. kv_note_bytes: what a note takes. */
+static inline uint8_t *kv_note_row(const struct kv *kv, uint32_t seq)
+{
+    return (uint8_t *)(kv->notes + seq * kv_row_words(KV_NOTE_ROW_BYTES / sizeof(uint32_t)));
+}
+static inline const struct kv_note_head *kv_note_head(const struct kv *kv, uint32_t seq)
+{
+    uint32_t at = kv->given[seq].note;
+    return at == 0 ? NULL : (const struct kv_note_head *)(kv_note_row(kv, seq) + at - 1);
+}
+static inline uint32_t kv_note_bytes(uint32_t n_bytes)
+{
+    return ((uint32_t)sizeof(struct kv_note_head) + n_bytes + 7) / 8 * 8;
+}
+static inline uint32_t kv_note_end(const struct kv *kv, uint32_t seq)
+{
+    const struct kv_note_head *h = kv_note_head(kv, seq);
+    return h == NULL ? 0 : kv->given[seq].note - 1 + kv_note_bytes(h->n_bytes);
+}
+
+/* room.c. kv_room_take: takes what ids, table entries and note need beyond *n_pages, and sets
+ * that.
  * Called before they are written, and last before anything changes. ATTN_EQUOTA: nothing is taken.
  * kv_room_give: gives back what was taken for record seq, which was not made. kv_room_trim: gives
  * back what a sequence has no need of any more; of one that is not open, all. */
 attn_status kv_room_take(struct kv *kv, uint32_t tenant, uint64_t name, uint32_t n_ids,
-                         uint32_t n_blocks, uint32_t *n_pages);
+                         uint32_t n_blocks, uint32_t note_bytes, uint32_t *n_pages);
 void kv_room_give(struct kv *kv, uint32_t tenant, uint32_t seq, uint32_t n_pages);
 void kv_room_trim(struct kv *kv, uint32_t seq);
 /* The same for n records of blocks more, ATTN_ENOMEM; and for those of blocks [first, past), which
@@ -301,7 +324,7 @@ static inline uint32_t kv_list_of(const struct kv_retained_rec *t)
  * plus one. */
 void kv_lru_build(struct kv *kv, struct kv_pool_rec *p, uint32_t blocks);
 
-/* retention.c. */
+/* given.c. */
 static inline struct kv_retained_rec *kv_retained(const struct kv *kv, const struct kv_pool_rec *p,
                                                   uint32_t block)
 {
@@ -313,6 +336,9 @@ attn_status kv_retention_check(struct kv *kv, uint64_t name, const struct kv_ret
  * entry of its table, if anything. */
 void kv_retain_default(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 void kv_retain(struct kv *kv, uint32_t seq, uint32_t index, uint32_t block);
+bool kv_note_is_damaged(const struct kv *kv, uint32_t seq);
+/* Writes the note, if it is one, of a record that was just taken, whose room is there. */
+void kv_note_put(struct kv *kv, uint32_t seq, const struct kv_note *note);
 /* Resets damaged retention to none. */
 void kv_retention_recover(struct kv *kv, uint32_t seq);
 void kv_retained_recover(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);

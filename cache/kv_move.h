@@ -26,6 +26,7 @@ struct kv_seq_export {
     uint32_t hole; /* hole_past of kv_seq_info */
     const uint32_t *layer_len; /* [n_layers] */
     struct kv_tokens tokens;
+    struct kv_note note;
 };
 /* Describes the sequence. The pointers in out refer to this cache's arena and are valid until the
  * sequence changes.

@@ -39,6 +39,15 @@ struct kv_tokens {
     uint32_t n_retentions;
 };
 
+/* What its owner wants whoever adopts a sequence to know; the cache does not interpret it. */
+#define KV_MAX_NOTE_BYTES 4096
+struct kv_note {
+    const uint8_t *bytes; /* [n_bytes] */
+    uint32_t n_bytes; /* 0: there is none, or it was taken away */
+    uint64_t request; /* that set it; 0: none ever did */
+    uint32_t epoch; /* of the sequence then */
+};
+
 struct kv_seq_info {
     uint64_t name; /* the client's 64-bit id */
     uint32_t tenant;
@@ -96,6 +105,16 @@ attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint
  * already. A fork starts with its source's retention.
  * Errors   ATTN_EINVAL names the range */
 attn_status kv_seq_retain(struct kv *kv, kv_seq_id seq, const struct kv_retention *r, uint32_t n);
+/* kv_seq_note: sets the sequence's note in place of the one before, all or nothing even when killed
+ * half way. It stays until the sequence is closed, whoever owns it and whatever is truncated; forks
+ * have none of their source's. It takes pages of table_pages as long as it is there.
+ * request is not KV_NO_REQUEST; the one that set the note changes nothing when it comes again.
+ * Errors   ATTN_EINVAL over KV_MAX_NOTE_BYTES; ATTN_ESTALE a later request set it at this epoch;
+ *          ATTN_EQUOTA */
+attn_status kv_seq_note(struct kv *kv, kv_seq_id seq, uint64_t request, const uint8_t *bytes,
+                        uint32_t n_bytes);
+/* The note, in the arena, valid until it is set again or the sequence is closed. */
+struct kv_note kv_seq_note_get(const struct kv *kv, kv_seq_id seq);
 /* kv_seq_truncate: shortens layers longer than len to len and raises the epoch, all or nothing even
  * when killed half way (recovery finishes it). Blocks past the longest layer are released.
  * Errors   ATTN_EINVAL len is beyond the longest layer or within a tree, or a query there would see

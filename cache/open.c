@@ -78,6 +78,7 @@ uint64_t kv_fixed_bytes(const struct kv_config *c)
         uint64_t first_pages = (uint64_t)c->max_sequences * KV_ARENA_PAGE_BYTES;
         bytes -= rows > first_pages ? rows - first_pages : 0;
     }
+    bytes -= offset[KV_NOTES + 1] - offset[KV_NOTES];
     return bytes;
 }
 
@@ -192,6 +193,7 @@ static void bind_sections(struct kv *kv)
     kv->trees = (void *)(kv->base + offset[KV_TREES]);
     kv->given = (void *)(kv->base + offset[KV_GIVEN]);
     kv->given_ids = (void *)(kv->base + offset[KV_GIVEN_IDS]);
+    kv->notes = (void *)(kv->base + offset[KV_NOTES]);
     kv->published = (void *)(kv->base + offset[KV_PUBLISHED]);
     kv->retained = (void *)(kv->base + offset[KV_RETAINED]);
     kv->published_ids = (void *)(kv->base + offset[KV_PUBLISHED_IDS]);

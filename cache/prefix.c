@@ -10,7 +10,7 @@
  * A published block is never written to. A sequence that has its only reference unpublishes it
  * first; others copy it (append.c). Two sequences may compute the same block side by side; the
  * second one's stays private and is freed when that sequence is closed. What that sequence says of
- * how long blocks stay (retention.c) holds for the first one's.
+ * how long blocks stay (given.c) holds for the first one's.
  */
 #include "cache/kv_internal.h"
 

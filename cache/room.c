@@ -1,11 +1,11 @@
 /* room.c: how much memory the tables take that take more of it as they fill.
  *
- * A sequence may have ids and table entries for many pages, a pool records and ids for many blocks.
- * The first page of each row is the sequence record's own, and so counted before there is any
- * (kv_fixed_bytes); what is beyond is counted here, taken before it is written to, and given back
- * to the system when it is not needed any more, since a page that was written stays taken. Rows of
- * more than a page begin on one (kv_row_words), so pages are of one row. A lazy fork is counted
- * with what it will have.
+ * A sequence may have ids and table entries for many pages, and a note; a pool records and ids for
+ * many blocks. The first page of each row but the note's is the sequence record's own, and so
+ * counted before there is any (kv_fixed_bytes); what is beyond is counted here, taken before it is
+ * written to, and given back to the system when it is not needed any more, since a page that was
+ * written stays taken. Rows of more than a page begin on one (kv_row_words), so pages are of one
+ * row. A lazy fork is counted with what it will have.
  */
 #define _GNU_SOURCE /* MADV_REMOVE */
 #include "cache/kv_internal.h"
@@ -24,6 +24,12 @@ static uint32_t more_pages(uint32_t n_words)
     return n > 1 ? (uint32_t)(n - 1) : 0;
 }
 
+/* Pages of a note's row up to its byte n_bytes. */
+static uint32_t note_pages(uint32_t n_bytes)
+{
+    return (n_bytes + KV_ARENA_PAGE_BYTES - 1) / KV_ARENA_PAGE_BYTES;
+}
+
 uint64_t kv_room_of_blocks(const struct kv_pool_rec *p, uint32_t n_blocks)
 {
     return n_blocks * (sizeof(struct kv_published_rec) + sizeof(struct kv_retained_rec) +
@@ -38,19 +44,19 @@ static uint64_t n_free(const struct kv *kv)
 }
 
 attn_status kv_room_take(struct kv *kv, uint32_t tenant, uint64_t name, uint32_t n_ids,
-                         uint32_t n_blocks, uint32_t *n_pages)
+                         uint32_t n_blocks, uint32_t note_bytes, uint32_t *n_pages)
 {
-    uint32_t want = more_pages(n_ids) + more_pages(n_blocks);
+    uint32_t want = more_pages(n_ids) + more_pages(n_blocks) + note_pages(note_bytes);
     if (want <= *n_pages)
         return ATTN_OK;
     uint64_t bytes = (uint64_t)(want - *n_pages) * KV_ARENA_PAGE_BYTES;
     char why[160];
     if (bytes > n_free(kv))
         return kv_fail(kv, ATTN_EQUOTA,
-                       "sequence %llu: %u ids and a table of %u blocks take %llu bytes more, %llu "
-                       "of %llu are free (cache.table_memory)",
-                       (unsigned long long)name, n_ids, n_blocks, (unsigned long long)bytes,
-                       (unsigned long long)n_free(kv),
+                       "sequence %llu: %u ids, a table of %u blocks and %u bytes for notes take "
+                       "%llu bytes more, %llu of %llu are free (cache.table_memory)",
+                       (unsigned long long)name, n_ids, n_blocks, note_bytes,
+                       (unsigned long long)bytes, (unsigned long long)n_free(kv),
                        (unsigned long long)kv->config.table_pages * KV_ARENA_PAGE_BYTES);
     if (kv->room.take != NULL &&
         kv->room.take(kv->room.user, tenant, bytes, why, sizeof why) != ATTN_OK)
@@ -91,10 +97,21 @@ static void row_give(uint32_t *row, uint32_t n_words, uint32_t n_most)
         pages_give((uint8_t *)row + n * KV_ARENA_PAGE_BYTES, row + kv_row_words(n_most));
 }
 
-static void rows_give(struct kv *kv, uint32_t seq, uint32_t n_ids, uint32_t n_blocks)
+/* What a sequence has: ids, entries of its table, bytes of its row of notes. */
+struct rows {
+    uint32_t n_ids, n_blocks, note_bytes;
+};
+
+static void rows_give(struct kv *kv, uint32_t seq, const struct rows *r)
 {
-    row_give(kv_own_ids(kv, seq), n_ids, kv->config.max_seq_tokens);
-    row_give(kv_own_row(kv, seq), n_blocks, kv->config.max_seq_blocks);
+    row_give(kv_own_ids(kv, seq), r->n_ids, kv->config.max_seq_tokens);
+    row_give(kv_own_row(kv, seq), r->n_blocks, kv->config.max_seq_blocks);
+    pages_give(kv_note_row(kv, seq) + r->note_bytes, kv_note_row(kv, seq + 1));
+}
+
+static uint32_t rows_pages(const struct rows *r)
+{
+    return more_pages(r->n_ids) + more_pages(r->n_blocks) + note_pages(r->note_bytes);
 }
 
 static void count_less(struct kv *kv, uint32_t tenant, uint32_t n_pages)
@@ -109,26 +126,25 @@ void kv_room_give(struct kv *kv, uint32_t tenant, uint32_t seq, uint32_t n_pages
 {
     if (n_pages == 0)
         return;
-    rows_give(kv, seq, 0, 0);
+    rows_give(kv, seq, &(struct rows){0});
     count_less(kv, tenant, n_pages);
 }
 
-/* What the sequence has now: ids, and entries of its table. */
-static void have(const struct kv *kv, uint32_t seq, uint32_t *out_ids, uint32_t *out_blocks)
+static struct rows rows_of(const struct kv *kv, uint32_t seq)
 {
-    bool is_live = kv->seqs[seq].state == KV_LIVE;
-    *out_ids = is_live ? kv->given[seq].n_ids : 0;
-    *out_blocks = is_live ? kv->seqs[seq].n_blocks : 0;
+    if (kv->seqs[seq].state != KV_LIVE)
+        return (struct rows){0};
+    return (struct rows){kv->given[seq].n_ids, kv->seqs[seq].n_blocks, kv_note_end(kv, seq)};
 }
 
 void kv_room_trim(struct kv *kv, uint32_t seq)
 {
-    uint32_t n_ids, n_blocks, had = kv->links[seq].n_pages;
-    have(kv, seq, &n_ids, &n_blocks);
-    uint32_t n_pages = more_pages(n_ids) + more_pages(n_blocks);
+    uint32_t had = kv->links[seq].n_pages;
+    const struct rows r = rows_of(kv, seq);
+    uint32_t n_pages = rows_pages(&r);
     if (n_pages >= had)
         return;
-    rows_give(kv, seq, n_ids, n_blocks);
+    rows_give(kv, seq, &r);
     kv->links[seq].n_pages = n_pages;
     count_less(kv, kv->seqs[seq].tenant, had - n_pages);
 }
@@ -173,14 +189,14 @@ void kv_room_recover(struct kv *kv)
         gap_give(kv, p->first_block + p->n_blocks);
     }
     for (uint32_t seq = 0; seq < n; seq++) {
-        uint32_t n_ids, n_blocks;
-        have(kv, seq, &n_ids, &n_blocks);
-        rows_give(kv, seq, n_ids, n_blocks);
-        kv->links[seq].n_pages = more_pages(n_ids) + more_pages(n_blocks);
+        const struct rows r = rows_of(kv, seq);
+        rows_give(kv, seq, &r);
+        kv->links[seq].n_pages = rows_pages(&r);
         bytes += (uint64_t)kv->links[seq].n_pages * KV_ARENA_PAGE_BYTES;
     }
     pages_give(kv_own_ids(kv, n), kv_own_ids(kv, n_all));
     pages_give(kv_own_row(kv, n), kv_own_row(kv, n_all));
+    pages_give(kv_note_row(kv, n), kv_note_row(kv, n_all));
     kv_count(&kv->heads->stats.table_bytes, (int64_t)(bytes - kv->heads->stats.table_bytes));
 }
 
@@ -192,9 +208,8 @@ uint64_t kv_room_count(const struct kv *kv)
         bytes += p == NULL ? 0 : kv_room_of_blocks(p, p->n_blocks);
     }
     for (uint32_t seq = 0; seq < kv->heads->seq_n_fresh; seq++) {
-        uint32_t n_ids, n_blocks;
-        have(kv, seq, &n_ids, &n_blocks);
-        bytes += (uint64_t)(more_pages(n_ids) + more_pages(n_blocks)) * KV_ARENA_PAGE_BYTES;
+        const struct rows r = rows_of(kv, seq);
+        bytes += (uint64_t)rows_pages(&r) * KV_ARENA_PAGE_BYTES;
     }
     return bytes;
 }

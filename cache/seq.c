@@ -100,7 +100,7 @@ uint32_t kv_record_take(struct kv *kv, const struct kv_birth *b)
                                            .n_cached = b->n_cached,
                                            .n_ids = b->tokens.n,
                                            .n_retentions = b->tokens.n_retentions,
-                                           .row_of = b->row_of};
+                                           .row_of = b->row_of}; /* and no note */
     if (b->tokens.n_retentions > 0)
         memcpy(kv->given[seq].retention, b->tokens.retention,
                b->tokens.n_retentions * sizeof b->tokens.retention[0]);
@@ -191,7 +191,7 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
         st = kv_retention_check(kv, name, t->retention, t->n_retentions);
     if (st != ATTN_OK)
         return st;
-    st = kv_room_take(kv, tenant, name, t->n, t->n >> p->block_shift, &b.n_pages);
+    st = kv_room_take(kv, tenant, name, t->n, t->n >> p->block_shift, 0, &b.n_pages);
     if (st != ATTN_OK)
         return st;
     struct kv_prefix m = kv_prefix_match(kv, p, tenant, t, kv_own_row(kv, kv_record_next(kv)));
@@ -247,7 +247,8 @@ attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint
                            pos + i, ids[i], known[pos + i]);
     if (pos + n <= g->n_ids)
         return ATTN_OK;
-    st = kv_room_take(kv, s->tenant, name, pos + n, s->n_blocks, &kv->links[seq.index].n_pages);
+    st = kv_room_take(kv, s->tenant, name, pos + n, s->n_blocks, kv_note_end(kv, seq.index),
+                      &kv->links[seq.index].n_pages);
     if (st != ATTN_OK)
         return st;
     kv_fork_own_ids(kv, seq.index);
@@ -344,7 +345,7 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     const struct kv_given_rec *g = &kv->given[src.index];
     b.tokens = (struct kv_tokens){kv_given_ids(kv, src.index), g->n_ids < len ? g->n_ids : len,
                                   g->adapter, g->retention, g->n_retentions};
-    st = kv_room_take(kv, s->tenant, new_name, b.tokens.n, n_blocks, &b.n_pages);
+    st = kv_room_take(kv, s->tenant, new_name, b.tokens.n, n_blocks, 0, &b.n_pages);
     if (st != ATTN_OK)
         return st;
     if (!has_table)

@@ -15,8 +15,8 @@ struct fixed {
     uint32_t n_blocks, n_ids, model_bytes, rope_bytes;
     uint64_t block_bytes, name, adapter, head_bytes, file_bytes, attention;
     uint32_t pool_bytes;
-    uint32_t freed_first, freed_past;
-    uint8_t zeros[12];
+    uint32_t freed_first, freed_past, note_bytes;
+    uint8_t zeros[8];
 };
 _Static_assert(sizeof(struct fixed) == SEQ_FILE_FIXED_BYTES, "no holes, nothing more");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian");
@@ -31,7 +31,7 @@ static uint64_t head_bytes_of(const struct fixed *x)
 {
     uint64_t n = SEQ_FILE_FIXED_BYTES + (uint64_t)n_stored(x) * SEQ_FILE_SUM_BYTES +
                  (uint64_t)x->num_layers * 4 + (uint64_t)x->n_ids * 4 + x->model_bytes +
-                 x->rope_bytes + x->pool_bytes + SEQ_FILE_SUM_BYTES;
+                 x->rope_bytes + x->pool_bytes + x->note_bytes + SEQ_FILE_SUM_BYTES;
     return (n + SEQ_FILE_ALIGN - 1) / SEQ_FILE_ALIGN * SEQ_FILE_ALIGN;
 }
 
@@ -39,7 +39,9 @@ static struct fixed fixed_of(const struct seq_file *f)
 {
     const struct seq_geometry *g = &f->geometry;
     struct fixed x = {
-        .version = f->freed_past > f->freed_first ? SEQ_FILE_VERSION_FREED : SEQ_FILE_VERSION,
+        .version = f->note_bytes > 0                ? SEQ_FILE_VERSION_NOTE
+                   : f->freed_past > f->freed_first ? SEQ_FILE_VERSION_FREED
+                                                    : SEQ_FILE_VERSION,
         .layout = g->layout,
         .num_layers = g->num_layers,
         .num_kv_heads = g->num_kv_heads,
@@ -58,6 +60,7 @@ static struct fixed fixed_of(const struct seq_file *f)
         .pool_bytes = (uint32_t)strlen(f->pool) + 1,
         .freed_first = f->freed_first,
         .freed_past = f->freed_past,
+        .note_bytes = f->note_bytes,
     };
     if (f->freed_past == f->freed_first)
         x.freed_first = x.freed_past = 0;
@@ -90,6 +93,7 @@ void seq_file_encode(const struct seq_file *f, uint8_t *dst)
     p = put(p, f->geometry.model, x.model_bytes);
     p = put(p, f->geometry.rope, x.rope_bytes);
     p = put(p, f->pool, x.pool_bytes);
+    p = put(p, f->note, x.note_bytes);
     memset(p, 0, (size_t)(dst + summed - p));
     struct checksum sum = checksum_of(dst, summed);
     memcpy(dst + summed, &sum, sizeof sum);
@@ -123,12 +127,21 @@ static bool is_out_of_range(const struct fixed *x, char *why, size_t why_bytes)
     return false;
 }
 
-/* Only files of the second version have freed blocks. */
-static attn_status freed_check(const struct fixed *x, char *why, size_t why_bytes)
+/* Only files of the second version and later ones have freed blocks, or a note. */
+static attn_status version_check(const struct fixed *x, char *why, size_t why_bytes)
 {
-    bool is_right = x->version == SEQ_FILE_VERSION_FREED
-                        ? x->freed_first < x->freed_past && x->freed_past <= x->n_blocks
-                        : x->freed_first == 0 && x->freed_past == 0;
+    bool has_note = x->version == SEQ_FILE_VERSION_NOTE,
+         has_all = x->freed_first == 0 && x->freed_past == 0;
+    bool is_right = x->freed_first < x->freed_past && x->freed_past <= x->n_blocks
+                        ? x->version != SEQ_FILE_VERSION
+                        : has_all && x->version != SEQ_FILE_VERSION_FREED;
+    if (x->note_bytes > SEQ_FILE_MAX_NOTE_BYTES || (x->note_bytes > 0) != has_note) {
+        snprintf(why, why_bytes,
+                 "note_bytes is %" PRIu32 " in a file of version %" PRIu32 ", at most %d, and 0 "
+                 "below version %d",
+                 x->note_bytes, x->version, SEQ_FILE_MAX_NOTE_BYTES, SEQ_FILE_VERSION_NOTE);
+        return ATTN_EPROTO;
+    }
     if (is_right)
         return ATTN_OK;
     snprintf(why, why_bytes,
@@ -153,12 +166,12 @@ attn_status seq_file_head_find(const uint8_t *bytes, size_t n_bytes, uint64_t fi
                  x.magic[0], x.magic[1], x.magic[2], x.magic[3]);
         return ATTN_EPROTO;
     }
-    if (x.version < SEQ_FILE_VERSION || x.version > SEQ_FILE_VERSION_FREED) {
+    if (x.version < SEQ_FILE_VERSION || x.version > SEQ_FILE_VERSION_NOTE) {
         snprintf(why, why_bytes, "version is %" PRIu32 ", this side reads %d to %d", x.version,
-                 SEQ_FILE_VERSION, SEQ_FILE_VERSION_FREED);
+                 SEQ_FILE_VERSION, SEQ_FILE_VERSION_NOTE);
         return ATTN_ENOTSUP;
     }
-    if (is_out_of_range(&x, why, why_bytes) || freed_check(&x, why, why_bytes) != ATTN_OK)
+    if (is_out_of_range(&x, why, why_bytes) || version_check(&x, why, why_bytes) != ATTN_OK)
         return ATTN_EPROTO;
     uint64_t blocks, whole;
     if (x.head_bytes != head_bytes_of(&x)) {
@@ -260,12 +273,14 @@ attn_status seq_file_decode(const uint8_t *head, uint64_t head_bytes, struct seq
         .layer_len = (const uint32_t *)(const void *)lens,
         .ids = (const uint32_t *)(const void *)ids,
         .sums = sums,
+        .note = (const uint8_t *)pool + x.pool_bytes,
+        .note_bytes = x.note_bytes,
     };
     if (attn_dtype_bits(out->geometry.kv_dtype) == 0) {
         snprintf(why, why_bytes, "kv_dtype is %" PRIu32 ", no dtype's number", x.kv_dtype);
         return ATTN_EPROTO;
     }
-    const uint8_t *end = (const uint8_t *)pool + x.pool_bytes;
+    const uint8_t *end = out->note + x.note_bytes;
     if (!is_zero(x.zeros, sizeof x.zeros) || !is_zero(end, (size_t)(head + summed - end))) {
         snprintf(why, why_bytes, "bytes that are kept are not 0");
         return ATTN_EPROTO;

@@ -14,10 +14,12 @@
 enum {
     SEQ_FILE_VERSION = 1, /* if the sequence has all its blocks */
     SEQ_FILE_VERSION_FREED = 2, /* if some were freed */
+    SEQ_FILE_VERSION_NOTE = 3, /* if it has a note, too */
     SEQ_FILE_FIXED_BYTES = 128, /* the fixed part at the start of the head */
     SEQ_FILE_ALIGN = 64, /* the size of a head is a multiple of it */
     SEQ_FILE_SUM_BYTES = 16,
     SEQ_FILE_MAX_TEXT_BYTES = 4096, /* of model, rope and pool, each with its zero byte */
+    SEQ_FILE_MAX_NOTE_BYTES = 4096,
     SEQ_FILE_MAX_LAYERS = 512,
 };
 
@@ -42,6 +44,8 @@ struct seq_file {
     const uint32_t *layer_len; /* [num_layers] */
     const uint32_t *ids; /* [n_ids] ids of the first tokens */
     const uint8_t *sums; /* [seq_file_n_stored][SEQ_FILE_SUM_BYTES] */
+    const uint8_t *note; /* [note_bytes] */
+    uint32_t note_bytes;
 };
 
 /* True if the two differ; why then names the first field that does, with both values. */

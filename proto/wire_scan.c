@@ -174,6 +174,7 @@ static enum wire_type wire_type_of(ProtobufCType type)
     case PROTOBUF_C_TYPE_FLOAT:
         return WIRE_32BIT;
     case PROTOBUF_C_TYPE_STRING:
+    case PROTOBUF_C_TYPE_BYTES:
     case PROTOBUF_C_TYPE_MESSAGE:
         return WIRE_BYTES;
     default: /* uint32, uint64, sint32, bool, enum: all others that attnd.proto uses */
@@ -226,7 +227,7 @@ static attn_status scan_string(struct scan *s, const struct frame *f,
     if (n_bytes > max_bytes) {
         return refuse(s, f, field, " has %zu bytes, the most is %u", n_bytes, max_bytes);
     }
-    int64_t bad = text_check(text, is_json);
+    int64_t bad = field->type == PROTOBUF_C_TYPE_BYTES ? -1 : text_check(text, is_json);
     if (bad >= 0) {
         return refuse(
             s, f, field,
@@ -339,7 +340,7 @@ static attn_status scan_value(struct scan *s, struct frame *f,
         return st;
     if (field->type == PROTOBUF_C_TYPE_MESSAGE)
         return scan_submessage(s, f, field, index, body);
-    if (field->type == PROTOBUF_C_TYPE_STRING)
+    if (field->type == PROTOBUF_C_TYPE_STRING || field->type == PROTOBUF_C_TYPE_BYTES)
         return scan_string(s, f, field, body);
     return scan_scalar(s, f, field, r);
 }

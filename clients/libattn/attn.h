@@ -436,6 +436,18 @@ ATTN_API attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, ui
 ATTN_API attn_status attn_seq_adopt(attn_pool *p, uint64_t id, uint64_t timeout_us,
                                     struct attn_seq *out_seq, uint32_t *out_layer_len);
 
+/* What whoever adopts a sequence is to know: of the application, the daemon does not look at it. */
+#define ATTN_NOTE_BYTES 4096 /* at most */
+/* Sets the note of an own sequence in place of the one before; n_bytes 0: it has none. It is kept
+ * as long as the sequence is, by a daemon that follows, by moves and in files, and takes memory of
+ * cache.table_memory. A fork begins without one.
+ * Errors   ATTN_EQUOTA the one before stays; ATTN_ENOTSUP an older daemon */
+ATTN_API attn_status attn_seq_note(attn_pool *p, const struct attn_seq *seq, const void *note,
+                                   uint32_t n_bytes, uint64_t timeout_us);
+/* The note of a sequence, of any session of the same tenant. */
+ATTN_API attn_status attn_seq_note_get(attn_client *c, uint64_t id, uint64_t timeout_us,
+                                       uint8_t out_note[ATTN_NOTE_BYTES], uint32_t *out_n_bytes);
+
 /* Where a sequence is. */
 struct attn_place {
     char url[128]; /* of its daemon, as the one who moved it connected to that; "": it is here */

@@ -211,6 +211,9 @@ static void send_on(struct cards *c, struct request *req, struct engine *from)
     case ATTND__REQUEST__BODY_ADOPT:
         send_by_name(c, req, from, h->adopt->seq);
         return;
+    case ATTND__REQUEST__BODY_NOTE:
+        send_by_name(c, req, from, h->note->seq);
+        return;
     case ATTND__REQUEST__BODY_LOCATE:
         send_by_name(c, req, from, h->locate->seq);
         return;

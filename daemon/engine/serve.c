@@ -50,6 +50,7 @@ static const struct kind kinds[] = {
     [ATTND__REQUEST__BODY_TRUNCATE] = {.run = control_on_seq, .has_line = true},
     [ATTND__REQUEST__BODY_COMMIT] = {.run = control_on_seq, .has_line = true},
     [ATTND__REQUEST__BODY_TOKENS] = {.run = control_on_seq, .has_line = true},
+    [ATTND__REQUEST__BODY_NOTE] = {.run = control_on_seq, .has_line = true},
     [ATTND__REQUEST__BODY_CLOSE] = {.run = control_on_seq, .has_line = true},
     [ATTND__REQUEST__BODY_ADOPT] = {.run = control_on_seq, .has_line = true},
     [ATTND__REQUEST__BODY_EXPORT] = {.run = control_on_seq, .has_line = true},

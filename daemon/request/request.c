@@ -380,6 +380,10 @@ bool request_seq(const Attnd__Request *h, uint64_t *out_name, uint32_t *out_epoc
         *out_name = h->close->seq;
         *out_epoch = h->close->epoch;
         return true;
+    case ATTND__REQUEST__BODY_NOTE:
+        *out_name = h->note->seq;
+        *out_epoch = h->note->epoch;
+        return true;
     case ATTND__REQUEST__BODY_ADOPT:
         *out_name = h->adopt->seq;
         return true;

@@ -60,6 +60,8 @@ struct model_seq {
     uint64_t adapter;
     uint32_t prompt, n_ids, id[M_TOKENS];
     enum { SAID_NOTHING, SAID_UNPINNED, SAID_PINNED } said; /* of all its blocks */
+    uint32_t note_seed, note_bytes, note_epoch;
+    uint64_t note_request; /* 0: no note was set */
     uint32_t n_looked_at; /* leading blocks that are published, the last as serial parent */
     uint64_t parent;
 };
@@ -128,6 +130,7 @@ enum op_kind {
     OP_MOVE_OUT,
     OP_MOVE_IN,
     OP_MOVE_END,
+    OP_NOTE, /* of n bytes, made from value_seed */
     OP_N_KINDS
 };
 

@@ -184,6 +184,8 @@ static attn_status apply_fork(struct model *m, const struct op *op)
     to->epoch = m->ended + 1;
     to->request = op->request;
     to->n_nodes = 0;
+    to->note_bytes = to->note_epoch = 0;
+    to->note_request = 0;
     see(m, op->owner, op->request);
     to->n_blocks = blocks_of(op->n);
     to->hole = ends_in_kept(op->n) ? 0 : s->hole;
@@ -250,6 +252,20 @@ static attn_status apply_adopt(struct model *m, const struct op *op)
     s->owner = op->owner;
     s->request = op->request;
     see(m, op->owner, op->request);
+    return ATTN_OK;
+}
+
+static attn_status apply_note(struct model *m, const struct op *op)
+{
+    struct model_seq *s = &m->seq[op->slot];
+    if (op->n > KV_MAX_NOTE_BYTES)
+        return ATTN_EINVAL;
+    if (s->note_epoch == s->epoch && op->request <= s->note_request)
+        return op->request == s->note_request ? ATTN_OK : ATTN_ESTALE;
+    s->note_request = op->request;
+    s->note_epoch = s->epoch;
+    s->note_bytes = op->n;
+    s->note_seed = op->value_seed + op->n;
     return ATTN_OK;
 }
 
@@ -553,6 +569,8 @@ static attn_status apply(struct model *m, const struct op *op)
         return apply_free_to(m, op);
     case OP_RESIZE:
         return apply_resize(m, op);
+    case OP_NOTE:
+        return apply_note(m, op);
     case OP_RETAIN:
         return apply_retain(m, op);
     case OP_SET_ASIDE:

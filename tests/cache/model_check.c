@@ -137,6 +137,14 @@ static attn_status tree_commit(struct kv *kv, kv_seq_id id, const struct op *op,
     return kv_tree_commit(kv, id, path, n, op->request, &ops, fx, &epoch);
 }
 
+static attn_status note_set(struct kv *kv, kv_seq_id id, const struct op *op)
+{
+    static uint8_t bytes[KV_MAX_NOTE_BYTES + 2];
+    for (uint32_t i = 0; i < op->n; i++)
+        bytes[i] = model_note_byte(op->value_seed + op->n, i);
+    return kv_seq_note(kv, id, op->request, bytes, op->n);
+}
+
 static attn_status carry_out(struct kv *kv, const struct op *op, struct kv_effects *fx)
 {
     kv_seq_id id = seq_of(kv, op->slot), made;
@@ -196,6 +204,8 @@ static attn_status carry_out(struct kv *kv, const struct op *op, struct kv_effec
     case OP_MOVE_END:
         move_end(kv, op->will_commit ? UINT32_MAX : op->value_seed, fx);
         return ATTN_OK;
+    case OP_NOTE:
+        return note_set(kv, id, op);
     case OP_N_KINDS:
         break;
     }
@@ -364,6 +374,18 @@ static const char *content_difference(const struct kv_seq_info *info, const stru
     return "";
 }
 
+static const char *note_difference(struct kv *kv, kv_seq_id id, const struct model_seq *s,
+                                   uint32_t slot)
+{
+    const struct kv_note note = kv_seq_note_get(kv, id);
+    if (note.request != s->note_request || note.n_bytes != s->note_bytes)
+        return DIFFER("slot %u: a note of %u bytes, not %u", slot, note.n_bytes, s->note_bytes);
+    for (uint32_t i = 0; i < note.n_bytes; i++)
+        if (note.bytes[i] != model_note_byte(s->note_seed, i))
+            return DIFFER("slot %u: byte %u of its note of %u differs", slot, i, note.n_bytes);
+    return "";
+}
+
 /* Each owner can have what it reserved, unless blocks are on their way. */
 static const char *reserved_difference(struct kv *kv, const struct model *m)
 {
@@ -427,6 +449,8 @@ const char *model_visible_difference(struct kv *kv, const struct model *m, const
         if (i.hole_past != s->hole)
             return DIFFER("slot %u: the hole ends at %u, not %u", slot, i.hole_past, s->hole);
         const char *diff = content_difference(&i, m, slot, d);
+        if (diff[0] == '\0')
+            diff = note_difference(kv, id, s, slot);
         if (diff[0] != '\0')
             return diff;
     }

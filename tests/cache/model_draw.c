@@ -28,7 +28,8 @@ static enum op_kind draw_kind(uint64_t *random)
                                                [OP_SET_ASIDE] = M_RESERVES,
                                                [OP_MOVE_OUT] = M_PAGES > 0 ? 24 : 0,
                                                [OP_MOVE_IN] = M_PAGES > 0 ? 24 : 0,
-                                               [OP_MOVE_END] = M_PAGES > 0 ? 24 : 0};
+                                               [OP_MOVE_END] = M_PAGES > 0 ? 24 : 0,
+                                               [OP_NOTE] = M_PAGES > 0 && M_WINDOW > 0 ? 2 : 5};
     uint32_t total = 0;
     for (uint32_t i = 0; i < OP_N_KINDS; i++)
         total += weight[i];
@@ -132,6 +133,9 @@ static bool draw_of_sequence(const struct model *m, struct op *op, uint64_t *ran
     case OP_RETAIN:
         op->n = random_below(random, 6) == 0;
         return true;
+    case OP_NOTE:
+        op->n = random_below(random, random_below(random, 16) == 0 ? KV_MAX_NOTE_BYTES + 2 : 80);
+        return true;
     case OP_MOVE_OUT:
     case OP_MOVE_IN:
         if (m->move.is_under_way)
@@ -190,10 +194,10 @@ struct op model_op(const struct model *m, uint64_t *random)
 
 const char *op_text(const struct op *op)
 {
-    static const char *const name[] = {"open",   "fork",      "truncate", "close",   "adopt",
-                                       "tokens", "reserve",   "tree",     "path",    "commit",
-                                       "cancel", "recover",   "unseen",   "free to", "resize",
-                                       "retain", "set aside", "out",      "in",      "end"};
+    static const char *const name[] = {
+        "open",   "fork",   "truncate",  "close",  "adopt",   "tokens", "reserve",
+        "tree",   "path",   "commit",    "cancel", "recover", "unseen", "free to",
+        "resize", "retain", "set aside", "out",    "in",      "end",    "note"};
     static char text[160];
     snprintf(text, sizeof text,
              "%s slot %u to %u layer %u pos %u n %u prompt %u owner %u request %u", name[op->kind],

@@ -19,6 +19,11 @@ static inline uint32_t model_value(uint32_t seed, uint32_t layer, uint32_t pos)
     return (seed * 31 + layer) * 2654435761u + pos * 40503u;
 }
 
+static inline uint8_t model_note_byte(uint32_t seed, uint32_t i)
+{
+    return (uint8_t)((seed * 2654435761u + i * 40503u) >> 11);
+}
+
 /* Parents of a tree's nodes: each -1 or an earlier one. */
 static inline int32_t model_parent(uint32_t seed, uint32_t node)
 {

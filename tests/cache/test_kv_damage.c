@@ -85,12 +85,14 @@ static struct kv_seq_rec *seq_recs(struct grown *g)
     return (void *)(g->copy + g->header.offset[KV_SEQS]);
 }
 
-/* The sequence alone has the first block of its table. */
+/* The sequence alone has the first block of its table, and nothing is published of that. */
 static bool is_first_its_own(struct grown *g, uint32_t seq)
 {
     const uint32_t *tables = (void *)(g->copy + g->header.offset[KV_TABLES]);
     const struct kv_block_rec *blocks = (void *)(g->copy + g->header.offset[KV_BLOCKS]);
-    return !seq_recs(g)[seq].is_lazy && blocks[tables[seq * M_ROW]].n_refs == 1;
+    const struct kv_published_rec *published = (void *)(g->copy + g->header.offset[KV_PUBLISHED]);
+    const uint32_t first = tables[seq * M_ROW];
+    return !seq_recs(g)[seq].is_lazy && blocks[first].n_refs == 1 && published[first].state == 0;
 }
 
 /* A grown arena with at least three sequences of some blocks. */

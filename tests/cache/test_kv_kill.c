@@ -20,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define N_OPS 150
+#define N_OPS 156
 
 /* Written by the child, read by the parent while the child is stopped. */
 struct stage {
@@ -43,7 +43,7 @@ static uint64_t n_states, n_steps, n_old, n_new, n_moved;
 /* Begins every run, so that each kind of truth is in flight: of trees whose first block is shared
  * paths are committed that move within a block and between blocks, stay where they are, and are
  * empty, a tree is cancelled and another truncated; copies of two blocks are committed, cancelled
- * and closed away, and a truncation cuts two layers. */
+ * and closed away, notes are set, and a truncation cuts two layers. */
 static const struct op script[] = {
     {.kind = OP_OPEN, .slot = 0, .n = 12},
     {.kind = OP_RESERVE, .slot = 0, .layer = 0, .pos = 0, .n = 6, .will_commit = true},
@@ -75,7 +75,14 @@ static const struct op script[] = {
     {.kind = OP_PATH, .slot = 1, .pos = 0},
     {.kind = OP_TREE, .slot = 1, .layer = 0, .pos = 8, .n = 3, .will_commit = true},
     {.kind = OP_COMMIT, .slot = 1, .layer = 0, .pos = 8, .n = 3},
+    /* notes: beside each other, of all bytes that there may be, repeated, and at another epoch */
+    {.kind = OP_NOTE, .slot = 1, .n = 40, .request = 1},
+    {.kind = OP_NOTE, .slot = 1, .n = 24, .request = 2},
+    {.kind = OP_NOTE, .slot = 1, .n = 40, .request = 2},
+    {.kind = OP_NOTE, .slot = 1, .n = KV_MAX_NOTE_BYTES, .request = 3},
+    {.kind = OP_NOTE, .slot = 1, .n = 0, .request = 4},
     {.kind = OP_TRUNCATE, .slot = 1, .n = 5},
+    {.kind = OP_NOTE, .slot = 1, .n = 17, .request = 2},
     {.kind = OP_CLOSE, .slot = 0},
     {.kind = OP_CLOSE, .slot = 1},
     {.kind = OP_CLOSE, .slot = 2},

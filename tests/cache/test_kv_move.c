@@ -128,6 +128,7 @@ static void a_sequence_that_moved_is_the_same_there(void **state)
     for (uint32_t l = 0; l < LAYERS; l++) /* in the middle of a token, too */
         assert_int_equal(append(kv[0], seq, l, 3 * BLOCK + (l == 0 ? 2 : 1)), ATTN_OK);
     assert_int_equal(kv_seq_truncate(kv[0], seq, 3 * BLOCK + 2, 11, &epoch), ATTN_OK);
+    assert_int_equal(kv_seq_note(kv[0], seq, 12, (const uint8_t *)"request", 7), ATTN_OK);
     kv_seq_info(kv[0], seq, &before);
     uint32_t lens[LAYERS];
     memcpy(lens, before.layer_len, sizeof lens);
@@ -143,6 +144,9 @@ static void a_sequence_that_moved_is_the_same_there(void **state)
     assert_memory_equal(after.layer_len, lens, sizeof lens);
     assert_int_equal(after.n_ids, 3 * BLOCK + 2);
     assert_int_equal(after.adapter, 9);
+    assert_int_equal(kv_seq_note_get(kv[2], there).n_bytes, 7);
+    assert_memory_equal(kv_seq_note_get(kv[2], there).bytes, "request", 7);
+    assert_int_equal(kv_seq_note(kv[2], there, 11, NULL, 0), ATTN_ESTALE); /* a late one */
     assert_memory_equal(kv_seq_ids(kv[2], there), ids, (3 * BLOCK + 2) * sizeof ids[0]);
     check_all();
 

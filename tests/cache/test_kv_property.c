@@ -112,7 +112,7 @@ static void run_seed(uint64_t seed)
         assert_true(
             n_ok[kind] > 0 || ((kind == OP_UNSEEN || kind == OP_FREE_TO) && M_WINDOW == 0) ||
             (kind == OP_RETAIN && M_RETAINS == 0) || (kind == OP_SET_ASIDE && M_RESERVES == 0) ||
-            (kind >= OP_MOVE_OUT && M_PAGES == 0));
+            (kind >= OP_MOVE_OUT && kind <= OP_MOVE_END && M_PAGES == 0));
     if (M_RESERVES > 0 && (m.n_short < 20 || n_refused[OP_SET_ASIDE] < 20))
         fail_msg("seed %llu: %u refused for what others reserved, %u reservations refused",
                  (unsigned long long)seed, m.n_short, n_refused[OP_SET_ASIDE]);

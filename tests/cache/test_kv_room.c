@@ -160,6 +160,10 @@ static void act_on(kv_seq_id seq, uint64_t other, uint32_t what)
         may_refuse(
             kv_seq_fork(w.kv, seq, other, up_to(i.layer_len[0] + 1), 0, ++w.request, &child));
         break;
+    case 6:
+        may_refuse(kv_seq_note(w.kv, seq, ++w.request, (const uint8_t *)ids,
+                               up_to(2) ? up_to(KV_MAX_NOTE_BYTES + 1) : up_to(200)));
+        break;
     case 5:
         kv_seq_truncate(w.kv, seq, up_to(i.layer_len[0] + 1), ++w.request, &epoch);
         break;
@@ -229,7 +233,7 @@ static void an_arena_takes_no_more_than_it_counts(void **state)
     w.pool = test_pool(w.kv, "pool", 1, BLOCK_TOKENS, 2000);
     for (uint32_t round = 0; round < 6000; round++) {
         uint64_t name = 1 + up_to(NAMES);
-        uint32_t tenant = (uint32_t)(name % TENANTS), what = up_to(8);
+        uint32_t tenant = (uint32_t)(name % TENANTS), what = up_to(9);
         kv_seq_id seq;
         if (up_to(50) == 0)
             act_on_pools();

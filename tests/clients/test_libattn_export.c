@@ -124,7 +124,9 @@ static void to_a_file_and_back(attn_dtype kv_dtype, bool is_shm)
               *q = pool_of(b, kv_dtype, "m", 0.25f, 128);
     struct attn_seq seq = make_seq(p, 7, lens[0], lens[1], 990), got, more;
     struct attn_seq_file file = {.struct_size = sizeof file}, same = file;
-    uint32_t got_lens[LAYERS] = {0}, n_cached;
+    uint32_t got_lens[LAYERS] = {0}, n_cached, n_note = 0;
+    uint8_t note[ATTN_NOTE_BYTES];
+    ok(attn_seq_note(p, &seq, "request 7", 9, LONG_US));
     ok(attn_seq_export(a, 7, path, LONG_US, &file));
     assert_int_equal(n_files(), 1);
     ok(attn_seq_file_info(path, &same));
@@ -137,6 +139,9 @@ static void to_a_file_and_back(attn_dtype kv_dtype, bool is_shm)
     ok(attn_seq_import(q, path, 9, LONG_US, &got, got_lens));
     assert_memory_equal(got_lens, lens, sizeof lens);
     assert_same(p, &seq, q, &got, lens);
+    ok(attn_seq_note_get(b, 9, LONG_US, note, &n_note));
+    assert_int_equal(n_note, 9);
+    assert_memory_equal(note, "request 7", 9);
     ok(attn_seq_import(q, path, 7, LONG_US, &more, NULL)); /* once more: the same file again */
     size_t n, n_again;
     uint8_t *first = read_file(path, &n);

@@ -278,6 +278,61 @@ static void a_successor_says_where_a_sequence_went(void **state)
     attn_client_close(b);
 }
 
+static void assert_note(attn_client *c, uint64_t id, const void *note, uint32_t n)
+{
+    uint8_t got[ATTN_NOTE_BYTES];
+    uint32_t n_got = 99;
+    memset(got, 0xa5, sizeof got);
+    ok(attn_seq_note_get(c, id, LONG_US, got, &n_got));
+    assert_int_equal(n_got, n);
+    assert_memory_equal(got, note, n);
+}
+
+/* Whoever adopts it reads what its owner has written, also after a kill, a move, a truncation. */
+static void a_note_stays_with_its_sequence(void **state)
+{
+    (void)state;
+    static const uint8_t bytes[ATTN_NOTE_BYTES] = "request 7\0\xff, temperature 0.7";
+    attn_client *a = client_of(0, false), *b = client_of(1, false), *other = client_of(0, false);
+    attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 96), *q = pool_of(b, ATTN_F32, "m", 0.25f, 96),
+              *o = pool_of(other, ATTN_F32, "m", 0.25f, 96);
+    struct attn_seq seq = make_seq(p, 7, 100, 100, 0), fork, got, old;
+    uint8_t none[ATTN_NOTE_BYTES];
+    uint32_t n = 99;
+    assert_note(a, 7, "", 0);
+    ok(attn_seq_note(p, &seq, "draft", 5, LONG_US));
+    ok(attn_seq_note(p, &seq, bytes, sizeof bytes, LONG_US));
+    assert_note(other, 7, bytes, sizeof bytes);
+    ok(attn_seq_fork(p, &seq, 8, 50, LONG_US, &fork, NULL));
+    assert_note(a, 8, "", 0); /* another request */
+    /* what is refused leaves it */
+    assert_int_equal(attn_seq_note(p, &seq, bytes, sizeof bytes + 1, LONG_US), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error()->message, "note has 4097 bytes, at most 4096"));
+    assert_int_equal(attn_seq_note(p, NULL, bytes, 1, LONG_US), ATTN_EINVAL);
+    assert_int_equal(attn_seq_note(o, &seq, "mine", 4, LONG_US), ATTN_ESTALE);
+    assert_int_equal(attn_seq_note_get(a, 1234, LONG_US, none, &n), ATTN_ENOTFOUND);
+    assert_int_equal(attn_seq_note_get(a, 7, LONG_US, NULL, &n), ATTN_EINVAL);
+    old = seq;
+    ok(attn_seq_truncate(p, &seq, 60, LONG_US));
+    assert_int_equal(attn_seq_note(p, &old, "late", 4, LONG_US), ATTN_ESTALE);
+    e2e_kill_child(&seq_daemons[0]);
+    ok(attn_seq_adopt(o, 7, LONG_US, &got, NULL)); /* asks the successor */
+    assert_note(other, 7, bytes, sizeof bytes);
+    ok(attn_seq_note(o, &got, "second", 6, LONG_US));
+    ok(attn_seq_move(a, 7, q, LONG_US, &got, NULL));
+    assert_note(b, 7, "second", 6);
+    ok(attn_seq_note(q, &got, NULL, 0, LONG_US));
+    assert_note(b, 7, "", 0);
+    ok(attn_seq_close(q, &got, LONG_US));
+    ok(attn_seq_close(p, &fork, LONG_US));
+    attn_pool_close(p);
+    attn_pool_close(q);
+    attn_pool_close(o);
+    attn_client_close(a);
+    attn_client_close(b);
+    attn_client_close(other);
+}
+
 /* A target that cannot take it: the owner of the sequence does not notice the move. */
 static void a_move_that_fails_leaves_the_sequence_where_it_is(void **state)
 {
@@ -709,6 +764,7 @@ int main(void)
         cmocka_unit_test(a_sequence_decodes_while_it_moves),
         cmocka_unit_test(a_quiet_sequence_stops_for_its_last_block),
         cmocka_unit_test(a_successor_says_where_a_sequence_went),
+        cmocka_unit_test(a_note_stays_with_its_sequence),
         cmocka_unit_test(a_move_that_fails_leaves_the_sequence_where_it_is),
         cmocka_unit_test(what_happens_meanwhile_is_not_lost),
         cmocka_unit_test(a_lost_request_leaves_one_sequence),

@@ -106,6 +106,8 @@ static void message_print(FILE *out, const ProtobufCMessageDescriptor *desc, con
         fprintf(out, "  # %s (field %u) = ", name, f->id);
         if (f->type == PROTOBUF_C_TYPE_STRING)
             text_print(out, body, at);
+        else if (f->type == PROTOBUF_C_TYPE_BYTES)
+            fprintf(out, "%llu bytes", (unsigned long long)n);
         else
             for (const uint8_t *p = body; p < at; fputs(p < at ? " " : "", out))
                 scalar_print(out, f->type, &p);

@@ -191,6 +191,16 @@ FILL(close_moved)
         (Attnd__Moved){.base = to.base, .url = "tls+tcp://10.0.0.2:9470", .seq = SEQ_B, .epoch = 5};
     REQUEST(close, CLOSE, Attnd__Close, attnd__close__init, .seq = SEQ_B, .epoch = 7, .moved = &to);
 }
+static uint8_t note_bytes[] = {0x72, 0x65, 0x71, 0x2d, 0x37, 0x00, 0xff};
+FILL(note)
+{
+    REQUEST(note, NOTE, Attnd__Note, attnd__note__init, .seq = SEQ_B, .epoch = 7, .has_note = true,
+            .note = {sizeof note_bytes, note_bytes});
+}
+FILL(note_ask)
+{
+    REQUEST(note, NOTE, Attnd__Note, attnd__note__init, .seq = SEQ_B);
+}
 FILL(locate)
 {
     REQUEST(locate, LOCATE, Attnd__Locate, attnd__locate__init, .seq = SEQ_B, .epoch = 7);
@@ -412,6 +422,11 @@ FILL(moved_reply)
     REPLY(moved, MOVED, Attnd__Moved, attnd__moved__init, .url = "tls+tcp://10.0.0.2:9470",
           .seq = SEQ_B, .epoch = 5);
 }
+FILL(note_reply)
+{
+    REPLY(note, NOTE, Attnd__Note, attnd__note__init, .seq = SEQ_B, .epoch = 7,
+          .note = {sizeof note_bytes, note_bytes});
+}
 FILL(calls_reply)
 {
     static Attnd__SeqReply made;
@@ -488,6 +503,8 @@ const struct sample samples[] = {
     {"request_commit", "of a tree's nodes, 0, 2 and 3 stay", false, 0, fill_commit},
     {"request_close", "a sequence is given up", false, 0, fill_close},
     {"request_close_moved", "a sequence goes on at another daemon", false, 0, fill_close_moved},
+    {"request_note", "what whoever adopts the sequence is to know", false, 0, fill_note},
+    {"request_note_ask", "the note that a sequence has", false, 0, fill_note_ask},
     {"request_locate", "where it went", false, 0, fill_locate},
     {"request_adopt", "a sequence of another session is taken over", false, 0, fill_adopt},
     {"request_probe", "what is cached of three tokens", false, 0, fill_probe},
@@ -529,6 +546,7 @@ const struct sample samples[] = {
     {"reply_seq", "to adopt and fork: with the lengths", true, 0, fill_seq_reply},
     {"reply_probe", "4096 tokens at once, 512 more from a tier", true, 0, fill_probe_reply},
     {"reply_moved", "to locate: where the sequence went", true, 0, fill_moved_reply},
+    {"reply_note", "to note: seven bytes", true, 0, fill_note_reply},
     {"reply_calls", "the first call made a sequence, the second found none", true, 0,
      fill_calls_reply},
     /* out [3][4][32] bf16 768, lse [3][4] f32 48 */

@@ -18,6 +18,7 @@ static const uint32_t lens[N_LAYERS] = {40, 33, 40};
 static uint32_t ids[N_IDS];
 static uint8_t sums[N_BLOCKS * SEQ_FILE_SUM_BYTES];
 static bool is_freed; /* of the file of the test, its second block */
+static bool has_note;
 
 static struct seq_file file_of_test(void)
 {
@@ -46,6 +47,8 @@ static struct seq_file file_of_test(void)
         .sums = sums,
         .freed_first = is_freed ? 1 : 0,
         .freed_past = is_freed ? 2 : 0,
+        .note = (const uint8_t *)"n\0te",
+        .note_bytes = has_note ? 4 : 0,
     };
 }
 
@@ -93,6 +96,8 @@ static void what_is_written_is_read(void **state)
     assert_int_equal(got.freed_first, want.freed_first);
     assert_int_equal(got.freed_past, want.freed_past);
     assert_memory_equal(got.sums, sums, sizeof sums - is_freed * SEQ_FILE_SUM_BYTES);
+    assert_int_equal(got.note_bytes, want.note_bytes);
+    assert_memory_equal(got.note, want.note, want.note_bytes);
     struct checksum last = seq_file_sum(&got, N_BLOCKS - 1), sum;
     memcpy(&sum, sums + (N_BLOCKS - 1 - is_freed) * SEQ_FILE_SUM_BYTES, sizeof sum);
     assert_true(checksum_is_equal(last, sum));
@@ -104,7 +109,9 @@ static void a_file_without_freed_blocks_is_of_the_first_version(void **state)
     (void)state;
     uint64_t n, file_bytes;
     uint8_t *head = head_of_test(&n, &file_bytes);
-    assert_int_equal(head[8], is_freed ? SEQ_FILE_VERSION_FREED : SEQ_FILE_VERSION);
+    assert_int_equal(head[8], has_note   ? SEQ_FILE_VERSION_NOTE
+                              : is_freed ? SEQ_FILE_VERSION_FREED
+                                         : SEQ_FILE_VERSION);
     assert_int_equal(head[112], is_freed ? 2 : 0);
     free(head);
 }
@@ -155,6 +162,42 @@ static void freed_blocks_that_cannot_be_are_refused(void **state)
         assert_non_null(strstr(why, "freed_first is "));
         free(head);
     }
+}
+
+static void notes_that_cannot_be_are_refused(void **state)
+{
+    (void)state;
+    static const uint32_t bad[][2] = {{1, 4}, {2, 4}, {3, 0}, {3, 4097}, {3, UINT32_MAX}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        uint64_t n, file_bytes;
+        char why[256] = "";
+        uint8_t *head = head_of_test(&n, &file_bytes);
+        struct seq_file got;
+        memcpy(head + 8, &bad[i][0], 4);
+        memcpy(head + 116, &bad[i][1], 4);
+        assert_int_equal(read_head(head, n, file_bytes, &got, why, sizeof why), ATTN_EPROTO);
+        assert_non_null(strstr(why, "note_bytes is "));
+        free(head);
+    }
+}
+
+static int with_note(void **state)
+{
+    (void)state;
+    has_note = true;
+    return 0;
+}
+
+static int with_note_and_freed(void **state)
+{
+    (void)state;
+    return is_freed = has_note = true, 0;
+}
+
+static int without_note(void **state)
+{
+    (void)state;
+    return is_freed = has_note = false, 0;
 }
 
 static int with_freed(void **state)
@@ -214,7 +257,7 @@ static void refusals_name_field_and_value(void **state)
     uint8_t *head = head_of_test(&n, &file_bytes);
     head[8] = 9;
     assert_int_equal(read_head(head, n, file_bytes, &got, why, sizeof why), ATTN_ENOTSUP);
-    assert_string_equal(why, "version is 9, this side reads 1 to 2");
+    assert_string_equal(why, "version is 9, this side reads 1 to 3");
     head[0] = 'B';
     assert_int_equal(read_head(head, n, file_bytes, &got, why, sizeof why), ATTN_EPROTO);
     assert_non_null(strstr(why, "magic is 42"));
@@ -271,6 +314,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_file_without_freed_blocks_is_of_the_first_version,
                                         with_freed, without_freed),
         cmocka_unit_test(freed_blocks_that_cannot_be_are_refused),
+        cmocka_unit_test(notes_that_cannot_be_are_refused),
+        cmocka_unit_test_setup_teardown(what_is_written_is_read, with_note, without_note),
+        cmocka_unit_test_setup_teardown(what_is_written_is_read, with_note_and_freed, without_note),
+        cmocka_unit_test_setup_teardown(every_flipped_bit_is_refused, with_note, without_note),
         cmocka_unit_test(refusals_name_field_and_value),
         cmocka_unit_test(another_geometry_is_named),
     };

@@ -81,6 +81,7 @@ static void schema_walk(const ProtobufCMessageDescriptor *d, unsigned depth)
         case PROTOBUF_C_TYPE_BOOL:
         case PROTOBUF_C_TYPE_ENUM:
         case PROTOBUF_C_TYPE_STRING:
+        case PROTOBUF_C_TYPE_BYTES:
             break;
         default:
             fail_msg("%s.%s is of a type that the scan does not know", d->name, f->name);

@@ -66,6 +66,17 @@ attn_status seq_blocks_free(struct attn_client *c, const struct attn_seq *seq,
 attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_t epoch,
                         uint32_t first, uint32_t n, uint64_t timeout_us, uint32_t *dst);
 
+/* note.c. seq_note_read: none where the daemon has no notes. seq_note_write: does nothing if there
+ * is none. */
+struct seq_note {
+    uint32_t n_bytes;
+    uint8_t bytes[ATTN_NOTE_BYTES];
+};
+attn_status seq_note_read(struct attn_client *c, uint64_t id, uint64_t timeout_us,
+                          struct seq_note *out);
+attn_status seq_note_write(attn_pool *p, const struct attn_seq *seq, const struct seq_note *note,
+                           uint64_t timeout_us);
+
 /* leftover.c: at the target of a move there is a sequence of its name. True: it was in another
  * daemon's pool `to`, a copy of the first tokens of the source and nothing else, and is forgotten.
  * False: it is not, or that is not known; the last error stays. */

@@ -50,6 +50,7 @@ struct store {
     uint32_t n_kept; /* tokens that have stayed since the first look */
     int n_looks, n_overtaken;
     struct seq_file file;
+    struct seq_note note;
     uint64_t head_bytes;
     struct seq_piece piece;
     uint32_t *ids; /* [file.n_ids] */
@@ -83,6 +84,8 @@ static attn_status store_begin(struct store *s, uint64_t id)
     attn_status st = seq_look_at(s->client, id, s->timeout_us, &s->look);
     if (st == ATTN_OK)
         st = seq_piece_of(s->client, &s->look.geometry, &s->piece);
+    if (st == ATTN_OK)
+        st = seq_note_read(s->client, id, s->timeout_us, &s->note);
     if (st != ATTN_OK)
         return st;
     s->now = s->look;
@@ -98,7 +101,9 @@ static attn_status store_begin(struct store *s, uint64_t id)
                                 .n_ids = s->look.n_ids,
                                 .freed_first = s->look.freed_first,
                                 .freed_past = s->look.freed_past,
-                                .layer_len = s->look.layer_len};
+                                .layer_len = s->look.layer_len,
+                                .note = s->note.bytes,
+                                .note_bytes = s->note.n_bytes};
     s->head_bytes = seq_file_head_bytes(&s->file);
     s->ids = calloc((size_t)s->file.n_ids + 1, sizeof *s->ids);
     s->sums = calloc((size_t)s->file.n_blocks + 1, sizeof *s->sums);
@@ -478,6 +483,8 @@ static attn_status stored_send(attn_pool *p, const struct stored *s, uint64_t id
     st = blocks_send(p, s, &seq, piece, blocks, timeout_us);
     if (st == ATTN_OK && s->file.n_ids > 0)
         st = attn_seq_tokens(p, &seq, 0, s->file.ids, s->file.n_ids, timeout_us);
+    if (st == ATTN_OK && s->file.note_bytes > 0)
+        st = attn_seq_note(p, &seq, s->file.note, s->file.note_bytes, timeout_us);
     free(blocks);
     if (st != ATTN_OK) {
         struct error_kept kept = error_keep();

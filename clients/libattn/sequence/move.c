@@ -41,6 +41,7 @@ struct move {
     struct checksum *sums; /* [n_at_once] */
     uint64_t stop_ns; /* when it began */
     struct attn_moved moved;
+    struct seq_note note;
 };
 
 /* The target has the first n_blocks blocks and ids of their tokens at most from now on. */
@@ -285,6 +286,10 @@ static attn_status move_rest(struct move *m)
     attn_status st = blocks_move(m, m->look.epoch, most / bt + (most % bt != 0));
     if (st == ATTN_OK)
         st = ids_move(m, m->look.n_ids);
+    if (st == ATTN_OK)
+        st = seq_note_read(m->from, m->look.id, m->timeout_us, &m->note);
+    if (st == ATTN_OK)
+        st = seq_note_write(m->to, &m->seq, &m->note, m->timeout_us);
     uint32_t n_blocks = m->n_blocks - (m->look.freed_past - m->look.freed_first);
     m->moved = (struct attn_moved){.struct_size = sizeof m->moved,
                                    .n_tokens = most,

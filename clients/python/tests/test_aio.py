@@ -121,6 +121,11 @@ def test_a_sequence_goes_through_its_life(daemon, own_daemon, tmp_path):
                 await seq.retain(priority=2)
                 async with await pool.open(tokens=range(800, 832), adapter=7) as again:
                     assert again.n_cached == 16
+                await seq.set_note(b"request 7")
+                with pytest.raises(attnd.InvalidArgumentError, match="note has 4097 bytes"):
+                    await seq.set_note(bytes(4097))
+                listed = (await client.inspect("sequences"))["sequences"]
+                assert {s["sequence"]: s["note"] for s in listed}[str(seq.id)] == "request 7"
                 written = await seq.export(tmp_path / "seq")
                 assert (written.n_tokens, written.n_ids, written.adapter) == (32, 32, 7)
                 async with await pool.import_sequence(tmp_path / "seq", 99) as copy:
@@ -132,6 +137,7 @@ def test_a_sequence_goes_through_its_life(daemon, own_daemon, tmp_path):
                         r = await there.step(0, [(moved, 31, 1)], q[31:], k[31:], v[31:])
                         np.testing.assert_allclose(r.out, attention(q[31:], k, v, 31)[0], atol=1e-5)
                         assert await far.locate(seq.id) == attnd.Place("", seq.id, moved.sync.epoch)
+                        assert await far.note(seq.id) == b"request 7"
                         at = await client.locate(seq.id, seq.sync.epoch)
                         assert at == attnd.Place(far.url, seq.id, moved.sync.epoch)
                         with pytest.raises(attnd.MovedError, match=far.url):

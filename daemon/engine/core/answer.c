@@ -93,6 +93,13 @@ Attnd__Moved *answer_moved(struct answer *a)
     return a->header.moved = &a->body.moved;
 }
 
+Attnd__Note *answer_note(struct answer *a)
+{
+    attnd__note__init(&a->body.note);
+    a->header.body_case = ATTND__REPLY__BODY_NOTE;
+    return a->header.note = &a->body.note;
+}
+
 void answer_text(struct answer *a)
 {
     attnd__stats_reply__init(&a->body.stats);

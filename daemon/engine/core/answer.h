@@ -20,6 +20,7 @@ struct answer {
         Attnd__ExportReply export;
         Attnd__ProbeReply probe;
         Attnd__Moved moved;
+        Attnd__Note note;
     } body;
     char *text; /* what body.stats points to; from malloc, freed by engine_end; NULL: none */
     bool is_built; /* req->reply is complete already: header is not used */
@@ -36,6 +37,7 @@ Attnd__SeqReply *answer_seq(struct answer *a);
 Attnd__ExportReply *answer_export(struct answer *a);
 Attnd__ProbeReply *answer_probe(struct answer *a);
 Attnd__Moved *answer_moved(struct answer *a);
+Attnd__Note *answer_note(struct answer *a);
 void answer_text(struct answer *a); /* the body is a->text */
 /* Sets the reason for a refusal; returns st, which is not ATTN_OK. */
 attn_status answer_no(struct answer *a, attn_status st, const char *format, ...)

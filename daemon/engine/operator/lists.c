@@ -114,6 +114,16 @@ static json_t *list_sessions(struct engine *e, const Attnd__Inspect *ask)
     return paged("sessions", list, slot < session_slots(e->env.cfg->max_sessions) ? slot : 0);
 }
 
+/* The beginning of a sequence's note, as text. */
+static void note_text(struct engine *e, kv_seq_id seq, char out[64])
+{
+    const struct kv_note note = kv_seq_note_get(e->env.kv, seq);
+    uint32_t n = note.n_bytes < 63 ? note.n_bytes : 63;
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = note.bytes[i] >= 0x20 && note.bytes[i] < 0x7f ? (char)note.bytes[i] : '.';
+    out[n] = '\0';
+}
+
 static json_t *sequence_object(struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info;
@@ -126,13 +136,14 @@ static json_t *sequence_object(struct engine *e, kv_seq_id seq)
     if (info.owner != KV_NO_OWNER)
         snprintf(label, sizeof label, "%08" PRIx32,
                  session_label(session_at(e->env.sessions, info.owner)->id));
-    char name[24];
+    char name[24], note[64];
+    note_text(e, seq, note);
     snprintf(name, sizeof name, "%" PRIu64, info.name); /* JSON numbers end at 2^53 */
-    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:b}", "sequence", name, "pool",
+    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:b, s:s}", "sequence", name, "pool",
                           p == NULL ? "" : p->spec.wire->name, "session", label, "epoch",
                           (json_int_t)info.epoch, "tokens", (json_int_t)n_tokens, "blocks",
                           (json_int_t)info.n_blocks - (info.hole_past - info.hole_first), "busy",
-                          e->seqs[seq.index].n_claims > 0);
+                          e->seqs[seq.index].n_claims > 0, "note", note);
     if (!is_alone(e))
         json_object_set_new(o, "card", json_integer(e->env.card));
     add_tenant(e, o, info.tenant);

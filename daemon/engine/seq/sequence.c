@@ -335,6 +335,40 @@ static attn_status run_tokens(struct engine *e, struct request *req, kv_seq_id s
     return ATTN_OK;
 }
 
+/* Both of them answer with the note as it is then. */
+static attn_status reply_note(struct engine *e, kv_seq_id seq, struct answer *a)
+{
+    const struct kv_note note = kv_seq_note_get(e->env.kv, seq);
+    struct kv_seq_info info;
+    kv_seq_info(e->env.kv, seq, &info);
+    Attnd__Note *body = answer_note(a);
+    body->seq = info.name;
+    body->epoch = info.epoch;
+    body->note = (ProtobufCBinaryData){note.n_bytes, (uint8_t *)(uintptr_t)note.bytes};
+    return ATTN_OK; /* packing only reads it */
+}
+
+static attn_status run_note(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a)
+{
+    const ProtobufCBinaryData *note = &req->wire.header->note->note;
+    attn_status st =
+        kv_seq_note(e->env.kv, seq, req->wire.request_id, note->data, (uint32_t)note->len);
+    return st != ATTN_OK ? no_by_cache(e, st, a) : reply_note(e, seq, a);
+}
+
+/* Any session of the tenant may ask. */
+static attn_status run_note_ask(struct engine *e, const Attnd__Note *ask, kv_seq_id seq,
+                                struct answer *a)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->env.kv, seq, &info);
+    if (ask->epoch != 0 && ask->epoch != info.epoch)
+        return answer_no(a, ATTN_ESTALE,
+                         "note.epoch is %" PRIu32 ", sequence %" PRIu64 " is at %" PRIu32,
+                         ask->epoch, ask->seq, info.epoch);
+    return reply_note(e, seq, a);
+}
+
 static attn_status run_close(struct engine *e, kv_seq_id seq)
 {
     seq_close(e, seq);
@@ -426,6 +460,8 @@ static attn_status run_as_owner(struct engine *e, struct request *req, uint32_t 
         return run_commit(e, req, seq, a);
     case ATTND__REQUEST__BODY_TOKENS:
         return run_tokens(e, req, seq, a);
+    case ATTND__REQUEST__BODY_NOTE:
+        return run_note(e, req, seq, a);
     case ATTND__REQUEST__BODY_IMPORT:
         return import_begin(e, req, seq, begun, a);
     default:
@@ -479,6 +515,10 @@ static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t se
         return run_adopt(e, req, session, seq, a);
     case ATTND__REQUEST__BODY_EXPORT:
         return export_begin(e, req, seq, begun, a);
+    case ATTND__REQUEST__BODY_NOTE:
+        if (h->note->has_note)
+            return run_as_owner(e, req, session, seq, begun, a);
+        return run_note_ask(e, h->note, seq, a);
     case ATTND__REQUEST__BODY_TRUNCATE:
     case ATTND__REQUEST__BODY_COMMIT:
         if (!kv_seq_is_repeat(e->env.kv, seq, session, req->wire.request_id))

@@ -149,6 +149,9 @@ class Probe(Structure):
     ]
 
 
+NOTE_BYTES = 4096  # ATTN_NOTE_BYTES
+
+
 class Place(Structure):
     _fields_ = [("url", c_char * 128), ("id", c_uint64), ("epoch", c_uint32)]
 
@@ -406,6 +409,8 @@ _FUNCTIONS = {
         [c_void_p, c_char_p, c_uint64, c_uint64, POINTER(Seq), POINTER(c_uint32)],
     ),
     "attn_seq_file_info": (c_int, [c_char_p, POINTER(SeqFile)]),
+    "attn_seq_note": (c_int, [c_void_p, POINTER(Seq), c_char_p, c_uint32, c_uint64]),
+    "attn_seq_note_get": (c_int, [c_void_p, c_uint64, c_uint64, c_char_p, POINTER(c_uint32)]),
     "attn_seq_locate": (c_int, [c_void_p, c_uint64, c_uint32, c_uint64, POINTER(Place)]),
     "attn_seq_move": (
         c_int,

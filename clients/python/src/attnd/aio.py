@@ -136,6 +136,7 @@ class Client(_Closing):
     inspect = _awaited(_sync.Client.inspect, _itself)
     kill_sequence = _awaited(_sync.Client.kill_sequence, _itself)
     locate = _awaited(_sync.Client.locate, _itself)
+    note = _awaited(_sync.Client.note, _itself)
     reload = _awaited(_sync.Client.reload, _itself)
 
     async def move(self, seq_id: int, to: Pool, *, timeout: float | None = None) -> Sequence:
@@ -220,6 +221,7 @@ class Sequence(_Closing):
 
     fork = _awaited(_pool.Sequence.fork, _fork_of)
     set_tokens = _awaited(_pool.Sequence.set_tokens, _itself)
+    set_note = _awaited(_pool.Sequence.set_note, _itself)
     retain = _awaited(_pool.Sequence.retain, _itself)
     export = _awaited(_pool.Sequence.export, _itself)
     truncate = _awaited(_pool.Sequence.truncate, _itself)

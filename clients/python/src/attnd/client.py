@@ -428,6 +428,20 @@ class Client(Closing, NotPicklable):
 
         return interruptible(locate, guard=self._guard)
 
+    def note(self, seq_id: int, *, timeout: float | None = None) -> bytes:
+        """What Sequence.set_note() left, of a sequence of any session that this client's tenant has;
+        b"": nothing. Raises NotFoundError."""
+        seq_id, us = whole("seq_id", seq_id, U64_MAX), timeout_us(timeout)
+
+        def note() -> bytes:
+            buffer, n = ctypes.create_string_buffer(_lib.NOTE_BYTES), ctypes.c_uint32()
+            check(
+                self._lib.attn_seq_note_get(self._handle, seq_id, us, buffer, ctypes.byref(n))
+            )
+            return buffer.raw[: n.value]
+
+        return interruptible(note, guard=self._guard)
+
     def counters(self) -> ClientCounters:
         """What this client did so far."""
         c = _lib.ClientCounters(struct_size=ctypes.sizeof(_lib.ClientCounters))

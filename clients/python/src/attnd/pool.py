@@ -101,6 +101,17 @@ class Sequence(Closing, NotPicklable):
 
         interruptible(set_tokens, guard=pool._inside())
 
+    def set_note(self, note: bytes, *, timeout: float | None = None) -> None:
+        """Sets what whoever adopts the sequence is to know, at most 4096 bytes, in place of what was
+        set before; b"": nothing. It stays with the sequence, also where it moves; a fork begins
+        without one. Client.note() reads it. Raises QuotaError: no memory, the one before stays."""
+        pool, c, us, note = self.pool, self._c(), timeout_us(timeout), bytes(note)
+
+        def set_note() -> None:
+            check(pool._lib.attn_seq_note(pool._handle, ctypes.byref(c), note, len(note), us))
+
+        interruptible(set_note, guard=pool._inside())
+
     def export(
         self, path: str | os.PathLike[str], *, timeout: float | None = None
     ) -> SequenceFile:
