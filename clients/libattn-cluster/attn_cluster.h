@@ -7,18 +7,19 @@
  *
  *     attn_cluster_connect("cluster+etcd://10.0.0.1:2379/attnd", &options, &cluster);
  *     attn_cluster_place(cluster, &spec, &prompt, 0, &s);
- *     ... append from s.n_cached on, decode: attn_step(s.pool, ..{s.seq}..), with a timeout of one
- *     or two seconds; after a status that attn_cluster_may_follow() takes:
+ *     ... append from s.n_cached on, decode: attn_step(s.pool, ..{s.seq}..); after a status that
+ *     attn_cluster_may_follow() takes:
  *     attn_cluster_follow(cluster, &spec, &tokens, 0, &s);
  *     ... and the token that was under way again, from its first layer on.
  *
  * Members   A thread of its own reads the registry, all signals blocked; it calls nothing of the
  *           worker's. While the registry does not answer, members stay as they were.
+ *           When a member is lost, steps and calls that wait for it end with ATTN_ECONN.
  * Threads   Every function may be called from any thread, several at once;
  *           attn_cluster_close must be the last. An attn_cluster_seq is plain data of the caller's.
  *           After fork the child calls none of them.
- * Errors    Calls return a status; attn_cluster_last_error has the sentence. Outputs are written
- *           only on success.
+ * Errors    Calls return a status, ATTN_EINVAL where an argument is NULL that may not be;
+ *           attn_cluster_last_error has the sentence. Outputs are written only on success.
  * Time      in microseconds. 0: attn_cluster_options.timeout_us.
  * ABI       as attn.h: set struct_size, zero the rest.
  */

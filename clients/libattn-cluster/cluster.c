@@ -82,6 +82,8 @@ attn_status attn_cluster_connect(const char *url, const struct attn_cluster_opti
                                  attn_cluster **out_cluster)
 {
     static const char scheme[] = "cluster+";
+    if (out_cluster == NULL)
+        return fail(ATTN_EINVAL, "out_cluster is NULL");
     char why[WHY_BYTES] = "no memory";
     if (url == NULL || strncmp(url, scheme, strlen(scheme)) != 0)
         return fail(ATTN_EINVAL, "url is %.100s, expected cluster+etcd:// or cluster+file://",
@@ -132,6 +134,8 @@ void attn_cluster_close(attn_cluster *c)
 
 attn_status attn_cluster_members(attn_cluster *c, char **out_json)
 {
+    if (c == NULL || out_json == NULL)
+        return fail(ATTN_EINVAL, "%s is NULL", c == NULL ? "c" : "out_json");
     pthread_mutex_lock(&c->lock);
     json_t *all =
         json_pack("{s:O,s:b,s:s}", "members", c->now, "is_frozen", c->is_frozen, "why", c->why);

@@ -172,25 +172,26 @@ static attn_status place_seq(struct attn_cluster *c, const struct attn_pool_spec
     }
 }
 
-static bool is_right(const struct attn_pool_spec *spec, const struct attn_tokens *t,
-                     const struct attn_cluster_seq *s)
+static bool is_right(const struct attn_cluster *c, const struct attn_pool_spec *spec,
+                     const struct attn_tokens *t, const struct attn_cluster_seq *s)
 {
-    if (spec == NULL || spec->name == NULL || t == NULL || (t->n > 0 && t->ids == NULL))
-        fail(ATTN_EINVAL, "%s is NULL",
-             spec == NULL         ? "spec"
-             : spec->name == NULL ? "spec.name"
-             : t == NULL          ? "t"
-                                  : "t.ids");
-    else
-        return seq_is_known(s);
-    return false;
+    const char *what = c == NULL                    ? "c"
+                       : spec == NULL               ? "spec"
+                       : spec->name == NULL         ? "spec.name"
+                       : t == NULL                  ? "t"
+                       : t->n > 0 && t->ids == NULL ? "t.ids"
+                       : s == NULL                  ? "seq"
+                                                    : NULL;
+    if (what != NULL)
+        fail(ATTN_EINVAL, "%s is NULL", what);
+    return what == NULL && seq_is_known(s);
 }
 
 attn_status attn_cluster_place(attn_cluster *c, const struct attn_pool_spec *spec,
                                const struct attn_tokens *t, uint64_t timeout_us,
                                struct attn_cluster_seq *out_seq)
 {
-    if (!is_right(spec, t, out_seq))
+    if (!is_right(c, spec, t, out_seq))
         return ATTN_EINVAL;
     return place_seq(c, spec, t, until_of(c, timeout_us), out_seq);
 }
@@ -353,7 +354,7 @@ attn_status attn_cluster_follow(attn_cluster *c, const struct attn_pool_spec *sp
                                 const struct attn_tokens *t, uint64_t timeout_us,
                                 struct attn_cluster_seq *seq)
 {
-    if (!is_right(spec, t, seq))
+    if (!is_right(c, spec, t, seq))
         return ATTN_EINVAL;
     uint64_t until = until_of(c, timeout_us);
     pthread_mutex_lock(&c->lock);

@@ -49,8 +49,12 @@ struct host *host_of(struct attn_cluster *c, const char *name, json_t *record)
 
 void host_end(struct attn_cluster *c, const char *name)
 {
-    for (struct host *h = c->hosts; h != NULL; h = h->next)
-        h->is_gone |= strcmp(h->name, name) == 0;
+    for (struct host *h = c->hosts; h != NULL; h = h->next) {
+        if (h->is_gone || strcmp(h->name, name) != 0)
+            continue;
+        h->is_gone = true;
+        attn_client_give_up(atomic_load(&h->client)); /* what waits for it ends */
+    }
 }
 
 void host_answered(struct host *h, attn_status st)
@@ -75,6 +79,10 @@ static attn_status connect_host(struct attn_cluster *c, struct host *h, uint64_t
     if (st != ATTN_OK)
         return fail_at(h);
     atomic_store(&h->client, client);
+    pthread_mutex_lock(&c->lock);
+    if (h->is_gone)
+        attn_client_give_up(client);
+    pthread_mutex_unlock(&c->lock);
     return ATTN_OK;
 }
 

@@ -10,6 +10,8 @@
  *     leave SEQUENCE         decodes until it is on another member: as decode
  *     follow SEQUENCE MS     ok MEMBER
  *     together N             as many threads place, feed, decode and close: ok
+ *     pool NAME              the pool of sequences that are placed from now on
+ *     nulls                  every argument that may not be NULL is: ok, if they are refused
  *     close SEQUENCE, members
  *
  * K and V follow from token and position; every output is compared with float64.
@@ -27,18 +29,18 @@
 #define KV_HEADS 2u
 #define DIM 64u
 #define MAX_TOKENS 4096u
-#define STEP_US 1000000u
+#define STEP_US 600000000u /* no step ends by its time-out */
 #define MAX_SEQUENCES 512
 
-static const struct attn_pool_spec spec = {.struct_size = sizeof spec,
-                                           .layer_struct_size = sizeof(struct attn_layer),
-                                           .name = "p",
-                                           .num_layers = LAYERS,
-                                           .num_q_heads = HEADS,
-                                           .num_kv_heads = KV_HEADS,
-                                           .head_dim_k = DIM,
-                                           .q_dtype = ATTN_F32,
-                                           .n_blocks = 128};
+static struct attn_pool_spec spec = {.struct_size = sizeof spec,
+                                     .layer_struct_size = sizeof(struct attn_layer),
+                                     .name = "p",
+                                     .num_layers = LAYERS,
+                                     .num_q_heads = HEADS,
+                                     .num_kv_heads = KV_HEADS,
+                                     .head_dim_k = DIM,
+                                     .q_dtype = ATTN_F32,
+                                     .n_blocks = 128};
 
 struct text {
     struct attn_cluster_seq at;
@@ -255,6 +257,38 @@ static void of_sequence(const char *what, struct text *t, unsigned n)
     answer(st, t);
 }
 
+static void refused(attn_status st, const char *what)
+{
+    if (st != ATTN_EINVAL || strncmp(attn_cluster_last_error()->message, what, strlen(what)) != 0)
+        errx(1, "%s: %s: %s", what, attn_status_name(st), attn_cluster_last_error()->message);
+}
+
+static void nulls(void)
+{
+    struct attn_cluster_seq seq = {.struct_size = sizeof seq};
+    struct attn_pool_spec nameless = spec;
+    const struct attn_tokens none = {.n = 0}, missing = {.n = 1};
+    char *json;
+    nameless.name = NULL;
+    refused(attn_cluster_connect(NULL, NULL, &cluster), "url is NULL");
+    refused(attn_cluster_connect("cluster+file:///x", NULL, NULL), "out_cluster is NULL");
+    refused(attn_cluster_members(cluster, NULL), "out_json is NULL");
+    refused(attn_cluster_members(NULL, &json), "c is NULL");
+    attn_status (*const calls[])(
+        attn_cluster *, const struct attn_pool_spec *, const struct attn_tokens *, uint64_t,
+        struct attn_cluster_seq *) = {attn_cluster_place, attn_cluster_follow};
+    for (int i = 0; i < 2; i++) {
+        refused(calls[i](NULL, &spec, &none, 0, &seq), "c is NULL");
+        refused(calls[i](cluster, NULL, &none, 0, &seq), "spec is NULL");
+        refused(calls[i](cluster, &nameless, &none, 0, &seq), "spec.name is NULL");
+        refused(calls[i](cluster, &spec, NULL, 0, &seq), "t is NULL");
+        refused(calls[i](cluster, &spec, &missing, 0, &seq), "t.ids is NULL");
+        refused(calls[i](cluster, &spec, &none, 0, NULL), "seq is NULL");
+    }
+    refused(attn_cluster_follow(cluster, &spec, &none, 0, &seq), "seq.client is none of");
+    puts("ok");
+}
+
 int main(int argc, char **argv)
 {
     static char line[1 << 16];
@@ -278,6 +312,13 @@ int main(int argc, char **argv)
             place_line(line + strlen("place"));
         } else if (strcmp(what, "together") == 0) {
             together(s);
+        } else if (strcmp(what, "nulls") == 0) {
+            nulls();
+        } else if (strcmp(what, "pool") == 0) {
+            static char name[32];
+            sscanf(line, "%*s %31s", name);
+            spec.name = name;
+            puts("ok");
         } else if (strcmp(what, "members") == 0 && attn_cluster_members(cluster, &json) == 0) {
             printf("ok %s\n", json);
             attn_free(json);

@@ -2,6 +2,9 @@
  * wrong. */
 #include "tests/clients/libattn_rig.h"
 
+#include <pthread.h>
+#include <sched.h>
+
 /* ---- failures that the daemon reports ---- */
 
 static void typed_errors_carry_the_daemons_sentence(void **state)
@@ -157,6 +160,62 @@ static void every_call_ends_by_its_timeout(void **state)
     assert_int_equal(n, 0);
     assert_true(attn_now_ns() - t0 >= 13ull * SOON_US * 1000u);
     assert_int_equal(counters_of(f).n_timed_out, 12);
+}
+
+struct waiting {
+    struct fixture *f;
+    struct work w;
+};
+
+static void *step_of_thread(void *arg)
+{
+    struct waiting *x = arg;
+    attn_step(x->f->pool, &x->w.step, &x->w.result);
+    return NULL;
+}
+
+/* Who knows that the daemon is gone for good ends what waits for it, and what comes later. */
+static void who_gives_a_daemon_up_waits_for_nothing(void **state)
+{
+    struct fixture *f = *state;
+    static struct waiting waits[2];
+    static struct work ticket, called, late;
+    pthread_t threads[2];
+    attn_ticket t;
+    uint32_t n = 0;
+    char *json = NULL;
+    atomic_store(&f->daemon.plan.n_swallow, 1000000);
+    for (uint32_t i = 0; i < 2; i++) {
+        waits[i].f = f;
+        work_init(&waits[i].w, i, 1);
+        waits[i].w.step.timeout_us = LONG_US;
+        assert_int_equal(pthread_create(&threads[i], NULL, step_of_thread, &waits[i]), 0);
+    }
+    work_init(&ticket, 3, 1);
+    work_init(&called, 4, 1);
+    work_init(&late, 5, 1);
+    ticket.step.timeout_us = called.step.timeout_us = late.step.timeout_us = LONG_US;
+    assert_int_equal(attn_step_start(f->pool, &called.step, on_done, &called, &t), ATTN_OK);
+    assert_int_equal(attn_step_start(f->pool, &ticket.step, NULL, NULL, &t), ATTN_OK);
+    while (counters_of(f).n_in_flight < 4)
+        sched_yield();
+    attn_client_give_up(f->client);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(waits[i].w.result.status, ATTN_ECONN);
+        assert_non_null(strstr(waits[i].w.result.message, " was given up"));
+        assert_untouched(&waits[i].w);
+    }
+    assert_int_equal(attn_step_wait(f->client, t, &ticket.result), ATTN_ECONN);
+    while (called.n_calls == 0)
+        attn_client_poll(f->client, SOON_US, &n);
+    assert_int_equal(called.result.status, ATTN_ECONN);
+    assert_int_equal(attn_step(f->pool, &late.step, &late.result), ATTN_ECONN);
+    assert_int_equal(attn_client_stats(f->client, LONG_US, &json), ATTN_ECONN);
+    assert_non_null(strstr(attn_last_error()->message, " was given up"));
+    assert_int_equal(counters_of(f).n_in_flight, 0);
+    attn_client_give_up(f->client); /* again, or nobody: nothing */
+    attn_client_give_up(NULL);
 }
 
 static void a_late_answer_changes_nothing(void **state)
@@ -365,6 +424,7 @@ int main(void)
         T(retries_are_off_until_asked_for),
         T(a_release_without_an_answer_can_be_made_again),
         T(every_call_ends_by_its_timeout),
+        T(who_gives_a_daemon_up_waits_for_nothing),
         T(a_late_answer_changes_nothing),
         T(garbled_answers_are_errors_not_crashes),
         T(a_lost_connection_means_sending_again),

@@ -225,6 +225,20 @@ def test_a_sequence_is_followed_after_a_move_and_made_anew_after_its_hosts_death
     worker.ask("together", 8)
 
 
+def test_a_step_that_waits_for_a_host_that_stands_still_ends_with_its_membership(start, hosts, etcd1):
+    rng = random.Random(SEED)
+    worker = start.connected(f"cluster+{etcd1.url}")
+    everybody(worker, hosts)
+    text, lost, *_ = worker.place(prompt(rng, 60))
+    worker.ask("feed", text)
+    hosts[lost].signal_daemon(signal.SIGSTOP)
+    worker.send("decode", text, 3)  # its first step is not answered
+    hosts[lost].signal_agent(signal.SIGSTOP)
+    where, followed, rebuilt = worker.answer().split()[1:]
+    assert where != lost and int(followed) == 1 and rebuilt == "1"
+    worker.ask("decode", text, 3)
+
+
 def test_members_stay_while_the_registry_is_away(start, hosts, etcd1):
     rng = random.Random(SEED)
     worker = start.connected(f"cluster+{etcd1.url}")
@@ -303,6 +317,29 @@ def test_a_daemon_that_restarts_empty_has_its_sequences_made_anew(start, tmp_pat
             assert worker.ask("decode", number, 3)[2] == str(i + 1)
     assert lost in [worker.place(prompt(rng, 40))[1] for _ in range(4)]
     worker.ask("together", 8)
+
+
+def test_a_pool_is_made_on_a_daemon_whose_session_is_gone(start, tmp_path):
+    rng = random.Random(SEED)
+    host = start.host("a")
+    host.start_daemon()
+    write(tmp_path / "members", [{"name": "a", "url": host.url}])
+    worker = start.connected(f"cluster+file://{tmp_path / 'members'}")
+    worker.ask("feed", worker.place(prompt(rng, 40))[0])
+    host.signal_daemon(signal.SIGKILL)
+    host.start_daemon()
+    worker.ask("pool", "q")  # of a name that the client has no handle of
+    number, *_ = worker.place(prompt(rng, 40))
+    worker.ask("feed", number)
+    worker.ask("decode", number, 3)
+    worker.ask("pool", "p")  # and the one that went with the session
+    number, *_ = worker.place(prompt(rng, 40))
+    worker.ask("feed", number)
+
+
+def test_what_may_not_be_null_is_refused_by_name(start, tmp_path):
+    _, url = in_a_file(start, tmp_path / "members")
+    start.connected(url).ask("nulls")
 
 
 @pytest.mark.parametrize(

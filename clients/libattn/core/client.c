@@ -180,6 +180,17 @@ void attn_client_close(attn_client *c)
     free(c);
 }
 
+void attn_client_give_up(attn_client *c)
+{
+    if (c == NULL || !client_is_ours(c))
+        return;
+    pthread_mutex_lock(&c->lock);
+    c->is_given_up = true;
+    c->next_wake_ns = 0;
+    pthread_mutex_unlock(&c->lock);
+    c->t->ops->wake(c->t); /* whoever reads */
+}
+
 attn_status attn_client_info(const attn_client *c, struct attn_client_info *out)
 {
     attn_status st = client_check(c);

@@ -61,6 +61,7 @@ struct attn_client {
     struct attn_client_info info; /* the session's */
     char lane_url[128]; /* where lanes are opened; "": nowhere */
     bool is_session_gone;
+    bool is_given_up; /* nothing is waited for any more */
     bool has_made_session; /* it was not resumed */
     bool is_kept_daemon; /* a successor will know the session */
     uint64_t known_generation; /* the connection that the daemon's latest hello came over */

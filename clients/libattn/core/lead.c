@@ -14,7 +14,8 @@ static void keep_time(struct attn_client *c, uint64_t now)
     uint64_t generation = c->t->ops->generation(c->t);
     bool is_probing = false;
     bool is_unknown = c->info.session != 0 && generation != c->known_generation;
-    bool is_hopeless = c->fail_fast && generation == 0 && c->t->ops->n_failures(c->t) > 0;
+    bool is_hopeless =
+        c->is_given_up || (c->fail_fast && generation == 0 && c->t->ops->n_failures(c->t) > 0);
     c->next_wake_ns = now + CLIENT_TICK_NS;
     for (struct client_request *r = TAILQ_FIRST(&c->in_flight), *next; r != NULL; r = next) {
         next = TAILQ_NEXT(r, link);

@@ -91,7 +91,10 @@ void client_request_expire_locked(struct client_request *r)
     char why[ATTN_MESSAGE_BYTES];
     uint64_t ms = (r->deadline_ns - r->start_ns) / 1000000u;
     attn_status st = ATTN_ETIMEDOUT;
-    if (r->result.status != ATTN_OK) {
+    if (c->is_given_up) {
+        st = ATTN_ECONN;
+        snprintf(why, sizeof why, "%.80s was given up", c->url);
+    } else if (r->result.status != ATTN_OK) {
         st = r->result.status; /* was about to be retried */
         snprintf(why, sizeof why, "%s", r->result.message);
     } else if (c->t->ops->is_connected(c->t)) {
@@ -282,6 +285,11 @@ attn_status client_request_new(struct attn_client *c, uint64_t timeout_us, uint3
     if (r == NULL)
         return error_set(ATTN_ENOMEM, "no memory for a request");
     pthread_mutex_lock(&c->lock);
+    if (c->is_given_up) {
+        pthread_mutex_unlock(&c->lock);
+        free(r);
+        return error_set(ATTN_ECONN, "%.80s was given up", c->url);
+    }
     if (c->n_free_slots == 0) {
         pthread_mutex_unlock(&c->lock);
         free(r);
