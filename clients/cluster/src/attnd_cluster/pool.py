@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import attnd
@@ -139,6 +139,24 @@ class _Arrays:
             for mine, its in ((self.out, part.out), (self.lse, part.lse)):
                 if mine is not None:
                     mine[rows] = its
+
+
+Rounds = Generator[None, None, "attnd.AttndError | None"]
+_Started = tuple["_Part", "_Arrays", Any, Any]
+
+
+def together(*rounds: Rounds) -> list[attnd.AttndError | None]:
+    """What each comes to. All have sent what they send before one of them waits."""
+    results: list[attnd.AttndError | None] = [None] * len(rounds)
+    going = dict(enumerate(rounds))
+    while going:
+        for i, r in list(going.items()):
+            try:
+                next(r)
+            except StopIteration as end:
+                results[i] = end.value
+                del going[i]
+    return results
 
 
 class ClusterPool(Closing, NotPicklable):
@@ -422,6 +440,21 @@ class ClusterPool(Closing, NotPicklable):
         is_given: bool,
     ) -> attnd.AttndError | None:
         """Writes outputs and statuses; what is left wrong."""
+        return together(
+            self._rounds(layer, items, arrays, timeout, statuses, totals, is_given)
+        )[0]
+
+    def _rounds(
+        self,
+        layer: int,
+        items: ClusterItems,
+        arrays: _Arrays,
+        timeout: float | None,
+        statuses: list[int],
+        totals: list[int],
+        is_given: bool,
+    ) -> Rounds:
+        """As _run(), for together()."""
         until = time.monotonic() + (self.client.timeout if timeout is None else timeout)
         left, mine, of, rows = list(range(items.n_items)), items, arrays, None
         n_found_again = 0
@@ -429,7 +462,9 @@ class ClusterPool(Closing, NotPicklable):
             failed: attnd.AttndError | None = None
             again: list[int] = []
             lost: list[tuple[int, int]] = []  # to be found again, their versions then
-            for part, error, its in self._send(layer, mine, of, timeout, totals, is_given):
+            started = self._start(layer, mine, of, timeout)
+            yield
+            for part, error, its in self._wait(started, of, totals, is_given):
                 for j, version, status in zip(part.which, part.versions, its):
                     i = left[j]
                     statuses[i] = status
@@ -451,6 +486,7 @@ class ClusterPool(Closing, NotPicklable):
             n_found_again += bool(lost)
             if n_found_again == _ATTEMPTS:
                 return attnd.SequenceGoneError("sequences went each time that they were found")
+            yield  # others have their answers before this one looks for its sequences
             if len(lost) < len(again):
                 time.sleep(_PAUSE_SECONDS)
             for i, version in lost:
@@ -465,18 +501,12 @@ class ClusterPool(Closing, NotPicklable):
             mine = ClusterItems(items.rows[i] for i in left)
             of, rows = arrays.of(items, left)
 
-    def _send(
-        self,
-        layer: int,
-        items: ClusterItems,
-        arrays: _Arrays,
-        timeout: float | None,
-        totals: list[int],
-        is_given: bool,
-    ) -> list[tuple[_Part, attnd.AttndError | None, list[int]]]:
-        """Each daemon's part, with its error and its items' statuses."""
+    def _start(
+        self, layer: int, items: ClusterItems, arrays: _Arrays, timeout: float | None
+    ) -> list[_Started]:
+        """Sends each daemon its part."""
         parts = items.parts()
-        started: list[tuple[_Part, _Arrays, Any, Any]] = []
+        started: list[_Started] = []
         for part in parts:
             mine, rows = (arrays, None) if len(parts) == 1 else arrays.of(items, part.which)
             step: Any
@@ -495,6 +525,12 @@ class ClusterPool(Closing, NotPicklable):
             except attnd.AttndError as e:
                 step = e
             started.append((part, mine, rows, step))
+        return started
+
+    def _wait(
+        self, started: list[_Started], arrays: _Arrays, totals: list[int], is_given: bool
+    ) -> list[tuple[_Part, attnd.AttndError | None, list[int]]]:
+        """Each daemon's part, with its error and its items' statuses."""
         done = []
         for part, mine, rows, step in started:
             error: attnd.AttndError | None = None

@@ -6,14 +6,12 @@ The shard that has a query's place appends and attends, those before it attend a
 
 from __future__ import annotations
 
-import threading
 from typing import Any, NamedTuple
 
 import attnd
 import numpy as np
-from attnd._handle import run_beside
 
-from .pool import ClusterItems, ClusterPool, _Arrays
+from .pool import ClusterItems, ClusterPool, _Arrays, together
 from .sequence import ClusterSequence
 from .shards import LongSequence, ShardRange
 
@@ -72,6 +70,8 @@ def taken(rows: list[Row], of: list[int], array: Any) -> Any:
     """The rows of an array, one item behind another."""
     if array is None:
         return None
+    if len(of) == 1:
+        return array[rows[of[0]].first : rows[of[0]].first + rows[of[0]].n]
     return np.concatenate([array[rows[at].first : rows[at].first + rows[at].n] for at in of])
 
 
@@ -98,6 +98,10 @@ def merge(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.nd
     weights = np.exp(lses - base)
     total = weights.sum(0)
     out = np.zeros(parts[0][0].shape, np.float64)
+    if weights.all():
+        for weight, (o, _) in zip(weights, parts):
+            out += weight[..., None] * wide(o)
+        return out / total[..., None], base + np.log(total)
     for weight, (o, _) in zip(weights, parts):
         out += np.where(weight[..., None] == 0, 0.0, weight[..., None] * wide(o))
     with np.errstate(divide="ignore"):
@@ -107,30 +111,6 @@ def merge(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.nd
 
 def nan_of(x: np.ndarray) -> Any:
     return 0x7FC0 if x.dtype == np.uint16 else np.nan
-
-
-def both(first: Any, second: Any) -> tuple[Any, Any]:
-    """What first() and second() give, carried out at once; raises what either does."""
-    got: list[Any] = []
-    wrong: list[BaseException] = []
-    is_done = threading.Event()
-
-    def beside() -> None:
-        try:
-            got.append(second())
-        except BaseException as e:
-            wrong.append(e)
-        finally:
-            is_done.set()
-
-    run_beside(beside)
-    try:
-        one = first()
-    finally:
-        is_done.wait()
-    if wrong:
-        raise wrong[0]
-    return one, got[0]
 
 
 def run_long(
@@ -194,7 +174,11 @@ def _run_spans(
     spec = layers[layer if len(layers) > 1 else 0] if layers else attnd.LayerSpec()
     own, before = expand(spec, rows, arrays.rows["q"] is not None)
 
-    def send(x: Expanded, is_full: bool) -> tuple[_Arrays, list[int], Any]:
+    sent: list[tuple[Expanded, _Arrays, list[int]]] = []
+    rounds = []
+    for x, is_full in ((own, False), (before, True)):
+        if not x.items:
+            continue
         mine = ClusterItems(x.items)
         q = taken(rows, x.of, arrays.rows["q"])
         n, h = mine.n_tokens, pool.spec.num_q_heads
@@ -203,19 +187,13 @@ def _run_spans(
             out = np.empty((n, h, pool.spec.head_dim_v or pool.spec.head_dim_k), q.dtype)
             lse = np.empty((n, h), np.float32)
         k, v = (None if is_full else taken(rows, x.of, arrays.rows[name]) for name in ("k", "v"))
-        its, total = [0] * mine.n_items, [0, 0, 0, 0]
+        its = [0] * mine.n_items
         part = _Arrays(out, lse, {"q": q, "k": k, "v": v}, {"is_full": is_full}, x.parts)
-        wrong = pool._run(layer, mine, part, timeout, its, total, False)
-        totals[:] = [max(a, b) for a, b in zip(totals, total)]
-        return part, its, wrong
-
-    if before.items:
-        sent = both(lambda: send(own, False), lambda: send(before, True))
-    else:
-        sent = (send(own, False),)
+        sent.append((x, part, its))
+        rounds.append(pool._rounds(layer, mine, part, timeout, its, totals, False))
     found: list[list[Any]] = [[] for _ in rows]
     failed: attnd.AttndError | None = None
-    for x, (part, its, wrong) in zip((own, before), sent):
+    for (x, part, its), wrong in zip(sent, together(*rounds)):
         at = 0
         for row, status in zip(x.of, its):
             r = rows[row]
