@@ -320,6 +320,8 @@ def test_a_lost_host_costs_its_own_sequences_a_rebuild_and_nobody_a_timeout(clus
     pool = cluster.connect().create_pool(SPEC)
     rng = np.random.default_rng(SEED)
     texts = [Text(pool, prompt(rng, 40)) for _ in range(6)]
+    for i, t in enumerate(texts):
+        t.seq.set_note(b"text %d" % i)
     worker = Worker(texts, pool)
     worker.more()
     lost = texts[0].seq.where
@@ -338,6 +340,9 @@ def test_a_lost_host_costs_its_own_sequences_a_rebuild_and_nobody_a_timeout(clus
         assert t.seq.n_rebuilt == (at[t] == lost), (at[t], lost)
         assert t.seq.where != lost
         t.verify()
+    # whoever adopts them learns what they were, also of those that were made anew
+    other = cluster.connect(set(cluster.hosts) - {lost}).create_pool(SPEC)
+    assert [other.adopt(t.seq.id).note for t in texts] == [b"text %d" % i for i in range(6)]
     if number == signal.SIGSTOP:  # it comes back, with what it had freed
         host.signal_daemon(signal.SIGCONT)
         assert pool.client.members.wait(300, lambda now: lost in now)

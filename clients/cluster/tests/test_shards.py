@@ -298,6 +298,32 @@ def test_another_worker_takes_over_all_shards(hosts, lost):
     y.seq.close()
 
 
+def test_who_knows_the_first_shard_takes_over_all_of_a_dead_workers(hosts):
+    one = hosts.make("a", "b", "c", "d").create_pool(SPEC)
+    x = Long(one, shard_tokens=48)
+    x.append(160)
+    x.seq.set_note(b"request 7")
+    x.append(40, chunk=8)  # and another shard
+    x.seq.truncate(145)  # and one less
+    x.ids = x.ids[:145]
+    first = x.seq.shard_ids[0][1]
+    other = hosts.make("a", "b", "c", "d").create_pool(SPEC)
+    y = Long(other)
+    y.seq.close()
+    y.seq, y.ids = other.adopt(first), list(x.ids)
+    y.seq.set_tokens(0, y.ids)
+    assert y.seq.shard_ids == x.seq.shard_ids and y.seq.note == b"request 7"
+    assert (y.seq.shard_tokens, y.seq.layer_len) == (48, (145,) * L)
+    y.verify()
+    y.append(60)
+    y.verify()
+    with pytest.raises(attnd.InvalidArgumentError, match="note has 2049 bytes, at most 2048"):
+        y.seq.set_note(bytes(2049))
+    again = other.adopt(first)  # what it wrote itself
+    assert again.shard_ids == y.seq.shard_ids and len(again.shards) == 5
+    again.close()
+
+
 def test_what_is_wrong_with_shards_to_adopt_is_said(hosts):
     pool = hosts.make("a", "b", "c", rebuild=None).create_pool(SPEC)
     x = Long(pool, shard_tokens=48)

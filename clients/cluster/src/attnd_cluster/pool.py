@@ -141,6 +141,7 @@ class _Arrays:
                     mine[rows] = its
 
 
+SHARDS = b"attnd-shards\n"  # how the note of a first shard begins: the others follow, as JSON
 Rounds = Generator[None, None, "attnd.AttndError | None"]
 _Started = tuple["_Part", "_Arrays", Any, Any]
 
@@ -319,8 +320,19 @@ class ClusterPool(Closing, NotPicklable):
         best = found[0][0]
         return attnd.Probe(best.cached_tokens, 0, best.n_blocks, best.n_free_blocks, 0)
 
-    def adopt(self, seq_id: int, *, timeout: float | None = None) -> ClusterSequence:
-        """Takes over a sequence wherever it is: where its id says that it began, then all others."""
+    def adopt(
+        self, seq_id: int, *, timeout: float | None = None
+    ) -> ClusterSequence | LongSequence:
+        """Takes over a sequence wherever it is: where its id says that it began, then all others. Its
+        `note` is what its worker left. The id of a sequence's first shard stands for all of them."""
+        found = self.adopt_one(seq_id, timeout)
+        if not found.note.startswith(SHARDS):
+            return found
+        from .shards import LongSequence
+
+        return LongSequence.of_note(self, found).take(None, timeout)
+
+    def adopt_one(self, seq_id: int, timeout: float | None) -> ClusterSequence:
         client = self.client
         members = client.members.all()
         failed: attnd.AttndError = attnd.SequenceGoneError(f"no member has sequence {seq_id}")
@@ -328,12 +340,19 @@ class ClusterPool(Closing, NotPicklable):
             host = client.host(members[name])
             try:
                 inner = self.at(host, lambda pool: pool.adopt(seq_id, timeout=timeout))
-                return ClusterSequence(self, host, inner)
+                return ClusterSequence(self, host, inner, note=self._note_of(host, seq_id))
             except (attnd.NotFoundError, HostGone):
                 continue
             except (attnd.ConnectionLostError, attnd.TimedOutError) as e:
                 failed = e
         raise failed
+
+    @staticmethod
+    def _note_of(host: Host, seq_id: int) -> bytes:
+        try:
+            return host.call(lambda: host.client().note(seq_id))
+        except attnd.UnsupportedError:  # an older daemon
+            return b""
 
     def adopt_shards(
         self,

@@ -34,6 +34,7 @@ class ClusterSequence(Closing, NotPicklable):
 
     id      another one when it was made anew on another daemon; `where` names the daemon
     tokens  those that are known, from the first on: of open() and set_tokens()
+    note    what whoever adopts it is to know, as set_note() left it, also another worker's
     """
 
     is_long = False  # it is on one daemon
@@ -45,8 +46,10 @@ class ClusterSequence(Closing, NotPicklable):
         inner: attnd.Sequence,
         tokens: Iterable[int] = (),
         adapter: int = 0,
+        note: bytes = b"",
     ):
         self.pool = pool
+        self.note = note
         self.tokens = list(tokens)
         self.adapter = adapter
         self.is_closed = False
@@ -203,6 +206,8 @@ class ClusterSequence(Closing, NotPicklable):
         self.n_cached, self.layer_len = inner.n_cached, ()
         self._lens = [inner.n_cached] * self.pool.spec.num_layers
         self.n_rebuilt += 1
+        if self.note:
+            inner.set_note(self.note)
         rebuild(self)
 
     def _do(self, what: Any) -> Any:
@@ -245,6 +250,11 @@ class ClusterSequence(Closing, NotPicklable):
         self._do(lambda: self._inner.set_tokens(pos, ids, timeout=timeout))
         with self._lock:
             self.tokens[pos : pos + len(ids)] = ids
+
+    def set_note(self, note: bytes, *, timeout: float | None = None) -> None:
+        """As attnd.Sequence.set_note(); it is set again where the sequence is made anew."""
+        self._do(lambda: self._inner.set_note(note, timeout=timeout))
+        self.note = bytes(note)
 
     def retain(self, first_token: int = 0, **options: Any) -> None:
         self._do(lambda: self._inner.retain(first_token, **options))
@@ -314,7 +324,7 @@ class ClusterSequence(Closing, NotPicklable):
         for _ in range(_ATTEMPTS):
             version = self._version
             try:
-                return self.pool.adopt(self.id, timeout=timeout)
+                return self.pool.adopt_one(self.id, timeout)
             except attnd.SequenceGoneError:
                 self._recover(version, False)
         raise self._went()

@@ -6,7 +6,10 @@ host is lost is computed anew from its token ids, and the others stay. shard_ste
 
 from __future__ import annotations
 
+import base64
 import bisect
+import json
+import logging
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,10 +18,14 @@ import attnd
 from attnd._handle import Closing, NotPicklable
 
 from .hosts import Host
+from .pool import SHARDS
 from .sequence import ClusterSequence
 
 if TYPE_CHECKING:
     from .pool import ClusterPool
+
+
+log = logging.getLogger("attnd.cluster")
 
 
 class ShardLostError(attnd.SequenceGoneError):
@@ -44,6 +51,7 @@ class Shard(ClusterSequence):
         self._set(host, inner)
         self._lens = [inner.n_cached] * self.pool.spec.num_layers
         self.n_rebuilt += 1
+        long.write_down()
         rebuild(ShardRange(long, first + inner.n_cached, past))
 
 
@@ -77,6 +85,8 @@ class LongSequence(Closing, NotPicklable):
     ClusterPool.open(shard_tokens=).
 
     tokens  ids that are known, from the first on. Only the first shard shares prefixes
+    note    as ClusterSequence's. The first shard's own note has it, and which shards there are, so
+            that ClusterPool.adopt() of its id takes over all
     """
 
     is_long = True
@@ -92,19 +102,59 @@ class LongSequence(Closing, NotPicklable):
         self.pool, self.tokens, self.adapter = pool, list(tokens), adapter
         self.shard_tokens = shard_tokens
         self.is_closed = False
+        self.note = b""
         self.shards: list[Shard] = []
         self._lock = threading.RLock()
+        self._described: list[tuple[int, int]] = []  # by a note
+        self._is_written = False
 
     def begin(self, timeout: float | None) -> LongSequence:
         """Opens the first shard."""
         ids = self.tokens[: self.shard_tokens]
         host, inner = self.pool.place(None, ids, self.adapter, timeout)
         self.shards.append(Shard(self, 0, host, inner))
+        self.write_down()
         return self
 
-    def take(self, shards: list[tuple[int, int]], timeout: float | None) -> LongSequence:
-        """Adopts shards, their first tokens and ids, wherever they are. Those that are gone are computed
-        anew. Raises ShardLostError where they can't be."""
+    @classmethod
+    def of_note(cls, pool: ClusterPool, first: ClusterSequence) -> LongSequence:
+        """What the note of a first shard describes, to be taken."""
+        x = json.loads(first.note[len(SHARDS) :])
+        made = cls(pool, (), x["adapter"], x["shard_tokens"])
+        made.note = base64.b64decode(x["note"])
+        made._described = [(0, first.id), *((base, id) for base, id in x["shards"][1:])]
+        return made
+
+    def write_down(self) -> None:
+        """Into the note of the first shard, without the list's lock: that may have to be found again.
+        What does not fit is not found by adopt()."""
+        with self._lock:
+            first, self._is_written = self.shards[0], True
+            x = {
+                "adapter": self.adapter,
+                "shard_tokens": self.shard_tokens,
+                "note": base64.b64encode(self.note).decode(),
+                "shards": self.shard_ids,
+            }
+        note = SHARDS + json.dumps(x, separators=(",", ":")).encode()
+        if note == first.note:
+            return
+        try:
+            first.set_note(note)
+        except attnd.AttndError as e:  # an older daemon, or no room
+            log.warning("%r: its shards are not written down: %s", self, e)
+
+    def set_note(self, note: bytes, *, timeout: float | None = None) -> None:
+        """As ClusterSequence.set_note(), but for what the list of shards takes of it: at most 2 KiB."""
+        if len(note) > 2048:
+            raise attnd.InvalidArgumentError(f"note has {len(note)} bytes, at most 2048")
+        self.note = bytes(note)
+        self.write_down()
+
+    def take(self, shards: list[tuple[int, int]] | None, timeout: float | None) -> LongSequence:
+        """Adopts shards, their first tokens and ids (None: those of its note), wherever they are. Those
+        that are gone are computed anew. Raises ShardLostError where they can't be."""
+        shards = self._described if shards is None else shards
         firsts = [first for first, _ in shards]
         pasts = firsts[1:] + [len(self.tokens)]
         if firsts[:1] != [0] or any(a >= b for a, b in zip(firsts, firsts[1:])):
@@ -114,7 +164,7 @@ class LongSequence(Closing, NotPicklable):
         lost = []
         for (first, id), past in zip(shards, pasts):
             try:
-                found = self.pool.adopt(id, timeout=timeout)
+                found = self.pool.adopt_one(id, timeout)
             except attnd.SequenceGoneError as e:
                 what = f"shard lost: tokens {first} to {past}: {e.message}"
                 lost.append((first, past, self.check_rebuild(what, first, past)))
@@ -127,10 +177,12 @@ class LongSequence(Closing, NotPicklable):
                     f" {end if is_last else f'the next begins at {past}'}"
                 )
             self.shards.append(Shard(self, first, found._host, found._inner))
+            self.shards[-1].note = found.note
         for first, past, rebuild in lost:
             host, inner = self.place(first, past, self.hosts_but(None), timeout)
             with self._lock:
                 self.shards.insert(self.index_of(first) + 1, Shard(self, first, host, inner))
+            self.write_down()
             rebuild(ShardRange(self, first + inner.n_cached, past))
         return self
 
@@ -205,6 +257,7 @@ class LongSequence(Closing, NotPicklable):
                 None, [], self.adapter, timeout, self.hosts_but(None), self.shard_tokens
             )
             self.shards.append(Shard(self, pos, host, inner))
+            self._is_written = False
 
     def is_growing(self, layer: int, pos: int) -> bool:
         """Whether pos is what comes next in the last shard, so that another may begin there."""
@@ -233,6 +286,8 @@ class LongSequence(Closing, NotPicklable):
                 pos, n = pos + take, n - take
                 if n > 0 and appends and pos == self.past_of(i) and i + 1 == len(self.shards):
                     self.grow(pos, timeout)
+        if not self._is_written:
+            self.write_down()
         return found
 
     # ---- as a sequence
@@ -262,6 +317,9 @@ class LongSequence(Closing, NotPicklable):
             self.shards[-1].close(timeout=timeout)
             with self._lock:
                 self.shards.pop()
+                self._is_written = False
+        if not self._is_written:
+            self.write_down()
         tail = self.shards[-1]
         if max(tail._lens) > n_tokens - tail.base:
             tail.truncate(n_tokens - tail.base, timeout=timeout)
@@ -283,6 +341,7 @@ class LongSequence(Closing, NotPicklable):
         except BaseException:
             made.close()
             raise
+        made.write_down()
         return made
 
     def close(self, *, timeout: float | None = None) -> None:
