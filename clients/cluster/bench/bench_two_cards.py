@@ -1,0 +1,315 @@
+"""Two daemons of one host, each with a card of its own: what they do together.
+
+    bench_two_cards.py --prefix PREFIX                      on two GPUs, all under MPS
+    bench_two_cards.py --prefix PREFIX --backend cpu --tokens 4096 --no-lanes       a rehearsal
+
+shards  decode steps of one layer (32 query heads, 8 kv heads of 128, bf16) of one sequence of --tokens:
+        whole on the first daemon, and in two shards over both. First that outputs and lse are those of
+        float64 and of one daemon, then the times of both by turns
+lanes   one process on the first GPU with a lane to each daemon: layers on both at once, byte for byte
+        those of steps through shared memory; then 32 layers in a CUDA graph for each, one after the
+        other and both at once
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import random
+import statistics
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+for part in ("python/bench", "python/src", "cluster/src"):
+    sys.path.insert(0, str(ROOT / "clients" / part))
+import numpy as np  # noqa: E402
+import own_daemon  # noqa: E402
+
+Q_HEADS, KV_HEADS, DIM, CHUNK = 32, 8, 128, 4096
+
+
+def arguments() -> argparse.Namespace:
+    p = argparse.ArgumentParser(description="Two daemons on two cards of one host.")
+    own_daemon.add_arguments(p)
+    p.add_argument("--tokens", type=int, default=1 << 20)
+    p.add_argument("--steps", type=int, default=60, help="of each round (%(default)s)")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--layers", type=int, default=400, help="of lanes, that are checked")
+    p.add_argument("--replays", type=int, default=200)
+    p.add_argument("--no-lanes", action="store_true")
+    p.add_argument("--no-shards", action="store_true")
+    return p.parse_args()
+
+
+# ---- shards
+
+
+def wide(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def keys(options: argparse.Namespace, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+    """k and v of a chunk of the prompt, or, below 0, of a token, bf16. V is positive, and four times as
+    large in the second half: output and lse of half of the tokens are far from those of all."""
+    rng = np.random.default_rng(chunk + 64)
+    n = min(CHUNK, options.tokens - chunk * CHUNK) if chunk >= 0 else 1
+    k, v = rng.integers(0, 1 << 16, (2, n, KV_HEADS, DIM), np.uint16)
+    is_late = chunk * CHUNK >= options.tokens // 2
+    return k & 0x81FF | 0x3C00, v & 0x01FF | (0x3D00 if is_late else 0x3C00)
+
+
+def queries(rng: np.random.Generator) -> np.ndarray:
+    f = np.float32(8) * rng.standard_normal((1, Q_HEADS, DIM), np.float32)
+    return (f.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def reference(
+    options: argparse.Namespace, q: np.ndarray, k: np.ndarray, v: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """out and lse of a query over the prompt and its own k and v, in float64."""
+    n_chunks = -(-options.tokens // CHUNK)
+    x = wide(q).astype(np.float64).reshape(KV_HEADS, -1, DIM) / np.sqrt(DIM)
+    top = np.full(x.shape[:2], -np.inf)
+    total, out = np.zeros(x.shape[:2]), np.zeros(x.shape)
+    for chunk in range(n_chunks + 1):
+        a, b = (k, v) if chunk == n_chunks else keys(options, chunk)
+        s = x @ wide(a).astype(np.float64).transpose(1, 2, 0)
+        new = np.maximum(top, s.max(2))
+        p, scale = np.exp(s - new[..., None]), np.exp(top - new)
+        total = total * scale + p.sum(2)
+        out = out * scale[..., None] + p @ wide(b).astype(np.float64).transpose(1, 0, 2)
+        top = new
+    return (out / total[..., None]).reshape(1, Q_HEADS, DIM), (top + np.log(total)).reshape(1, -1)
+
+
+def expect(what: str, got: tuple, want: tuple) -> None:
+    out, lse = np.abs(got[0] - want[0]).max() / np.abs(want[0]).max(), np.abs(got[1] - want[1]).max()
+    print(f"{what}: out differs by {out:.1e} of the largest, lse by {lse:.1e}", flush=True)
+    if not (out < 1e-2 and lse < 2e-3):
+        raise SystemExit("wrong")
+
+
+def shards(options: argparse.Namespace, urls: list[str]) -> None:
+    import attnd
+    import attnd_cluster
+
+    file = pathlib.Path(tempfile.mkdtemp()) / "members.json"
+    file.write_text(json.dumps({"members": [{"name": str(i), "url": u} for i, u in enumerate(urls)]}))
+    block = 16
+    n_blocks = options.tokens // block + 200
+    spec = attnd.PoolSpec("one", 1, Q_HEADS, KV_HEADS, DIM, block_tokens=block, n_blocks=n_blocks)
+    spec = spec._replace(q_dtype="bf16")
+    half = (options.tokens // 2 // block + 64) * block
+    with (
+        attnd.connect(urls[0], timeout=120) as alone,
+        attnd_cluster.connect(f"cluster+file://{file}", timeout=120) as both,
+    ):
+        one = alone.create_pool(spec)
+        two = both.create_pool(spec._replace(name="two", n_blocks=n_blocks // 2 + 200))
+        whole, split = one.open(), two.open(shard_tokens=half)
+        start = time.monotonic()
+        for pos in range(0, options.tokens, CHUNK):
+            k, v = keys(options, pos // CHUNK)
+            one.step(0, [(whole, pos, len(k))], k=k, v=v)
+            two.step(0, [(split, pos, len(k))], k=k, v=v)
+        where = [s.where for s in split.shards]
+        print(f"{options.tokens} tokens in {time.monotonic() - start:.0f} s; shards on {where}")
+        if sorted(where) != ["0", "1"]:
+            raise SystemExit("the shards are not on both daemons")
+        rng = np.random.default_rng(7)
+        made = [(queries(rng), *(x[:1] for x in keys(options, -1 - i))) for i in range(64)]
+
+        def token(pool: object, seq: object, pos: int) -> tuple:
+            q, k, v = made[pos % len(made)]
+            r = pool.step(0, [(seq, pos, 1)], q, k, v, lse=True)  # type: ignore[attr-defined]
+            return wide(r.out), r.lse, r.device_ns, r.total_ns
+
+        pos = options.tokens
+        q, k, v = made[pos % len(made)]
+        want = reference(options, q, k, v)
+        a, b = token(one, whole, pos), token(two, split, pos)
+        expect("one daemon and float64", a, want)
+        expect("two daemons and float64", b, want)
+        for pos in range(pos + 1, pos + 5):
+            a, b = token(one, whole, pos), token(two, split, pos)
+            expect("two daemons and one", b, a)
+        times: dict[str, list[list[float]]] = {"one": [], "two": []}
+        devices: dict[str, list[float]] = {"one": [], "two": []}
+        pos += 1
+        for _ in range(options.rounds):
+            for name, pool, seq in (("one", one, whole), ("two", two, split)):
+                took = []
+                for i in range(options.steps):
+                    start = time.perf_counter()
+                    r = token(pool, seq, pos + i)
+                    took.append((time.perf_counter() - start) * 1e6)
+                    devices[name].append(r[2] / 1e3)
+                times[name].append(sorted(took))
+            pos += options.steps
+        print("| daemons | step p50, us, rounds | median | p99 | device p50 |\n|---|---|---|---|---|")
+        middle = {}
+        for name, rounds in times.items():
+            p50 = [r[len(r) // 2] for r in rounds]
+            middle[name] = statistics.median(p50)
+            p99 = statistics.median(r[int(len(r) * 0.99)] for r in rounds)
+            row = ", ".join(f"{x:.0f}" for x in p50)
+            device = statistics.median(devices[name])
+            print(f"| {name} | {row} | {middle[name]:.0f} | {p99:.0f} | {device:.0f} |")
+        print(f"two over one: {middle['two'] / middle['one']:.3f} x the time", flush=True)
+
+
+# ---- lanes
+
+
+class Side:
+    """A worker's lane to one daemon, and sequences there with twins for what it must give."""
+
+    def __init__(self, url: str, n: int):
+        import attnd
+        import attnd.torch
+        import bench_lane
+        import torch
+
+        self.lanes = bench_lane
+        self.client = attnd.connect(url, timeout=60)
+        self.pool = bench_lane.make_pool(self.client, "two", 32, Q_HEADS, KV_HEADS, DIM, 4000)
+        self.lane = self.client.open_lane(in_bytes=64 << 20, out_bytes=64 << 20)
+        assert not self.lane.is_host
+        self.attention = attnd.torch.Attention(self.lane, self.pool)
+        self.pairs = [(self.pool.open(), self.pool.open()) for _ in range(n)]
+        self.lens = [0] * n
+        self.stream = torch.cuda.Stream()
+
+    def enqueue(self, n_layers: int) -> None:
+        """Some tokens of some sequences."""
+        import torch
+
+        n = len(self.pairs)
+        chosen = random.sample(range(n), random.randint(1, n))
+        more = [1 if random.random() < 0.8 else random.randint(2, 60) for _ in chosen]
+        items = [(self.pairs[i][0], self.lens[i], m) for i, m in zip(chosen, more)]
+        self.attention.plan(items, layers=range(n_layers))
+        self.twins = [(self.pairs[i][1], self.lens[i], m) for i, m in zip(chosen, more)]
+        self.made = []
+        with torch.cuda.stream(self.stream):
+            for _ in range(n_layers):
+                qkv = self.lanes.tensors(self.pool, sum(more))
+                self.made.append((qkv, self.attention(*qkv)))
+        for i, m in zip(chosen, more):
+            self.lens[i] += m
+
+    def check(self) -> int:
+        self.attention.check()
+        for layer, (qkv, out) in enumerate(self.made):
+            self.lanes.expect(self.pool, layer, self.twins, qkv, out)
+        return len(self.made)
+
+    def capture(self, n: int, context: int) -> None:
+        """A graph of all layers of the next token of n new sequences of so many tokens."""
+        import torch
+
+        self.seqs, self.pos = [self.pool.open() for _ in range(n)], context
+        for layer in range(32):
+            qkv = [x.cpu() for x in self.lanes.tensors(self.pool, n * context)]
+            self.pool.step(layer, [(s, 0, context) for s in self.seqs], *qkv)
+        qkv = self.lanes.tensors(self.pool, n)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            for _ in range(32):
+                at = torch.cuda.current_stream().cuda_stream
+                self.lane.enqueue(self.pool, n, *(x.data_ptr() for x in qkv), stream=at)
+
+    def replay(self) -> None:
+        import torch
+
+        self.attention.plan([(s, self.pos, 1) for s in self.seqs])
+        self.pos += 1
+        with torch.cuda.stream(self.stream):
+            self.graph.replay()
+
+
+def timed(sides: list[Side], n: int) -> float:
+    """Microseconds of a layer, p50 of replays on all of these at once."""
+    import torch
+
+    took = []
+    for _ in range(n + 20):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for side in sides:
+            side.replay()
+        torch.cuda.synchronize()
+        took.append((time.perf_counter() - start) * 1e6 / 32)
+        for side in sides:
+            side.attention.check()
+    return statistics.median(took[20:])
+
+
+def lanes(options: argparse.Namespace, urls: list[str]) -> None:
+    import torch
+
+    random.seed(3)
+    torch.manual_seed(3)
+    torch.cuda.set_device(0)
+    sides, done = [Side(url, 8) for url in urls], 0
+    while done < options.layers:
+        for side in sides:
+            side.enqueue(4)
+        torch.cuda.synchronize()
+        done += sum(side.check() for side in sides)
+    print(f"right: {done} layers over two lanes at once, byte for byte", flush=True)
+    print("| sequences of each | context | first alone, us a layer | second alone | both at once |")
+    print("|---|---|---|---|---|")
+    for n, context in ((1, 64), (16, 512), (32, 512)):
+        for side in sides:
+            side.capture(n, context)
+        alone = [timed([side], options.replays) for side in sides]
+        both = timed(sides, options.replays)
+        print(f"| {n} | {context} | {alone[0]:.1f} | {alone[1]:.1f} | {both:.1f} |", flush=True)
+        for side in sides:
+            for seq in side.seqs:
+                seq.close()
+    for side in sides:
+        side.lane.close()
+        side.client.close()
+
+
+def main() -> None:
+    options = arguments()
+    own_daemon.use_library(options)
+    import attnd
+
+    settings = {"backend": options.backend, "engine.lease": "1h", "device.kv_memory": "12G"}
+    settings |= {"cache.max_seq_tokens": options.tokens + 8192, "cache.io_memory": "512M"}
+    if options.backend == "cpu":
+        settings |= {"device.kv_memory": "512M", "device.threads": 1}
+    else:
+        settings |= {"listen.shm_client": "256M"}
+    program = options.prefix / "bin" / "attnd"
+    for run, wanted in ((shards, not options.no_shards), (lanes, not options.no_lanes)):
+        if not wanted:
+            continue
+        scheme = "ipc" if run is shards else "shm"
+        daemons = []
+        try:
+            for card in (0, 1):
+                own = settings if options.backend == "cpu" else {**settings, "device.index": card}
+                daemons.append(
+                    attnd.Daemon(own, scheme=scheme, has_lanes=run is lanes, program=program)
+                )
+            run(options, [d.url for d in daemons])
+        except attnd.AttndError:
+            for d in daemons:
+                print(d.log.read_text(), file=sys.stderr)
+            raise
+        finally:
+            for d in daemons:
+                d.close()
+
+
+if __name__ == "__main__":
+    main()
