@@ -26,7 +26,7 @@ struct host {
     /* of the cluster's lock */
     json_t *record; /* as it was last */
     bool is_gone;
-    double backlog; /* tokens that it was given lately to compute */
+    double backlog; /* as a candidate's (place.h) */
     /* of its own, which is held while it is connected and pools are made */
     pthread_mutex_t lock;
     _Atomic(attn_client *) client;
@@ -48,6 +48,7 @@ struct attn_cluster {
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
     struct host *hosts;
+    double mean_prompt; /* tokens, of those that were placed lately */
     json_t *now; /* members by name; replaced, not changed */
     json_t *suspects; /* members whose lease ended and whose fate is not decided */
     bool is_known, is_frozen; /* the registry was read once; was not the last time */

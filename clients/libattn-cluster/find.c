@@ -94,12 +94,14 @@ static size_t choose(struct attn_cluster *c, const struct attn_pool_spec *spec,
     return place_order(of, n, &p);
 }
 
-static void give(struct attn_cluster *c, struct host *to, uint32_t n_tokens)
+/* A sequence with a prompt of n_prompt tokens, of which n_tokens are to be computed. */
+static void give(struct attn_cluster *c, struct host *to, uint32_t n_tokens, uint32_t n_prompt)
 {
     pthread_mutex_lock(&c->lock);
+    c->mean_prompt += (n_prompt - c->mean_prompt) / PLACE_WINDOW;
     for (struct host *h = c->hosts; h != NULL; h = h->next)
         h->backlog *= 1 - 1.0 / PLACE_WINDOW;
-    to->backlog += n_tokens > 0 ? n_tokens : 1;
+    to->backlog += (n_tokens > 0 ? n_tokens : 1) + c->mean_prompt;
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -136,7 +138,7 @@ static attn_status open_at(struct attn_cluster *c, struct host *h,
         if (i > 0 || !host_begin_anew(h, pool, left_us(until)))
             return st;
     }
-    give(c, h, t->n - n_cached);
+    give(c, h, t->n - n_cached, t->n);
     set_seq(out, h, pool, &seq, n_cached);
     return ATTN_OK;
 }

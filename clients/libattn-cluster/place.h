@@ -15,7 +15,9 @@ struct candidate {
     void *host;
     double free_part; /* of its pool, as the registry says */
     double queue_seconds;
-    double backlog; /* tokens that this client gave it lately to compute */
+    double
+        backlog; /* tokens that this client gave it lately to compute, and for each sequence those
+                       of a mean prompt: it is decoded, too */
     bool is_asked, has_answered;
     uint32_t cached_tokens, n_blocks, n_free_blocks; /* its answer */
     double cost; /* of place_order */

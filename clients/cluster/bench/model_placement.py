@@ -93,7 +93,7 @@ def run(o: argparse.Namespace, n_daemons: int, n_blocks: int, how: str) -> tuple
         daemon = daemons[best(asked, lambda d: d.cached(blocks))[0]]
         n = daemon.open(blocks, now)
         is_open.append((daemon, blocks))
-        backlog.give(daemon.name, len(tokens) - n * SIZE)
+        backlog.give(daemon.name, len(tokens) - n * SIZE, len(tokens))
         n_found, n_all = n_found + n, n_all + len(blocks)
         requests[daemon.name] += 1
         computed[daemon.name] += len(tokens) - n * SIZE

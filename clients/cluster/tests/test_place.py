@@ -68,11 +68,21 @@ def test_others_are_asked_where_more_is_ahead_than_the_prompt():
 def test_backlog_is_of_what_was_given_lately():
     backlog = Backlog()
     for _ in range(1000):
-        backlog.give("a", 100)
+        backlog.give("a", 100, 0)
     assert 6000 < backlog.of("a") < 6500 and backlog.of("b") == 0
     for _ in range(300):
-        backlog.give("b", 100)
+        backlog.give("b", 100, 0)
     assert backlog.of("a") < 100
+
+
+def test_each_sequence_counts_as_a_mean_prompt_though_all_of_it_is_cached():
+    backlog = Backlog()
+    for _ in range(1000):
+        backlog.give("a", 1, 500)
+    assert 64 * 495 < backlog.of("a") < 64 * 505  # as WINDOW prompts
+    cached, other = candidate("a", cached=999, backlog=backlog.of("a")), candidate("b")
+    assert order([cached, other], 1000, 16)[0] is other  # a prompt's worth behind: made elsewhere, too
+    assert order([candidate("a", cached=999, backlog=500), other], 1000, 16)[0].name == "a"
 
 
 @pytest.fixture

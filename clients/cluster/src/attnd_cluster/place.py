@@ -24,7 +24,8 @@ class Candidate(NamedTuple):
 
     cached_tokens  that it has of it
     n_free_blocks  or cached and evictable
-    backlog        tokens that it was given lately by this client to compute
+    backlog        tokens that it was given lately by this client to compute, and for each sequence as
+                   many as a prompt had lately on average: it is decoded, too
     """
 
     name: str
@@ -66,18 +67,21 @@ def is_behind(candidates: Sequence[Candidate], n_tokens: int, block_tokens: int)
 
 
 class Backlog:
-    """What each daemon was given lately, in tokens to compute; forgotten as more is given."""
+    """What each daemon was given lately (Candidate.backlog); forgotten as more is given."""
 
     def __init__(self) -> None:
         self._given: dict[str, float] = {}
+        self._prompt = 0.0  # tokens, on average
 
     def of(self, name: str) -> float:
         return self._given.get(name, 0.0)
 
-    def give(self, name: str, n_tokens: int) -> None:
+    def give(self, name: str, n_tokens: int, n_prompt: int) -> None:
+        """A sequence with a prompt of n_prompt tokens, of which n_tokens are to be computed."""
+        self._prompt += (n_prompt - self._prompt) / WINDOW
         for other in self._given:
             self._given[other] *= 1 - 1 / WINDOW
-        self._given[name] = self._given.get(name, 0.0) + n_tokens
+        self._given[name] = self._given.get(name, 0.0) + n_tokens + self._prompt
 
     def forget(self, name: str) -> None:
         self._given.pop(name, None)

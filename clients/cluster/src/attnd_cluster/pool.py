@@ -270,8 +270,8 @@ class ClusterPool(Closing, NotPicklable):
                     failed = e
                     continue
                 with self.client.lock:
-                    n_left = max(n_tokens, len(tokens)) - inner.n_cached
-                    self.client.backlog.give(host.name, max(1, n_left))
+                    n = max(n_tokens, len(tokens))
+                    self.client.backlog.give(host.name, max(1, n - inner.n_cached), n)
                 return host, inner
             if self.client.is_closed or time.monotonic() >= until:
                 break
