@@ -59,6 +59,20 @@ class Daemon(attnd.Daemon):
         self.start()
 
 
+class Kept(Daemon):
+    """One whose cache outlives its process."""
+
+    def start(self, timeout=60.0):
+        self._command[1:1] = ["--supervise"]
+        super().start(timeout)
+
+
+def worker_of(keeper):
+    """The process that serves, of one under --supervise."""
+    children = pathlib.Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    return int(children[0])
+
+
 @pytest.fixture(scope="session")
 def daemon():
     """One daemon for all tests that do it no harm; it must end well."""

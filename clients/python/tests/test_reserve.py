@@ -1,16 +1,17 @@
-"""Blocks that a session sets aside: nobody else can take them, and they are given back with it."""
+"""Blocks of a pool that a session sets aside; and pools that are given fewer blocks and more in use."""
 
 import asyncio
 import os
-import pathlib
 import signal
+import threading
 
 import numpy as np
 import pytest
 
 import attnd
 import attnd.aio
-from conftest import Daemon
+from conftest import Daemon, Kept, worker_of
+from reference import random
 
 SPEC = attnd.PoolSpec("reserved", 1, 1, 1, 8, block_tokens=8, n_blocks=16)
 
@@ -90,14 +91,6 @@ def test_a_lease_that_ends_gives_back():
                     pool.client.ping()
 
 
-class Kept(Daemon):
-    """One whose cache outlives its process."""
-
-    def start(self, timeout=60.0):
-        self._command[1:1] = ["--supervise"]
-        super().start(timeout)
-
-
 def test_a_successor_keeps_reservations():
     with Kept(**{"device.kv_memory": "16M"}) as d:
         with attnd.connect(d.url, timeout=60, max_retries=1000) as a:
@@ -114,12 +107,6 @@ def test_a_successor_keeps_reservations():
                 with pytest.raises(attnd.OutOfBlocksError):
                     append(theirs, other, 48, 1)
                 append(mine, own, 16, 64)
-
-
-def worker_of(keeper):
-    """The process that serves, of one under --supervise."""
-    children = pathlib.Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
-    return int(children[0])
 
 
 def test_all_cards_or_none():
@@ -146,3 +133,89 @@ def test_asyncio(daemon):
             assert (await pool.probe()).n_reserved_blocks == 5
 
     asyncio.run(run())
+
+
+# ---- resized
+
+SIZED = attnd.PoolSpec("a", 1, 4, 2, 32, n_blocks=64, is_batch_invariant=True)
+
+
+def tensors(seed, n):
+    rng = np.random.default_rng(seed)
+    return [random(rng, n, heads, 32) for heads in (4, 2, 2)]
+
+
+def decode(pool, seed, n_tokens):
+    """What the tokens of a sequence give, one after another."""
+    rng = np.random.default_rng(seed)
+    with pool.open() as seq:
+        outs = []
+        for pos in range(n_tokens):
+            q, k, v = (random(rng, 1, heads, 32) for heads in (4, 2, 2))
+            outs.append(pool.step(0, [(seq, pos, 1)], q, k, v).out.copy())
+    return outs
+
+
+def test_bytes_are_the_same_while_the_pool_is_resized(daemon):
+    n_tokens, seeds = 200, range(4)  # 13 blocks each
+    with attnd.connect(daemon.url) as client:
+        calm, pool = client.create_pool(SIZED._replace(name="calm")), client.create_pool(SIZED)
+        want = [decode(calm, seed, n_tokens) for seed in seeds]
+        got = {}
+        threads = [
+            threading.Thread(target=lambda s=s: got.update({s: decode(pool, s, n_tokens)}))
+            for s in seeds
+        ]
+        with pool.open() as before:  # the others' blocks lie behind it, at first
+            pool.step(0, [(before, 0, 150)], *tensors(9, 150))
+            for t in threads:
+                t.start()
+        n_resizes = 0
+        while any(t.is_alive() for t in threads) or n_resizes == 0:
+            for n_blocks in (62, 64, 63):
+                pool.resize(n_blocks)
+                assert pool.spec.n_blocks == n_blocks
+                n_resizes += 1
+        for t in threads:
+            t.join()
+        for seed in seeds:
+            for a, b in zip(want[seed], got[seed], strict=True):
+                np.testing.assert_array_equal(a, b)
+        pool.resize(1)
+        assert (pool.spec.n_blocks, pool.n_free_blocks) == (1, 1)
+
+
+def test_blocks_that_one_pool_gives_up_are_anothers(own_daemon):
+    with attnd.connect(own_daemon.url) as client:
+        first = client.create_pool(SIZED)
+        last = client.create_pool(SIZED._replace(name="last"))
+        says = 'n_blocks is 65, pool "a" has room for 64'
+        with pytest.raises(attnd.OutOfMemoryError, match=says):
+            first.resize(65)
+        with pytest.raises(attnd.InvalidArgumentError, match="n_blocks is 0"):
+            first.resize(0)
+        assert first.spec.n_blocks == 64
+        first.resize(40)
+        between = client.create_pool(SIZED._replace(name="between", n_blocks=24))
+        with pytest.raises(attnd.OutOfMemoryError, match="has room for 40"):
+            first.resize(64)
+        between.resize(20)
+        assert between.spec.n_blocks == 20
+        last.resize(100)
+        seq = last.open()
+        n = 64 * 16 + 5
+        last.step(0, [(seq, 0, n)], *tensors(1, n))
+        with pytest.raises(attnd.OutOfBlocksError, match="n_blocks is 64, 65 blocks are in use"):
+            last.resize(64)
+        assert client.create_pool(SIZED).spec.n_blocks == 40  # as it was made, and as it is
+        assert client.create_pool(SIZED._replace(n_blocks=40)).spec.n_blocks == 40
+
+
+def test_a_pool_of_a_loop_is_resized(daemon):
+    async def main():
+        async with attnd.aio.connect(daemon.url) as client:
+            pool = await client.create_pool(SIZED._replace(name="aio"))
+            await pool.resize(8)
+            assert pool.spec.n_blocks == 8
+
+    asyncio.run(asyncio.wait_for(main(), 60))
