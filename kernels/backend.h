@@ -25,7 +25,7 @@
 #include "kernels/tree.h"
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 18
+#define BACKEND_ABI 21
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* What leaves f32 room on the way to a score, at any distance, of values of about unit size.
@@ -67,6 +67,13 @@ struct backend_pool_config {
     /* A token's V is the first head_dim_v elements of its K, as in latent attention (MLA): items
      * have no v, and the cache stores K alone. */
     bool is_v_in_k;
+    /* With is_v_in_k, of pools whose items carry heads before and after the projections between
+     * them and the latents, which the backend computes: q is [q_nope_dim elements][the part behind
+     * V], out is [out_dim]. A layer has weights w [num_q_heads][q_nope_dim + out_dim][head_dim_v]
+     * of q_dtype, a head's W_UK and then its W_UV: q's first part becomes the sum of its elements
+     * times w's first rows, out is the products of w's last rows with what attention gives; both
+     * are q_dtype in between. 0: q and out are as the cache has them */
+    uint32_t q_nope_dim, out_dim;
     uint32_t block_tokens; /* a power of two, 8 to 256 */
     uint32_t n_blocks;
     uint32_t n_table_rows; /* sequences that can be open at once */
@@ -83,6 +90,22 @@ struct backend_pool_config {
     uint32_t first_kv_head; /* of the sequence's, whose numbers are those of branches */
     const struct attn_layer_spec *layers; /* [num_layers] */
 };
+
+/* Elements of a head's q, and of its out, as items have them. */
+static inline uint32_t backend_q_dim(const struct backend_pool_config *c)
+{
+    return c->q_nope_dim == 0 ? c->head_dim_k : c->q_nope_dim + (c->head_dim_k - c->head_dim_v);
+}
+static inline uint32_t backend_out_dim(const struct backend_pool_config *c)
+{
+    return c->out_dim == 0 ? c->head_dim_v : c->out_dim;
+}
+/* Bytes of a layer's weights; 0: it has none. */
+static inline uint64_t backend_weights_bytes(const struct backend_pool_config *c)
+{
+    return (uint64_t)c->num_q_heads * (c->q_nope_dim + c->out_dim) * c->head_dim_v *
+           attn_dtype_bytes(c->q_dtype);
+}
 
 enum {
     BACKEND_APPEND = 1 << 0, /* write k and v at [pos, pos + n_tokens) */
@@ -118,11 +141,11 @@ struct backend_item {
     uint32_t pos; /* position of the first of n_tokens */
     uint32_t n_tokens; /* >= 1; query t sits at position pos + t */
     const uint32_t *block_table; /* [ceil((pos + n_tokens) / block_tokens)] pool-local block ids */
-    const void *q; /* [n_tokens][num_q_heads][head_dim_k] q_dtype; ATTEND only */
+    const void *q; /* [n_tokens][num_q_heads][backend_q_dim()] q_dtype; ATTEND only */
     const void *k; /* [n_tokens][num_kv_heads][head_dim_k] q_dtype; APPEND only */
     /* [n_tokens][num_kv_heads][head_dim_v] q_dtype; APPEND only; not looked at where V is in K */
     const void *v;
-    void *out; /* [n_tokens][num_q_heads][head_dim_v] q_dtype; ATTEND only */
+    void *out; /* [n_tokens][num_q_heads][backend_out_dim()] q_dtype; ATTEND only */
     float *lse; /* [n_tokens][num_q_heads] natural log, may be NULL */
     /* [n_tokens], TREE_MAX_NODES at most: the tokens are a tree; query t sees the cached tokens
      * below pos as from position pos + nodes[t].depth, and the nodes that it names. NULL: they
@@ -360,6 +383,17 @@ struct backend_ops {
     /* What computes which work of the pool, and why that, in one line for people: "steps, prompts:
      * attend_rows (...); trees, lists: ...". At most bytes, with the 0. NULL: it doesn't say. */
     void (*pool_kernels)(const struct backend_pool *p, char *out, size_t bytes);
+
+    /* Of pools with q_nope_dim; NULL: the backend has none, and no such pool may be opened.
+     * weights_write takes n bytes of a layer's weights from offset on; what is there already is
+     * compared. Weights live where blocks do: a pool that finds its blocks after an import finds
+     * them. No batch may attend in a layer
+     * that has not all of them. Errors, nothing changed: ATTN_EINVAL it begins behind what is
+     * there, or passes the end; ATTN_EEXIST other bytes are there. */
+    attn_status (*weights_write)(struct backend_pool *p, uint32_t layer, uint64_t offset,
+                                 const void *bytes, uint64_t n);
+    /* How many bytes of the layer's weights are there, from the start. */
+    uint64_t (*weights_have)(const struct backend_pool *p, uint32_t layer);
 
     /* Starts a batch; never waits for the device. ATTN_OK: it comes back exactly once from poll,
      * whatever happens. Error: nothing was started. A batch without ATTEND items is fine. */

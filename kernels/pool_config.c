@@ -51,6 +51,28 @@ static bool dims_are_valid(const struct backend_pool_config *c, char *why, size_
     return true;
 }
 
+/* The projections between heads and latents. */
+static bool projections_are_valid(const struct backend_pool_config *c, char *why, size_t why_bytes)
+{
+    if (c->q_nope_dim == 0 && c->out_dim == 0)
+        return true;
+    if (!c->is_v_in_k) {
+        snprintf(why, why_bytes, "q_nope_dim is %" PRIu32 " in a pool without is_v_in_k",
+                 c->q_nope_dim);
+        return false;
+    }
+    if (!in_range("q_nope_dim", c->q_nope_dim, 8, BACKEND_MAX_HEAD_DIM, why, why_bytes) ||
+        !in_range("out_dim", c->out_dim, 8, BACKEND_MAX_HEAD_DIM, why, why_bytes))
+        return false;
+    if (c->q_nope_dim % 8 != 0 || c->out_dim % 8 != 0) {
+        snprintf(why, why_bytes, "%s is %" PRIu32 ", not a multiple of 8",
+                 c->q_nope_dim % 8 ? "q_nope_dim" : "out_dim",
+                 c->q_nope_dim % 8 ? c->q_nope_dim : c->out_dim);
+        return false;
+    }
+    return true;
+}
+
 static bool dtypes_are_valid(const struct backend_pool_config *c, char *why, size_t why_bytes)
 {
     if (c->q_dtype != ATTN_F32 && c->q_dtype != ATTN_F16 && c->q_dtype != ATTN_BF16) {
@@ -178,7 +200,8 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
                  c->block_tokens);
         return ATTN_EINVAL;
     }
-    if (!dtypes_are_valid(c, why, why_bytes) || !dims_are_valid(c, why, why_bytes))
+    if (!dtypes_are_valid(c, why, why_bytes) || !dims_are_valid(c, why, why_bytes) ||
+        !projections_are_valid(c, why, why_bytes))
         return ATTN_EINVAL;
     if (c->layers == NULL) {
         snprintf(why, why_bytes, "layers is missing");

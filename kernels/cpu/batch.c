@@ -12,9 +12,10 @@
 #define LOOKS_BEFORE_NAP 1000
 #define NAP_NS 20000
 
-static attn_status check_item(struct backend *b, const struct backend_pool_config *c,
+static attn_status check_item(struct backend *b, const struct backend_pool *p,
                               const struct backend_item *item, uint32_t i)
 {
+    const struct backend_pool_config *c = &p->config;
     bool is_layer = item->layer < c->num_layers;
     uint64_t end = is_layer ? backend_item_end(c, item) : 0;
     uint64_t n_blocks = (end + c->block_tokens - 1) / c->block_tokens;
@@ -25,6 +26,9 @@ static attn_status check_item(struct backend *b, const struct backend_pool_confi
         missing = "k or v";
     if (item->block_table == NULL)
         missing = "block_table";
+    if ((item->flags & BACKEND_ATTEND) && is_layer &&
+        cpu_weights_have(p, item->layer) < backend_weights_bytes(c))
+        missing = "weights of its layer";
     if (!is_layer)
         cpu_fail(b, "item %" PRIu32 ": layer is %" PRIu32 " of %" PRIu32, i, item->layer,
                  c->num_layers);
@@ -54,7 +58,7 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
     const struct backend_pool_config *c = &batch->pool->config;
     uint64_t n_tokens = 0, n_listed = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
-        attn_status st = check_item(b, c, &batch->items[i], i);
+        attn_status st = check_item(b, batch->pool, &batch->items[i], i);
         if (st != ATTN_OK)
             return st;
         n_tokens += batch->items[i].n_tokens;
@@ -96,7 +100,8 @@ static void compute(struct backend *b, struct backend_batch *batch)
     uint64_t start = attn_now_ns();
     /* the block tables are read from the items, so there is no mirror to patch */
     cpu_append(b, batch);
-    batch->status = cpu_attend(b, b->isa, batch, 0);
+    batch->status = batch->pool->weights != NULL ? cpu_project_attend(b, b->isa, batch)
+                                                 : cpu_attend(b, b->isa, batch, 0);
     batch->device_ns = attn_now_ns() - start;
     b->is_attended = true;
 }

@@ -47,6 +47,7 @@ static void cpu_close(struct backend *b)
     free(b->segments);
     cpu_shared_fini(&b->shared);
     cpu_choice_fini(&b->choice);
+    cpu_projected_fini(&b->projected);
     free(b->segment_tiles);
     free(b->slots);
     free(b->evict);
@@ -362,6 +363,8 @@ static const struct backend_ops cpu_ops = {
     .pool_resize = cpu_pool_resize,
     .pool_close = cpu_pool_close,
     .pool_kernels = cpu_pool_kernels,
+    .weights_write = cpu_weights_write,
+    .weights_have = cpu_weights_have,
     .submit = cpu_submit,
     .poll = cpu_poll,
     .block_read = cpu_block_read,

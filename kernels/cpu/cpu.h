@@ -6,6 +6,7 @@
  * pool.c     slots of the table: pools
  * append.c   writes k and v, copies blocks
  * attend.c   plans a batch's attention and runs it on the threads
+ * project.c  heads to latents before the attention, latents to heads behind it
  * attend_shared.c   keys that items have in common: which, and their partial results
  * bench/     the same attention the obvious way (cpu_naive.c), and measurement (cpu_bench.c)
  *
@@ -113,6 +114,22 @@ struct choice {
     uint32_t first_capacity, blocks_capacity, missing_capacity, bounds_capacity;
 };
 
+/* A query token of a slice of a batch whose heads are projected. */
+struct project_token {
+    const uint8_t *q;
+    uint8_t *out;
+    uint32_t layer;
+};
+
+/* What a slice of such a batch has between heads and latents. */
+struct projected {
+    uint8_t *q, *o; /* [token][num_q_heads] rows of head_dim_k, of head_dim_v */
+    size_t q_bytes, o_bytes;
+    struct backend_item *items;
+    struct project_token *tokens;
+    uint32_t items_capacity, tokens_capacity;
+};
+
 struct backend {
     struct backend_config config;
     struct cpu_memory memory;
@@ -130,6 +147,7 @@ struct backend {
     uint32_t segments_capacity, tiles_capacity;
     struct shared shared;
     struct choice choice;
+    struct projected projected;
     float *slots; /* partials of split segments */
     size_t slots_capacity;
     uint8_t *evict; /* bench/cpu_bench.c: what is read to empty the caches */
@@ -143,7 +161,10 @@ struct backend_pool {
     struct kv_range range;
     struct backend_pool_config config;
     struct attend_geometry geometry;
-    uint8_t *base;
+    uint8_t *base; /* of block 0 */
+    /* Of pools that project, at the beginning of the range, in front of base: [num_layers] bytes of
+     * weights that are there, 64 bits each; then the layers' weights. Else NULL */
+    uint8_t *weights;
     struct attn_layer_spec *layers; /* config.layers, with the arrays they point to */
     float *layer_arrays;
     /* choose.c; NULL before any of its items chose */
@@ -178,6 +199,16 @@ void cpu_append(struct backend *b, const struct backend_batch *batch);
  * are cut into, 0: as many as keep the threads busy. ATTN_ENOMEM: error is set. */
 attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct backend_batch *batch,
                        uint32_t n_shards);
+
+/* project.c: cpu_attend of a pool whose items carry heads, and slots of the table. */
+attn_status cpu_project_attend(struct backend *b, const struct cpu_isa *isa,
+                               struct backend_batch *batch);
+void cpu_projected_fini(struct projected *p);
+/* Bytes in front of the pool's blocks; 0: it has no weights. */
+uint64_t cpu_weights_room(const struct backend_pool_config *c);
+attn_status cpu_weights_write(struct backend_pool *p, uint32_t layer, uint64_t offset,
+                              const void *bytes, uint64_t n);
+uint64_t cpu_weights_have(const struct backend_pool *p, uint32_t layer);
 
 /* choose.c: chooses for the batch's items. ATTN_ENOMEM: error is set. */
 attn_status cpu_choose(struct backend *b, const struct cpu_isa *isa,

@@ -25,6 +25,17 @@ _Static_assert(MAX_Q_FLOATS >= MAX_SEGMENT_ROWS * NARROW_DIM &&
                    MAX_O_FLOATS >= MAX_SEGMENT_ROWS * NARROW_DIM,
                "room for either kind of segment");
 
+/* Rows of one head, up to CPU_PROJECT_ROWS, and the weights [n][latent] that they meet: elements of
+ * the pool's q_dtype. */
+#define CPU_PROJECT_ROWS 4
+struct project_rows {
+    const uint8_t *w;
+    uint32_t n, latent; /* multiples of 8 */
+    uint32_t n_rows;
+    const uint8_t *in[CPU_PROJECT_ROWS];
+    uint8_t *out[CPU_PROJECT_ROWS];
+};
+
 /* What a pool's kernels need to know, made once a pool. */
 struct attend_geometry {
     struct kv_layout layout;
@@ -143,6 +154,10 @@ struct cpu_isa {
      * has for q.k; extremes are those of block b at extremes + b * block_bytes */
     void (*bounds)(const struct attend_rows *r, const uint8_t *extremes, size_t block_bytes,
                    uint32_t end, float *out);
+    /* rows of n elements become rows of latent: sums over w's rows, each times an element */
+    void (*absorb)(attn_dtype dtype, const struct project_rows *p);
+    /* rows of latent elements become rows of n: their products with w's rows */
+    void (*expand)(attn_dtype dtype, const struct project_rows *p);
     /* reads bytes (a multiple of 64) and returns something made of all of them */
     uint64_t (*read)(const void *p, size_t bytes);
 };

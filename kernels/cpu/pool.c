@@ -16,7 +16,8 @@ attn_status cpu_pool_check(struct backend *b, const struct backend_pool_config *
 uint64_t cpu_pool_bytes(const struct backend *b, const struct backend_pool_config *c)
 {
     (void)b;
-    return (kv_layout_of(c).block_bytes * c->n_blocks + 4095) & ~(uint64_t)4095;
+    return (cpu_weights_room(c) + kv_layout_of(c).block_bytes * c->n_blocks + 4095) &
+           ~(uint64_t)4095;
 }
 
 /* Copies the layers' specs and the arrays they point to. */
@@ -94,7 +95,8 @@ bool cpu_pool_memory_ready(struct backend *b, struct backend_pool *p,
 uint32_t cpu_pool_room(const struct backend_pool *p)
 {
     extremes_make_way(p->b);
-    uint64_t n = kv_range_room(&p->range, p->b->memory.bytes) / p->geometry.layout.block_bytes;
+    const uint64_t room = kv_range_room(&p->range, p->b->memory.bytes);
+    uint64_t n = (room - cpu_weights_room(&p->config)) / p->geometry.layout.block_bytes;
     return n < INT32_MAX ? (uint32_t)n : INT32_MAX;
 }
 
@@ -183,7 +185,9 @@ attn_status cpu_pool_open(struct backend *b, const struct backend_pool_config *c
         .q_dtype = c->q_dtype,
         .kv_dtype = c->kv_dtype,
     };
-    p->base = b->memory.base + p->range.offset;
+    p->base = b->memory.base + p->range.offset + cpu_weights_room(c);
+    if (c->q_nope_dim > 0)
+        p->weights = b->memory.base + p->range.offset;
     p->next = b->pools;
     b->pools = p;
     *out_pool = p;

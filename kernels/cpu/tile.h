@@ -957,6 +957,8 @@ static void bounds(const struct attend_rows *r, const uint8_t *extremes, size_t 
     }
 }
 
+#include "kernels/cpu/products.h"
+
 const struct cpu_isa ISA_SYMBOL = {
     .name = ISA_NAME,
     .has_pairs = HAS_BF16_DOT,
@@ -964,5 +966,7 @@ const struct cpu_isa ISA_SYMBOL = {
     .finish = finish,
     .extremes = extremes,
     .bounds = bounds,
+    .absorb = absorb,
+    .expand = expand,
     .read = vec_read,
 };
