@@ -37,7 +37,8 @@ extern "C" {
     X(ATTN_ECONN, -17, "connection lost or refused", true)                                         \
     X(ATTN_EIO, -18, "a file could not be read or written", false)                                 \
     X(ATTN_EFENCED, -19, "fenced", true)                                                           \
-    X(ATTN_EMOVED, -20, "moved to another daemon", false)
+    X(ATTN_EMOVED, -20, "moved to another daemon", false)                                          \
+    X(ATTN_ENOWEIGHTS, -21, "the layer has no weights yet", false)
 
 typedef enum attn_status {
 #define X(name, value, message, is_retryable) name = value,

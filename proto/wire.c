@@ -258,7 +258,8 @@ static attn_status request_decode(uint8_t *msg, size_t msg_bytes, uint8_t *paylo
     if (st != ATTN_OK)
         return st;
     st = payload_check(h->body_case == ATTND__REQUEST__BODY_STEP ||
-                           h->body_case == ATTND__REQUEST__BODY_IMPORT,
+                           h->body_case == ATTND__REQUEST__BODY_IMPORT ||
+                           h->body_case == ATTND__REQUEST__BODY_WEIGHTS,
                        &m, why, why_bytes);
     if (st != ATTN_OK)
         return st;

@@ -145,14 +145,28 @@ struct wire_step_layout {
     uint64_t out_offset, lse_offset;
     uint64_t reply_bytes;
 };
-/* Computes the layout of a step. dtype is the pool's q_dtype. The step was decoded or filled in by
- * the caller, with arrays of equal length.
+/* What a pool says of the tensors of its steps. */
+struct wire_shape {
+    uint32_t num_q_heads, num_kv_heads, head_dim_k, head_dim_v;
+    bool is_v_in_k;
+    attn_dtype q_dtype;
+    uint32_t q_nope_dim, out_dim; /* 0: q and out are as the cache has them */
+};
+/* Elements of a head's q, and of its out. */
+static inline uint32_t wire_q_dim(const struct wire_shape *w)
+{
+    return w->q_nope_dim == 0 ? w->head_dim_k : w->q_nope_dim + (w->head_dim_k - w->head_dim_v);
+}
+static inline uint32_t wire_out_dim(const struct wire_shape *w)
+{
+    return w->out_dim == 0 ? w->head_dim_v : w->out_dim;
+}
+/* Computes the layout of a step of a pool of this shape. The step was decoded or filled in by the
+ * caller, with arrays of equal length.
  * Errors   ATTN_EINVAL flags are 0 or unknown, lse or sparse without attend, a tree without append
  *          and attend, or a sparse one, s->dtype is another, no items, an item of 0 tokens,
  *          positions or sizes that overflow 32 bits. *out is then untouched. */
-attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint32_t num_kv_heads,
-                                uint32_t head_dim_k, uint32_t head_dim_v, bool is_v_in_k,
-                                attn_dtype dtype, struct wire_step_layout *out, char *why,
-                                size_t why_bytes);
+attn_status wire_step_layout_of(const Attnd__Step *s, const struct wire_shape *shape,
+                                struct wire_step_layout *out, char *why, size_t why_bytes);
 
 #endif

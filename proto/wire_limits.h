@@ -16,6 +16,7 @@
 #define WIRE_MAX_RETENTIONS 8 /* ranges of tokens in one message */
 #define WIRE_MAX_CALLS 128u /* of one message: half of the ids that a session remembers */
 #define WIRE_MAX_CHUNK_BLOCKS 1024u /* of export and import */
+#define WIRE_MAX_WEIGHTS_BYTES (1u << 20) /* of one piece */
 #define WIRE_MAX_STRING_BYTES 4096u /* and of bytes: a note */
 #define WIRE_MAX_JSON_BYTES (256u << 10) /* of StatsReply.json */
 #define WIRE_MAX_LAYERS 512u

@@ -43,11 +43,11 @@ static attn_status step_tokens(const Attnd__Step *s, uint64_t *out_tokens, char 
     return ATTN_OK;
 }
 
-attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint32_t num_kv_heads,
-                                uint32_t head_dim_k, uint32_t head_dim_v, bool is_v_in_k,
-                                attn_dtype dtype, struct wire_step_layout *out, char *why,
-                                size_t why_bytes)
+attn_status wire_step_layout_of(const Attnd__Step *s, const struct wire_shape *shape,
+                                struct wire_step_layout *out, char *why, size_t why_bytes)
 {
+    const uint32_t num_q_heads = shape->num_q_heads, num_kv_heads = shape->num_kv_heads;
+    const attn_dtype dtype = shape->q_dtype;
     const uint32_t known = WIRE_STEP_APPEND | WIRE_STEP_ATTEND | WIRE_STEP_LSE | WIRE_STEP_TREE |
                            WIRE_STEP_FULL | WIRE_STEP_SPARSE | WIRE_STEP_CHOOSE | WIRE_STEP_PART;
     bool is_append = s->flags & WIRE_STEP_APPEND, is_attend = s->flags & WIRE_STEP_ATTEND;
@@ -105,17 +105,17 @@ attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint
 
     bool fits = true;
     if (is_attend)
-        fits = place(l.n_tokens, num_q_heads, head_dim_k, element_bytes, &l.request_bytes,
+        fits = place(l.n_tokens, num_q_heads, wire_q_dim(shape), element_bytes, &l.request_bytes,
                      &l.q_offset) &&
-               place(l.n_tokens, num_q_heads, head_dim_v, element_bytes, &l.reply_bytes,
+               place(l.n_tokens, num_q_heads, wire_out_dim(shape), element_bytes, &l.reply_bytes,
                      &l.out_offset);
     if (fits && (s->flags & WIRE_STEP_LSE))
         fits = place(l.n_tokens, num_q_heads, 1, sizeof(float), &l.reply_bytes, &l.lse_offset);
     if (fits && is_append)
-        fits = place(l.n_tokens, num_kv_heads, head_dim_k, element_bytes, &l.request_bytes,
+        fits = place(l.n_tokens, num_kv_heads, shape->head_dim_k, element_bytes, &l.request_bytes,
                      &l.k_offset);
-    if (fits && is_append && !is_v_in_k)
-        fits = place(l.n_tokens, num_kv_heads, head_dim_v, element_bytes, &l.request_bytes,
+    if (fits && is_append && !shape->is_v_in_k)
+        fits = place(l.n_tokens, num_kv_heads, shape->head_dim_v, element_bytes, &l.request_bytes,
                      &l.v_offset);
     if (fits && (s->flags & WIRE_STEP_SPARSE))
         fits = place(l.n_tokens, s->n_indices, 1, sizeof(int32_t), &l.request_bytes,

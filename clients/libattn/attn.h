@@ -310,6 +310,10 @@ struct attn_pool_spec {
     /* may be left out of struct_size */
     uint32_t is_v_in_k; /* 1: V is the first head_dim_v elements of K, as in latent attention (MLA):
                            steps have no v, the cache stores K alone */
+    /* With is_v_in_k: steps carry heads before and after their projections, which the daemon
+     * computes with weights from attn_pool_weights. A head's q is q_nope_dim elements and then the
+     * head_dim_k - head_dim_v with positions, its out is out_dim. 0: none */
+    uint32_t q_nope_dim, out_dim;
 };
 
 /* attn_pool_create: makes a pool, or finds the one of this name if its spec is the same. A pool
@@ -358,6 +362,26 @@ ATTN_API attn_status attn_pool_resize(attn_pool *p, uint32_t n_blocks, uint64_t 
  *          numbers; ATTN_ENOTFOUND the pool is gone; ATTN_ENOTSUP by an older daemon */
 ATTN_API attn_status attn_pool_reserve(attn_pool *p, uint32_t n_blocks, uint64_t timeout_us,
                                        uint32_t *out_free_blocks);
+/* attn_pool_weights: gives the weights of a layer of a pool with q_nope_dim, as models of latent
+ * attention have them (kv_b_proj). They are sent, a piece at a time, when a step finds that the
+ * daemon has none: by the calls that wait for steps, attn_step and attn_step_wait, which then send
+ * the step again. Whoever gets ATTN_ENOWEIGHTS by a callback calls attn_pool_send_weights and
+ * starts the step again. All clients of a pool give the same weights.
+ *
+ * Shapes   weights [num_q_heads][q_nope_dim + out_dim][head_dim_v] of the pool's q_dtype: of each
+ *          head what makes latents to its K, then to its V. n_bytes: of all of it
+ * Owner    weights stay the caller's, and as they are until attn_pool_close
+ * Thread   no other thread may use the handle meanwhile
+ *
+ * Errors   ATTN_EINVAL the pool has no projections, there is no such layer, n_bytes is another
+ *          number; ATTN_ENOMEM */
+ATTN_API attn_status attn_pool_weights(attn_pool *p, uint32_t layer, const void *weights,
+                                       uint64_t n_bytes);
+/* attn_pool_send_weights: sends them now, to whatever daemon the client is connected to.
+ *
+ * Errors   ATTN_EINVAL none were given; ATTN_EEXIST the layer has others already; those of a call
+ *          without an answer: call again */
+ATTN_API attn_status attn_pool_send_weights(attn_pool *p, uint32_t layer, uint64_t timeout_us);
 /* Frees the handle; no step of it may be in flight. NULL is fine. */
 ATTN_API void attn_pool_close(attn_pool *p);
 /* The spec as the daemon has it, defaults filled in; the handle's. */
@@ -644,10 +668,10 @@ struct attn_step {
     uint32_t n_items;
     attn_dtype array_dtype; /* of q, k, v and out; NONE: the pool's q_dtype */
     const struct attn_item *items; /* [n_items] */
-    const void *q; /* [T][num_q_heads][head_dim_k]; NULL: append only */
+    const void *q; /* [T][num_q_heads][head_dim_k, or as q_nope_dim says]; NULL: append only */
     const void *k; /* [T][num_kv_heads][head_dim_k]; NULL with v: attend only */
     const void *v; /* [T][num_kv_heads][head_dim_v]; NULL in a pool of is_v_in_k */
-    void *out; /* [T][num_q_heads][head_dim_v]; with q */
+    void *out; /* [T][num_q_heads][head_dim_v, or out_dim]; with q */
     float *lse; /* [T][num_q_heads] natural log; NULL: not wanted */
     int32_t *item_status; /* [n_items] statuses, written however the step ends; may be NULL */
     uint64_t timeout_us;

@@ -43,6 +43,7 @@ static const struct kind kinds[] = {
     [ATTND__REQUEST__BODY_POOL_RELEASE] = {.run = pool_release_run},
     [ATTND__REQUEST__BODY_POOL_RESERVE] = {.run = pool_reserve_run},
     [ATTND__REQUEST__BODY_POOL_RESIZE] = {.run = pool_resize_run},
+    [ATTND__REQUEST__BODY_WEIGHTS] = {.run = weights_run},
     [ATTND__REQUEST__BODY_STATS] = {.run = stats_run},
     [ATTND__REQUEST__BODY_DRAIN] = {.run = drain_run},
     [ATTND__REQUEST__BODY_OPEN] = {.run = control_on_seq, .has_line = true},

@@ -11,8 +11,8 @@
 
 /* Features that a client may require of a pool. */
 static const char *const known_features[] = {
-    "alibi",       "batch_invariant", "dilated", "full",   "quantised_kv", "sink_logits",
-    "sink_tokens", "soft_cap",        "split",   "v_in_k", "window"};
+    "alibi",       "batch_invariant", "dilated",  "full",  "projections", "quantised_kv",
+    "sink_logits", "sink_tokens",     "soft_cap", "split", "v_in_k",      "window"};
 
 #define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
 
@@ -289,6 +289,8 @@ attn_status pool_spec_compare(const struct pool_spec *have, const struct pool_sp
     NUMBER(head_dim_k)
     NUMBER(head_dim_v)
     NUMBER(is_v_in_k)
+    NUMBER(q_nope_dim)
+    NUMBER(out_dim)
     NUMBER(block_tokens)
     if (b->n_blocks != 0)
         NUMBER(n_blocks)
@@ -366,6 +368,8 @@ void pool_spec_config(const struct pool_spec *s, uint32_t n_table_rows, uint32_t
         .head_dim_k = w->head_dim_k,
         .head_dim_v = w->head_dim_v,
         .is_v_in_k = w->is_v_in_k,
+        .q_nope_dim = w->q_nope_dim,
+        .out_dim = w->out_dim,
         .block_tokens = w->block_tokens,
         .n_blocks = w->n_blocks,
         .n_table_rows = n_table_rows,

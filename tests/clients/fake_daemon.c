@@ -141,8 +141,11 @@ static void on_step(struct session *s, const struct wire_request *req, const str
     atomic_store(&f->last_step_id, req->request_id);
     h.queue_ns = 1000;
     h.device_ns = 2000;
-    attn_status lst = wire_step_layout_of(st, s->num_q_heads, s->num_kv_heads, s->head_dim,
-                                          s->head_dim, false, ATTN_F32, &l, why, sizeof why);
+    attn_status lst =
+        wire_step_layout_of(st,
+                            &(struct wire_shape){s->num_q_heads, s->num_kv_heads, s->head_dim,
+                                                 s->head_dim, false, ATTN_F32, 0, 0},
+                            &l, why, sizeof why);
     MUST(lst == ATTN_OK && l.request_bytes == req->payload_bytes);
     if (take_one(&f->plan.n_fail)) {
         h.status = atomic_load(&f->plan.status);

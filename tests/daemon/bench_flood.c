@@ -151,7 +151,9 @@ static void send_step(struct flooder *f, struct target to, uint32_t pos, uint32_
     x.epoch = &to.epoch;
     x.pos = &pos;
     x.n_tokens = &n_tokens;
-    if (wire_step_layout_of(&x, to.n_heads, to.n_heads, to.head_dim, to.head_dim, false, ATTN_F16,
+    if (wire_step_layout_of(&x,
+                            &(struct wire_shape){to.n_heads, to.n_heads, to.head_dim, to.head_dim,
+                                                 false, ATTN_F16, 0, 0},
                             &l, why, sizeof why) != ATTN_OK)
         fail_msg("%s", why);
     assert_true(l.request_bytes <= sizeof zeros);

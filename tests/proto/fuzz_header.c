@@ -16,8 +16,10 @@ static void layout_check(const Attnd__Step *s, const uint8_t *data, size_t n)
     char why[128];
     if (n > sizeof geometry && data[1] & 1)
         memcpy(geometry, data + n - sizeof geometry, sizeof geometry);
-    if (wire_step_layout_of(s, geometry[0], geometry[1], geometry[2], geometry[3], is_v_in_k,
-                            (attn_dtype)s->dtype, &l, why, sizeof why) != ATTN_OK)
+    if (wire_step_layout_of(s,
+                            &(struct wire_shape){geometry[0], geometry[1], geometry[2], geometry[3],
+                                                 is_v_in_k, (attn_dtype)s->dtype, 0, 0},
+                            &l, why, sizeof why) != ATTN_OK)
         return;
     if (l.request_bytes > UINT32_MAX || l.reply_bytes > UINT32_MAX || l.n_tokens < s->n_seq ||
         (l.q_offset | l.k_offset | l.v_offset | l.out_offset | l.lse_offset | l.indices_offset) %

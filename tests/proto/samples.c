@@ -142,6 +142,11 @@ FILL(pool_reserve)
     REQUEST(pool_reserve, POOL_RESERVE, Attnd__PoolReserve, attnd__pool_reserve__init, .pool = 1,
             .n_blocks = 2048);
 }
+FILL(weights)
+{
+    REQUEST(weights, WEIGHTS, Attnd__Weights, attnd__weights__init, .pool = 1, .layer = 3,
+            .offset = 1 << 20);
+}
 FILL(pool_resize)
 {
     REQUEST(pool_resize, POOL_RESIZE, Attnd__PoolResize, attnd__pool_resize__init, .name = "llama",
@@ -493,6 +498,7 @@ const struct sample samples[] = {
     {"request_pool_release", "the session lets go of a pool", false, 0, fill_pool_release},
     {"request_pool_reserve", "so many blocks of a pool are the session's", false, 0,
      fill_pool_reserve},
+    {"request_weights", "a piece of a layer's weights", false, 64, fill_weights},
     {"request_pool_resize", "a pool has so many blocks", false, 0, fill_pool_resize},
     {"request_open", "a new sequence", false, 0, fill_open},
     {"request_open_with_tokens", "a new sequence of three tokens, with an adapter", false, 0,

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-OK, EINVAL, ENOTFOUND, EEXIST, ESTALE, ENOTSUP, EPROTO = 0, -1, -2, -3, -8, -10, -15
+OK, EINVAL, ENOTFOUND, EEXIST, ESTALE, ENOTSUP, EPROTO, ENOWEIGHTS = 0, -1, -2, -3, -8, -10, -15, -21
 APPEND, ATTEND, LSE = 1, 2, 4
 F32 = 1
 HEADS, KV_HEADS, DK, DV, LAYERS = 4, 2, 8, 16, 2
@@ -442,6 +442,63 @@ def ids_of_devices(w):
     expect(reply, OK)
 
 
+def projections(w):
+    """A pool whose steps carry heads, one of them, and refuse to until its layer has weights."""
+    latent, rope, nope, out_dim, n = 16, 8, 8, 8, 3
+    spec = blob(1, "heads") + uint(2, 1) + uint(3, 1) + uint(4, 1) + uint(5, latent + rope) + uint(6, latent)
+    spec += uint(8, 4) + uint(9, F32) + blob(12, float32(1, 0.25)) + uint(16, 1)
+    features = blob(14, "v_in_k") + blob(14, "projections")
+    for given, says in ((uint(17, nope), "out_dim is 0"), (uint(17, nope) + uint(18, 12), "out_dim is 12")):
+        expect(w.call(blob(11, blob(1, spec + features + given)))[0], EINVAL, says)
+    reply, _ = w.call(blob(11, blob(1, spec + features + uint(17, nope) + uint(18, out_dim))))
+    expect(reply, OK)
+    pool, seq = fields(reply[11])[1], random.getrandbits(64)
+    reply, _ = w.call(blob(13, fixed64(1, seq) + uint(2, pool)))
+    expect(reply, OK)
+    epoch = fields(reply[12])[1]
+    weights, q, k = rows(1, nope + out_dim, latent), rows(n, 1, nope + rope), rows(n, 1, latent + rope)
+    payload = flat(q)
+    payload += bytes(-len(payload) % 64) + flat(k)
+    step = uint(1, pool) + uint(3, APPEND | ATTEND) + uint(4, F32) + blob(5, struct.pack("<Q", seq))
+    step = blob(18, step + blob(6, varint(epoch)) + blob(7, varint(0)) + blob(8, varint(n)))
+
+    def send(offset, piece, pool=pool, layer=0):
+        body = blob(43, uint(1, pool) + uint(2, layer) + uint(3, offset))
+        reply, out = w.call(body, piece)
+        assert out == b""
+        return reply
+
+    bytes_of = flat(weights)
+    expect(w.call(step, payload)[0], ENOWEIGHTS, "layer 0 of pool heads has 0 of its 1024 bytes of weights")
+    expect(send(0, b""), EINVAL, "0 bytes, a piece has 1 to 1048576")
+    expect(send(0, bytes((1 << 20) + 1)), EINVAL, "1048577 bytes")
+    expect(send(0, bytes_of[:4], pool=w.pool), EINVAL, "has no projections")
+    expect(send(0, bytes_of[:4], pool=12345), ENOTFOUND, "12345")
+    expect(send(0, bytes_of[:4], layer=1), EINVAL, "weights.layer is 1, the pool has 1 layers")
+    expect(send(4, bytes_of[4:]), EINVAL, "bytes 4 to 1024, 0 of 1024 are there")
+    expect(send(0, bytes_of + b"more"), EINVAL, "bytes 0 to 1028")
+    expect(send(0, bytes_of[:600]), OK)
+    expect(send(0, bytes_of[:600]), OK)  # again
+    expect(w.call(step, payload)[0], ENOWEIGHTS, "600 of its 1024")
+    expect(send(592, bytes(16)), EEXIST, "layer 0 has other weights in bytes 592 to 600")
+    expect(send(500, bytes_of[500:]), OK)
+    expect(send(0, bytes_of), OK)
+    expect(w.call(step, payload[4:])[0], EINVAL, "payload has")
+    for _ in range(2):
+        reply, out = w.call(step, payload)
+        expect(reply, OK)
+        got = struct.unpack("<%df" % (n * out_dim), out)
+        for t in range(n):
+            wide = [sum(q[t][0][i] * weights[0][i][c] for i in range(nope)) for c in range(latent)]
+            wide += q[t][0][nope:]
+            terms = [(math.exp(0.25 * sum(a * b for a, b in zip(wide, k[j][0]))), k[j][0]) for j in range(t + 1)]
+            z = sum(e for e, _ in terms)
+            mean = [sum(e * row[c] for e, row in terms) / z for c in range(latent)]
+            for i in range(out_dim):
+                want = sum(m * x for m, x in zip(mean, weights[0][nope + i]))
+                assert abs(want - got[t * out_dim + i]) < 1e-3 * (1 + abs(want)), (t, i)
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -486,6 +543,7 @@ def main():
             for worker in w, other:
                 many_in_flight(worker)
                 ids_of_devices(worker)
+            projections(other)
             daemon.send_signal(signal.SIGTERM)
             assert daemon.wait(300) == 0
         finally:

@@ -74,12 +74,12 @@ static void every_limit_is_documented_with_its_value(void **state)
         uint32_t value;
     } limits[] = {
 #define LIMIT(name) {#name, name}
-        LIMIT(WIRE_MAX_HEADER_BYTES), LIMIT(WIRE_MAX_DEPTH),      LIMIT(WIRE_MAX_SUBMESSAGES),
-        LIMIT(WIRE_MAX_FIELDS),       LIMIT(WIRE_MAX_STEP_ITEMS), LIMIT(WIRE_MAX_STRING_BYTES),
-        LIMIT(WIRE_MAX_JSON_BYTES),   LIMIT(WIRE_MAX_LAYERS),     LIMIT(WIRE_MAX_HEADS),
-        LIMIT(WIRE_MAX_FEATURES),     LIMIT(WIRE_MAX_TOKENS),     LIMIT(WIRE_MAX_CHUNK_BLOCKS),
-        LIMIT(WIRE_MAX_CALLS),        LIMIT(WIRE_MAX_PARENTS),    LIMIT(WIRE_MAX_TREE_NODES),
-        LIMIT(WIRE_MAX_INDICES),
+        LIMIT(WIRE_MAX_HEADER_BYTES), LIMIT(WIRE_MAX_DEPTH),         LIMIT(WIRE_MAX_SUBMESSAGES),
+        LIMIT(WIRE_MAX_FIELDS),       LIMIT(WIRE_MAX_STEP_ITEMS),    LIMIT(WIRE_MAX_STRING_BYTES),
+        LIMIT(WIRE_MAX_JSON_BYTES),   LIMIT(WIRE_MAX_LAYERS),        LIMIT(WIRE_MAX_HEADS),
+        LIMIT(WIRE_MAX_FEATURES),     LIMIT(WIRE_MAX_TOKENS),        LIMIT(WIRE_MAX_CHUNK_BLOCKS),
+        LIMIT(WIRE_MAX_CALLS),        LIMIT(WIRE_MAX_PARENTS),       LIMIT(WIRE_MAX_TREE_NODES),
+        LIMIT(WIRE_MAX_INDICES),      LIMIT(WIRE_MAX_WEIGHTS_BYTES),
     };
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
         char line[256];
@@ -180,7 +180,8 @@ static void the_worked_example_is_a_real_exchange(void **state)
     assert_int_equal(s->seq[0], 5);
     assert_int_equal(s->epoch[0], 1);
     assert_int_equal(s->pos[0], 3);
-    assert_int_equal(wire_step_layout_of(s, 1, 1, 4, 4, false, ATTN_F32, &l, why, sizeof why),
+    assert_int_equal(wire_step_layout_of(s, &(struct wire_shape){1, 1, 4, 4, false, ATTN_F32, 0, 0},
+                                         &l, why, sizeof why),
                      ATTN_OK);
     assert_int_equal(l.request_bytes, q.payload_bytes);
     assert_memory_equal(q.payload + l.q_offset, q_values, sizeof q_values);

@@ -37,7 +37,9 @@ static void tensors_start_at_multiples_of_64(void **state)
     struct wire_step_layout l;
     char why[256] = "";
     Attnd__Step s = step_of(WIRE_STEP_APPEND | WIRE_STEP_ATTEND | WIRE_STEP_LSE, 3, 1);
-    assert_int_equal(wire_step_layout_of(&s, 5, 3, 8, 24, false, ATTN_BF16, &l, why, sizeof why),
+    assert_int_equal(wire_step_layout_of(&s,
+                                         &(struct wire_shape){5, 3, 8, 24, false, ATTN_BF16, 0, 0},
+                                         &l, why, sizeof why),
                      ATTN_OK);
     assert_int_equal(l.n_tokens, 3);
     assert_int_equal(l.q_offset, 0); /* 3 * 5 * 8 * 2 = 240 */
@@ -49,7 +51,9 @@ static void tensors_start_at_multiples_of_64(void **state)
     assert_int_equal(l.reply_bytes, 828);
 
     s = step_of(WIRE_STEP_APPEND, 1, 2);
-    assert_int_equal(wire_step_layout_of(&s, 5, 3, 8, 24, false, ATTN_BF16, &l, why, sizeof why),
+    assert_int_equal(wire_step_layout_of(&s,
+                                         &(struct wire_shape){5, 3, 8, 24, false, ATTN_BF16, 0, 0},
+                                         &l, why, sizeof why),
                      ATTN_OK);
     assert_int_equal(l.k_offset, 0);
     assert_int_equal(l.v_offset, 128);
@@ -57,7 +61,9 @@ static void tensors_start_at_multiples_of_64(void **state)
     assert_int_equal(l.reply_bytes, 0);
 
     s = step_of(WIRE_STEP_ATTEND, 2, 1);
-    assert_int_equal(wire_step_layout_of(&s, 5, 3, 8, 24, false, ATTN_BF16, &l, why, sizeof why),
+    assert_int_equal(wire_step_layout_of(&s,
+                                         &(struct wire_shape){5, 3, 8, 24, false, ATTN_BF16, 0, 0},
+                                         &l, why, sizeof why),
                      ATTN_OK);
     assert_int_equal(l.request_bytes, 160);
     assert_int_equal(l.reply_bytes, 480);
@@ -69,7 +75,8 @@ static void expect_invalid(const Attnd__Step *s, attn_dtype dtype, const char *s
     char why[256] = "";
     memset(&l, 0xee, sizeof l);
     before = l;
-    assert_int_equal(wire_step_layout_of(s, 8, 2, 64, 64, false, dtype, &l, why, sizeof why),
+    assert_int_equal(wire_step_layout_of(s, &(struct wire_shape){8, 2, 64, 64, false, dtype, 0, 0},
+                                         &l, why, sizeof why),
                      ATTN_EINVAL);
     assert_string_equal(why, sentence);
     assert_memory_equal(&l, &before, sizeof l);
@@ -126,7 +133,9 @@ static void steps_that_make_no_sense_are_refused_by_name(void **state)
     pos[1] = UINT32_MAX - 2;
     struct wire_step_layout l;
     char why[256];
-    assert_int_equal(wire_step_layout_of(&s, 8, 2, 64, 64, false, ATTN_BF16, &l, why, sizeof why),
+    assert_int_equal(wire_step_layout_of(&s,
+                                         &(struct wire_shape){8, 2, 64, 64, false, ATTN_BF16, 0, 0},
+                                         &l, why, sizeof why),
                      ATTN_OK);
     s = step_of(WIRE_STEP_ATTEND, 8, UINT32_MAX - 5);
     expect_invalid(&s, ATTN_BF16, "step of 34359738320 tokens makes a payload past 32 bits");
@@ -177,8 +186,9 @@ static void random_layouts_agree_with_wide_arithmetic(void **state)
         bool fits = request <= UINT32_MAX && reply <= UINT32_MAX;
         struct wire_step_layout l;
         char why[256] = "";
-        attn_status st = wire_step_layout_of(&s, hq, hkv, dk, dv, false, (attn_dtype)s.dtype, &l,
-                                             why, sizeof why);
+        attn_status st = wire_step_layout_of(
+            &s, &(struct wire_shape){hq, hkv, dk, dv, false, (attn_dtype)s.dtype, 0, 0}, &l, why,
+            sizeof why);
         assert_int_equal(st, fits ? ATTN_OK : ATTN_EINVAL);
         *(fits ? &n_fits : &n_over) += 1;
         if (!fits)
@@ -205,16 +215,19 @@ static void payloads_end_exactly_at_32_bits(void **state)
     Attnd__Step s = step_of(WIRE_STEP_ATTEND | WIRE_STEP_LSE, 1, 1);
     s.dtype = ATTND__DTYPE__F32;
     /* out ends at 2^32 - 4, so lse would start at 2^32 */
-    assert_int_equal(
-        wire_step_layout_of(&s, 1, 1, 1, (1u << 30) - 1, false, ATTN_F32, &l, why, sizeof why),
-        ATTN_EINVAL);
+    assert_int_equal(wire_step_layout_of(
+                         &s, &(struct wire_shape){1, 1, 1, (1u << 30) - 1, false, ATTN_F32, 0, 0},
+                         &l, why, sizeof why),
+                     ATTN_EINVAL);
     s.flags = WIRE_STEP_ATTEND;
-    assert_int_equal(
-        wire_step_layout_of(&s, 1, 1, 1, (1u << 30) - 1, false, ATTN_F32, &l, why, sizeof why),
-        ATTN_OK);
+    assert_int_equal(wire_step_layout_of(
+                         &s, &(struct wire_shape){1, 1, 1, (1u << 30) - 1, false, ATTN_F32, 0, 0},
+                         &l, why, sizeof why),
+                     ATTN_OK);
     assert_int_equal(l.reply_bytes, UINT32_MAX - 3);
     assert_int_equal(
-        wire_step_layout_of(&s, 1, 1, 1, 1u << 30, false, ATTN_F32, &l, why, sizeof why),
+        wire_step_layout_of(&s, &(struct wire_shape){1, 1, 1, 1u << 30, false, ATTN_F32, 0, 0}, &l,
+                            why, sizeof why),
         ATTN_EINVAL);
 }
 
@@ -234,9 +247,11 @@ static void products_that_wrap_around_are_refused(void **state)
             struct wire_step_layout l;
             char why[256] = "";
             Attnd__Step s = step_of(flags, cases[i].n_items, cases[i].n_tokens);
-            assert_int_equal(wire_step_layout_of(&s, cases[i].heads, cases[i].heads, cases[i].dim,
-                                                 cases[i].dim, false, ATTN_BF16, &l, why,
-                                                 sizeof why),
+            assert_int_equal(wire_step_layout_of(
+                                 &s,
+                                 &(struct wire_shape){cases[i].heads, cases[i].heads, cases[i].dim,
+                                                      cases[i].dim, false, ATTN_BF16, 0, 0},
+                                 &l, why, sizeof why),
                              ATTN_EINVAL);
             assert_non_null(strstr(why, "past 32 bits"));
         }

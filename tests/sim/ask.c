@@ -412,8 +412,9 @@ uint8_t *step_payload(struct ask *a, struct wire_step_layout *out_l)
     b.epoch = epochs;
     b.pos = a->pos;
     b.n_tokens = a->n_tokens;
-    if (wire_step_layout_of(&b, Q_HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM, false, ATTN_F32, &l, why,
-                            sizeof why) != ATTN_OK)
+    if (wire_step_layout_of(
+            &b, &(struct wire_shape){Q_HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM, false, ATTN_F32, 0, 0},
+            &l, why, sizeof why) != ATTN_OK)
         sim_fail("a step of a client's is none: %s", why);
     uint8_t *payload = sim_alloc(l.request_bytes);
     a->tokens = sim_alloc(n * sizeof *a->tokens);

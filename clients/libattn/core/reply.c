@@ -102,6 +102,7 @@ static bool knows_gone(struct client_request *r)
     case ATTND__REQUEST__BODY_POOL_DESCRIBE:
     case ATTND__REQUEST__BODY_POOL_RELEASE:
     case ATTND__REQUEST__BODY_POOL_RESERVE:
+    case ATTND__REQUEST__BODY_WEIGHTS:
         r->gone = ATTN_GONE_POOL;
         return false;
     default:

@@ -102,9 +102,8 @@ static attn_status layout_of(const attn_pool *p, const struct attn_lane_step *s,
     h.n_seq = h.n_epoch = h.n_pos = h.n_n_tokens = 1;
     h.n_tokens = &one;
     h.pos = &zero;
-    attn_status st = wire_step_layout_of(
-        &h, p->spec.num_q_heads, p->spec.num_kv_heads, p->spec.head_dim_k, p->spec.head_dim_v,
-        p->spec.is_v_in_k != 0, p->spec.q_dtype, out, why, sizeof why);
+    const struct wire_shape shape = pool_shape(p);
+    attn_status st = wire_step_layout_of(&h, &shape, out, why, sizeof why);
     return st == ATTN_OK ? ATTN_OK : error_set(st, "%s", why);
 }
 

@@ -147,7 +147,10 @@ attn_status attn_pool_create(attn_client *c, const struct attn_pool_spec *spec, 
     if (spec == NULL || out_pool == NULL || spec->name == NULL)
         return error_set(ATTN_EINVAL, "spec, spec->name or out_pool is NULL");
     const size_t least = offsetof(struct attn_pool_spec, is_v_in_k);
-    if ((spec->struct_size != sizeof *spec && spec->struct_size != least) ||
+    /* of a library without q_nope_dim: is_v_in_k, and nothing to fill the struct up */
+    const size_t older = least + 2 * sizeof(uint32_t);
+    if ((spec->struct_size != sizeof *spec && spec->struct_size != least &&
+         spec->struct_size != older) ||
         spec->layer_struct_size != sizeof(struct attn_layer))
         return error_set(
             ATTN_EINVAL, "attn_pool_spec sizes %u and %u: this library knows %zu and %zu",
@@ -159,7 +162,10 @@ attn_status attn_pool_create(attn_client *c, const struct attn_pool_spec *spec, 
 
     struct attn_pool_spec all = {.struct_size = sizeof all};
     struct wire_spec w;
-    memcpy(&all, spec, spec->struct_size);
+    memcpy(&all, spec,
+           spec->struct_size == older ? offsetof(struct attn_pool_spec, q_nope_dim)
+                                      : spec->struct_size);
+    all.struct_size = sizeof all;
     st = wire_spec_init(&w, &all);
     if (st == ATTN_OK) {
         Attnd__Request req = ATTND__REQUEST__INIT;
@@ -190,6 +196,7 @@ void attn_pool_close(attn_pool *p)
 {
     if (p == NULL)
         return;
+    free(p->weights);
     free(p->memory);
     free(p);
 }

@@ -35,7 +35,7 @@ attn_status wire_spec_init(struct wire_spec *w, const struct attn_pool_spec *s)
 {
     *w = (struct wire_spec){.spec = ATTND__POOL_SPEC__INIT,
                             .identity = ATTND__IDENTITY__INIT,
-                            .features = {(char *)"v_in_k"}};
+                            .features = {(char *)"v_in_k", (char *)"projections"}};
     Attnd__PoolSpec *p = &w->spec;
     p->name = (char *)s->name;
     p->num_layers = s->num_layers;
@@ -52,8 +52,10 @@ attn_status wire_spec_init(struct wire_spec *w, const struct attn_pool_spec *s)
     p->is_v_in_k = s->is_v_in_k != 0;
     if (p->is_v_in_k) { /* a daemon that ignored it would take other tensors */
         p->required_features = w->features;
-        p->n_required_features = 1;
+        p->n_required_features = s->q_nope_dim > 0 ? 2 : 1;
     }
+    p->q_nope_dim = s->q_nope_dim;
+    p->out_dim = s->out_dim;
     w->identity.model = (char *)(s->model != NULL ? s->model : "");
     w->identity.rope = (char *)(s->rope != NULL ? s->rope : "");
     p->identity = &w->identity;
@@ -174,6 +176,8 @@ attn_status wire_spec_read(const Attnd__PoolSpec *w, struct attn_pool_spec *out,
         .is_batch_invariant = w->is_batch_invariant,
         .split = (attn_split)w->split,
         .is_v_in_k = w->is_v_in_k,
+        .q_nope_dim = w->q_nope_dim,
+        .out_dim = w->out_dim,
         .n_layers = (uint32_t)w->n_layers,
         .layers = w->n_layers > 0 ? layers : NULL,
         .model = put_text(&text, model),

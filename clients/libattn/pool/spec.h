@@ -16,7 +16,7 @@ struct wire_spec {
     Attnd__LayerSpec *layers;
     Attnd__LayerSpec **layer_ptrs;
     struct wire_branches *branches; /* of each layer */
-    char *features[1];
+    char *features[2];
 };
 
 /* Points w at what s has; s must outlive it. Call wire_spec_fini also after a failure. ATTN_EINVAL

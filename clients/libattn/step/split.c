@@ -253,6 +253,7 @@ attn_status split_start(struct client_request *parent, uint32_t max_tokens, bool
 {
     const struct attn_step *step = &parent->step;
     const struct attn_pool_spec *spec = &parent->pool->spec;
+    const struct wire_shape shape = pool_shape(parent->pool);
     attn_dtype dtype = step->array_dtype != ATTN_DTYPE_NONE ? step->array_dtype : spec->q_dtype;
     size_t e = attn_dtype_bytes(dtype);
     struct split *s = calloc(1, sizeof *s);
@@ -267,8 +268,8 @@ attn_status split_start(struct client_request *parent, uint32_t max_tokens, bool
     s->max_tokens = max_tokens;
     s->is_whole = is_whole;
     s->start_piece = start_piece;
-    s->q_row = (size_t)spec->num_q_heads * spec->head_dim_k * e;
-    s->out_row = (size_t)spec->num_q_heads * spec->head_dim_v * e;
+    s->q_row = (size_t)spec->num_q_heads * wire_q_dim(&shape) * e;
+    s->out_row = (size_t)spec->num_q_heads * wire_out_dim(&shape) * e;
     s->kv_row_k = (size_t)spec->num_kv_heads * spec->head_dim_k * e;
     s->kv_row_v = spec->is_v_in_k ? 0 : (size_t)spec->num_kv_heads * spec->head_dim_v * e;
     s->piece_items = calloc(step->n_items, sizeof *s->piece_items);

@@ -99,6 +99,7 @@ static void put_tensors(const struct client_request *r, uint8_t *payload)
     const struct attn_step *s = &r->step;
     const struct attn_pool_spec *spec = &r->pool->spec;
     const struct wire_step_layout *l = &r->layout;
+    const struct wire_shape shape = pool_shape(r->pool);
     const uint32_t flags = step_flags(s);
     const size_t e = attn_dtype_bytes(spec->q_dtype), kv_row = spec->num_kv_heads * e;
     struct {
@@ -108,7 +109,7 @@ static void put_tensors(const struct client_request *r, uint8_t *payload)
         const void *src;
         uint8_t *dst;
     } parts[] = {
-        {WIRE_STEP_ATTEND, l->q_offset, l->n_tokens * spec->num_q_heads * spec->head_dim_k * e,
+        {WIRE_STEP_ATTEND, l->q_offset, l->n_tokens * spec->num_q_heads * wire_q_dim(&shape) * e,
          s->q, NULL},
         {WIRE_STEP_APPEND, l->k_offset, l->n_tokens * kv_row * spec->head_dim_k, s->k, NULL},
         {WIRE_STEP_APPEND, l->v_offset, l->n_tokens * kv_row * spec->head_dim_v, s->v, NULL},
@@ -221,7 +222,8 @@ static attn_status step_take(struct client_request *r, const struct wire_reply *
     const float *lse = (const float *)(const void *)(reply->payload + l->lse_offset);
     if (s->in_place != NULL && s->in_place->is_attend)
         s->in_place->take(s->in_place->user, out, s->in_place->has_lse ? lse : NULL, n_failed);
-    size_t n_out = l->n_tokens * spec->num_q_heads * spec->head_dim_v;
+    const struct wire_shape shape = pool_shape(r->pool);
+    size_t n_out = l->n_tokens * spec->num_q_heads * wire_out_dim(&shape);
     if (s->q != NULL && is_converted(r->pool, s))
         copy_from_bf16(s->out, (const uint16_t *)(const void *)out, n_out);
     else if (s->q != NULL)
@@ -392,9 +394,8 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
     h.n_seq = h.n_epoch = h.n_pos = h.n_n_tokens = 1;
     h.n_tokens = &sum;
     h.pos = &pos;
-    st = wire_step_layout_of(&h, p->spec.num_q_heads, p->spec.num_kv_heads, p->spec.head_dim_k,
-                             p->spec.head_dim_v, p->spec.is_v_in_k != 0, p->spec.q_dtype,
-                             out_layout, why, sizeof why);
+    const struct wire_shape shape = pool_shape(p);
+    st = wire_step_layout_of(&h, &shape, out_layout, why, sizeof why);
     if (st != ATTN_OK)
         return error_set(st, "%s", why);
     return step_cut(p, s, info, out_size);
@@ -452,14 +453,29 @@ static attn_status start_piece(struct attn_pool *p, const struct attn_step *s,
     return start(p, s, parent->deadline_ns, cb, user, NULL, NULL);
 }
 
+/* A daemon that began anew asks again; one that has all and still asks is not asked for ever. */
+enum { MAX_WEIGHTS_SENT = 3 };
+
+/* Waits for the step; where the daemon lacks its layer's weights, sends them and the step again. */
 static attn_status finish(struct client_request *r, struct attn_result *out_result)
 {
-    client_request_wait(r);
-    attn_status st = error_from_request(r);
-    if (out_result != NULL)
-        *out_result = r->result;
-    client_request_free(r);
-    return st;
+    for (int n_sent = 0;; n_sent++) {
+        client_request_wait(r);
+        attn_status st = error_from_request(r);
+        struct attn_pool *p = (struct attn_pool *)(uintptr_t)r->pool;
+        const struct attn_step s = r->step;
+        const bool may_help = st == ATTN_ENOWEIGHTS && n_sent < MAX_WEIGHTS_SENT;
+        if (out_result != NULL)
+            *out_result = r->result;
+        client_request_free(r);
+        if (!may_help || !pool_has_weights(p, s.layer))
+            return st;
+        st = attn_pool_send_weights(p, s.layer, s.timeout_us);
+        if (st == ATTN_OK)
+            st = start(p, &s, 0, NULL, NULL, &r, NULL);
+        if (st != ATTN_OK)
+            return st;
+    }
 }
 
 static attn_status check_waiting(struct attn_client *c, const struct attn_result *out_result)

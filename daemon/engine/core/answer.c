@@ -187,7 +187,7 @@ static void fill_nan(uint8_t *dst, size_t n, attn_dtype dtype)
 static void fill_failed_rows(struct task *t)
 {
     const struct backend_pool_config *c = &t->pool->config;
-    size_t row = (size_t)c->num_q_heads * c->head_dim_v, e = attn_dtype_bytes(c->q_dtype);
+    size_t row = (size_t)c->num_q_heads * backend_out_dim(c), e = attn_dtype_bytes(c->q_dtype);
     for (uint32_t i = t->first_failed; i < t->n_items; i++) {
         const struct item *it = &t->items[i];
         if (t->item_status[i] == ATTN_OK)
@@ -205,7 +205,7 @@ static void fill_failed_rows(struct task *t)
 static void clear_gap(struct task *t)
 {
     const struct backend_pool_config *c = &t->pool->config;
-    uint64_t end = t->layout.out_offset + t->layout.n_tokens * c->num_q_heads * c->head_dim_v *
+    uint64_t end = t->layout.out_offset + t->layout.n_tokens * c->num_q_heads * backend_out_dim(c) *
                                               attn_dtype_bytes(c->q_dtype);
     if (t->flags & WIRE_STEP_LSE)
         memset(t->payload + end, 0, t->layout.lse_offset - end);

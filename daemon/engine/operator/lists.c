@@ -43,11 +43,13 @@ static json_t *list_pools(struct engine *e, const Attnd__Inspect *ask)
         const struct backend_pool_config *c = &p->config;
         struct pool_count n = pool_count_all(e, p);
         json_t *o = json_pack(
-            "{s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:s}",
+            "{s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, "
+            "s:s}",
             "name", p->spec.wire->name, "layers", (json_int_t)c->num_layers, "q_heads",
             (json_int_t)c->num_q_heads, "kv_heads", (json_int_t)c->num_kv_heads, "head_dim_k",
             (json_int_t)c->head_dim_k, "head_dim_v", (json_int_t)c->head_dim_v, "v_in_k",
-            (int)c->is_v_in_k, "block_tokens", (json_int_t)c->block_tokens, "dtype",
+            (int)c->is_v_in_k, "q_nope_dim", (json_int_t)c->q_nope_dim, "out_dim",
+            (json_int_t)c->out_dim, "block_tokens", (json_int_t)c->block_tokens, "dtype",
             attn_dtype_name(c->q_dtype), "kv_dtype", attn_dtype_name(c->kv_dtype), "blocks",
             (json_int_t)n.blocks, "free_blocks", (json_int_t)n.free, "reserved_blocks",
             (json_int_t)n.reserved, "sequences", (json_int_t)n.sequences, "bytes",

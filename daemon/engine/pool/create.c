@@ -148,10 +148,11 @@ static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t
     return st;
 }
 
-/* Blocks that its tenant is charged for on this card; those of a split pool count once. */
+/* Blocks that its tenant is charged for on this card, its weights as so many; those of a split pool
+ * count once. */
 static uint32_t blocks_charged(const struct engine *e, const struct pool *p)
 {
-    return pool_is_shard(e, p) ? 0 : p->config.n_blocks;
+    return pool_is_shard(e, p) ? 0 : p->config.n_blocks + pool_weight_blocks(p);
 }
 
 /* Says what computes the pool's work on this card. */

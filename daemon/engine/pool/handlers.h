@@ -6,6 +6,8 @@
 
 attn_status pool_reserve_run(struct engine *e, struct request *req, uint32_t session,
                              struct answer *a);
+attn_status weights_run(struct engine *e, struct request *req, uint32_t session,
+                        struct answer *a); /* weights.c */
 attn_status pool_resize_run(struct engine *e, struct request *req, uint32_t session,
                             struct answer *a);
 attn_status pool_create_run(struct engine *e, struct request *req, uint32_t session,

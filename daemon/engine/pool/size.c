@@ -40,6 +40,13 @@ static void pool_configure(struct engine *e, struct pool *p)
                      pool_row_blocks(e, &p->spec, p->spec.wire->n_blocks), &p->config);
 }
 
+uint32_t pool_weight_blocks(const struct pool *p)
+{
+    const uint64_t bytes = backend_weights_bytes(&p->config) * p->config.num_layers;
+    const uint64_t block = kv_layout_of(&p->config).block_bytes;
+    return (uint32_t)((bytes + block - 1) / block);
+}
+
 /* The engine's own backend, or that of all devices together. */
 static void pool_choose_backend(struct engine *e, struct pool *p)
 {
@@ -74,7 +81,8 @@ static attn_status pool_size_auto(struct engine *e, struct pool *p, uint64_t fre
     uint64_t block_bytes = block_bytes_here(e, p);
     if (pool_spans(e, p))
         free_bytes = least_free_bytes(e);
-    uint64_t n = free_bytes / block_bytes;
+    const uint64_t weights = backend_weights_bytes(c) * c->num_layers;
+    uint64_t n = weights < free_bytes ? (free_bytes - weights) / block_bytes : 0;
     c->n_blocks = n < free_blocks ? (uint32_t)n : free_blocks;
     c->n_blocks = c->n_blocks / 2 + c->n_blocks % 2;
     while (c->n_blocks > 0 && p->ops->pool_bytes(p->backend, c) > free_bytes)
@@ -82,9 +90,10 @@ static attn_status pool_size_auto(struct engine *e, struct pool *p, uint64_t fre
     p->spec.wire->n_blocks = c->n_blocks;
     if (c->n_blocks == 0)
         return FAIL(ATTN_ENOMEM,
-                    "a block of %" PRIu64 " bytes does not fit: %" PRIu64 " of %" PRIu64
+                    "a block of %" PRIu64 " bytes does not fit%s: %" PRIu64 " of %" PRIu64
                     " KV bytes are free (device.kv_memory)",
-                    block_bytes, free_bytes, e->info.kv_bytes);
+                    block_bytes, weights > 0 ? " beside the pool's weights" : "", free_bytes,
+                    e->info.kv_bytes);
     pool_configure(e, p);
     return ATTN_OK;
 }
@@ -122,6 +131,19 @@ attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p
     attn_status st = p->ops->pool_check(p->backend, &p->config);
     if (st != ATTN_OK)
         return FAIL(st, "%s", p->ops->last_error(p->backend));
+    if (w->q_nope_dim > 0 && p->ops->weights_write == NULL)
+        return FAIL(ATTN_ENOTSUP, "q_nope_dim is %" PRIu32 ": %s %s has no projections",
+                    w->q_nope_dim, is_split ? "a pool that is split, on backend" : "backend",
+                    e->info.name);
+    const uint32_t of_weights = pool_weight_blocks(p);
+    if (asked + (uint64_t)of_weights > left)
+        return FAIL(ATTN_EQUOTA,
+                    "weights take as much as %" PRIu32 " blocks, and n_blocks is %" PRIu32
+                    ": tenant %s has %" PRIu64 " left of its %" PRIu64 " blocks",
+                    of_weights, asked, who->name, left, who->most[TENANT_BLOCKS]);
+    const uint64_t share = left / n_cards, rest = share < of_weights ? 0 : share - of_weights;
+    if (asked == 0 && of_weights > 0 && rest < free_blocks)
+        free_blocks = (uint32_t)rest;
     if (asked == 0)
         st = pool_size_auto(e, p, free_bytes, free_blocks, why, why_bytes);
     if (st != ATTN_OK)

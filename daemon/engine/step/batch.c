@@ -198,8 +198,8 @@ static struct backend_item device_item(struct engine *e, const struct item *it)
     }
     if (t->flags & WIRE_STEP_ATTEND) {
         d.flags |= BACKEND_ATTEND | (t->flags & WIRE_STEP_FULL ? BACKEND_FULL : 0);
-        d.q = in + l->q_offset + row * c->num_q_heads * c->head_dim_k * el;
-        d.out = t->payload + l->out_offset + row * c->num_q_heads * c->head_dim_v * el;
+        d.q = in + l->q_offset + row * c->num_q_heads * backend_q_dim(c) * el;
+        d.out = t->payload + l->out_offset + row * c->num_q_heads * backend_out_dim(c) * el;
     }
     if (t->flags & WIRE_STEP_LSE)
         d.lse = (float *)(void *)(t->payload + l->lse_offset + row * c->num_q_heads * 4);

@@ -6,7 +6,8 @@
  * not matter. What is computed again claims its layer of the sequence, as items do, so nothing is
  * written, closed or dropped meanwhile.
  *
- * Items on lanes are never chosen, nor those in shared memory if there are tenants: there a worker
+ * Items on lanes are never chosen, nor those of pools with projections, whose heads' weights a copy
+ * would have to have, nor those in shared memory if there are tenants: there a worker
  * could change q or the output meanwhile, and so cause a false alarm.
  */
 #define _GNU_SOURCE /* pthread_setname_np */
@@ -153,7 +154,8 @@ static bool is_suitable(const struct engine *e, const struct item *it)
     const struct request *req = it->task->req;
     bool is_shared = req->transport->label == STATS_SHM && e->env.tenants != NULL;
     return (it->task->flags & WIRE_STEP_ATTEND) && it->nodes == NULL && it->lists.starts == NULL &&
-           it->key_base == 0 && it->ahead == 0 && req->bell == NULL && !is_shared;
+           it->task->pool->config.q_nope_dim == 0 && it->key_base == 0 && it->ahead == 0 &&
+           req->bell == NULL && !is_shared;
 }
 
 /* Blocks that a window has let go may be written to by a move at this moment. */

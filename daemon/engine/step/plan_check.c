@@ -144,6 +144,13 @@ attn_status plan_check(struct engine *e, const Attnd__Plan *h, uint32_t session,
         snprintf(why, why_bytes, "plan.step.pool is %" PRIu32 ", no such pool", h->step->pool);
         return ATTN_ENOTFOUND;
     }
+    if (p->config.q_nope_dim > 0) {
+        snprintf(why, why_bytes,
+                 "plan.step.pool: pool %s has projections (q_nope_dim %" PRIu32
+                 "), which lanes have not",
+                 p->spec.wire->name, p->config.q_nope_dim);
+        return ATTN_ENOTSUP;
+    }
     attn_status st = step_check_shape(e, h->step, p, out, why, why_bytes);
     if (st == ATTN_OK)
         st = check_layers(h, p, why, why_bytes);

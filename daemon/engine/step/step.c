@@ -188,13 +188,27 @@ static const struct task_ops step_ops = {.wake = step_wake, .refuse = step_refus
 
 /* --- admission -------------------------------------------------------------------------------- */
 
+/* Whether the projections of the layer can be computed. */
+static attn_status check_weights(uint32_t layer, const struct pool *p, char *why, size_t why_bytes)
+{
+    const uint64_t all = backend_weights_bytes(&p->config);
+    const uint64_t have = p->ops->weights_have(p->device, layer);
+    if (have == all)
+        return ATTN_OK;
+    snprintf(why, why_bytes,
+             "layer %" PRIu32 " of pool %s has %" PRIu64 " of its %" PRIu64
+             " bytes of weights (q_nope_dim): send them first",
+             layer, p->spec.wire->name, have, all);
+    return ATTN_ENOWEIGHTS;
+}
+
 attn_status step_check_shape(const struct engine *e, const Attnd__Step *s, const struct pool *p,
                              struct wire_step_layout *out, char *why, size_t why_bytes)
 {
     const struct backend_pool_config *c = &p->config;
-    attn_status st =
-        wire_step_layout_of(s, c->num_q_heads, c->num_kv_heads, c->head_dim_k, c->head_dim_v,
-                            c->is_v_in_k, c->q_dtype, out, why, why_bytes);
+    const struct wire_shape shape = {c->num_q_heads, c->num_kv_heads, c->head_dim_k, c->head_dim_v,
+                                     c->is_v_in_k,   c->q_dtype,      c->q_nope_dim, c->out_dim};
+    attn_status st = wire_step_layout_of(s, &shape, out, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     if (s->layer >= c->num_layers) {
@@ -202,6 +216,10 @@ attn_status step_check_shape(const struct engine *e, const Attnd__Step *s, const
                  s->layer, c->num_layers);
         return ATTN_EINVAL;
     }
+    if ((s->flags & WIRE_STEP_ATTEND) && c->q_nope_dim > 0)
+        st = check_weights(s->layer, p, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
     if (s->n_seq > config_now(e->env.cfg, max_step_items)) {
         snprintf(why, why_bytes,
                  "step has %zu items, %" PRIu32 " are allowed (engine.max_step_items)", s->n_seq,

@@ -231,8 +231,10 @@ void e2e_build_step(struct e2e_step *s, const struct e2e_client *c, uint32_t lay
     s->wire.epoch = s->epoch;
     s->wire.pos = s->pos;
     s->wire.n_tokens = s->n_tokens;
-    if (wire_step_layout_of(&s->wire, E2E_Q_HEADS, E2E_KV_HEADS, E2E_DIM, E2E_DIM, is_v_in_k(),
-                            dtype, &s->layout, why, sizeof why) != ATTN_OK)
+    if (wire_step_layout_of(&s->wire,
+                            &(struct wire_shape){E2E_Q_HEADS, E2E_KV_HEADS, E2E_DIM, E2E_DIM,
+                                                 is_v_in_k(), dtype, 0, 0},
+                            &s->layout, why, sizeof why) != ATTN_OK)
         fail_msg("the test's step is wrong: %s", why);
 }
 

@@ -209,7 +209,8 @@ static uint32_t make_steps(struct request **out, uint32_t n_items, uint32_t *ord
         h.step = &s;
         struct wire_step_layout l;
         char why[256];
-        wire_step_layout_of(&s, 1, 1, 8, 8, false, ATTN_BF16, &l, why, sizeof why);
+        wire_step_layout_of(&s, &(struct wire_shape){1, 1, 8, 8, false, ATTN_BF16, 0, 0}, &l, why,
+                            sizeof why);
         out[n_steps++] = make(&h, l.request_bytes);
     }
     return n_steps;

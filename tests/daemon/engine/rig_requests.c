@@ -237,8 +237,10 @@ uint64_t rig_send_step(struct rig *r, const struct rig_step *s)
     h.body_case = ATTND__REQUEST__BODY_STEP;
     h.step = &b;
     struct wire_step_layout l;
-    if (wire_step_layout_of(&b, RIG_Q_HEADS, RIG_KV_HEADS, RIG_DIM, RIG_DIM, false, ATTN_F32, &l,
-                            why, sizeof why) != ATTN_OK)
+    if (wire_step_layout_of(&b,
+                            &(struct wire_shape){RIG_Q_HEADS, RIG_KV_HEADS, RIG_DIM, RIG_DIM, false,
+                                                 ATTN_F32, 0, 0},
+                            &l, why, sizeof why) != ATTN_OK)
         fail_msg("the test's step is wrong: %s", why);
     uint8_t *payload = test_calloc(1, l.request_bytes);
     if (s->indices != NULL)

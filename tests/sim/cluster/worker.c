@@ -476,8 +476,9 @@ static struct ask *step(struct seq *s, const struct handle *at, uint32_t layer, 
     b.epoch = &epoch;
     b.pos = &pos;
     b.n_tokens = &n;
-    if (wire_step_layout_of(&b, C_Q_HEADS, C_KV_HEADS, C_DIM, C_DIM, false, ATTN_F32, &l, why,
-                            sizeof why) != ATTN_OK)
+    if (wire_step_layout_of(
+            &b, &(struct wire_shape){C_Q_HEADS, C_KV_HEADS, C_DIM, C_DIM, false, ATTN_F32, 0, 0},
+            &l, why, sizeof why) != ATTN_OK)
         sim_fail("a step of a worker's is none: %s", why);
     uint8_t *payload = sim_alloc(l.request_bytes + 1);
     float *k = (float *)(void *)(payload + l.k_offset),

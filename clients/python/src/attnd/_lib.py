@@ -123,6 +123,8 @@ class PoolSpec(Structure):
         ("model", c_char_p),
         ("rope", c_char_p),
         ("is_v_in_k", c_uint32),
+        ("q_nope_dim", c_uint32),
+        ("out_dim", c_uint32),
     ]
 
 
@@ -371,6 +373,8 @@ _FUNCTIONS = {
     "attn_pool_release": (c_int, [c_void_p, c_uint64]),
     "attn_pool_reserve": (c_int, [c_void_p, c_uint32, c_uint64, POINTER(c_uint32)]),
     "attn_pool_resize": (c_int, [c_void_p, c_uint32, c_uint64]),
+    "attn_pool_weights": (c_int, [c_void_p, c_uint32, c_void_p, c_uint64]),
+    "attn_pool_send_weights": (c_int, [c_void_p, c_uint32, c_uint64]),
     "attn_pool_close": (None, [c_void_p]),
     "attn_pool_spec_of": (POINTER(PoolSpec), [c_void_p]),
     "attn_pool_free_blocks": (c_uint32, [c_void_p]),

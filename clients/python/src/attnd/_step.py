@@ -32,7 +32,7 @@ class Item(NamedTuple):
 class Result(NamedTuple):
     """What a step gave. T is the sum of its items' n_tokens, rows are in the items' order.
 
-    out          [T, num_q_heads, head_dim_v] in the arrays' dtype; None without q
+    out          [T, num_q_heads, head_dim_v or out_dim] in the arrays' dtype; None without q
     lse          [T, num_q_heads] float32, natural logarithm; None if not wanted
     item_status  a status for each item, 0 is ok; rows of failed items are NaN
     queue_ns     nanoseconds the step waited in the daemon
@@ -98,6 +98,7 @@ class Prepared:
         spec, dtype, n = pool.spec, pool._dtype, items.n_tokens
         q_heads, kv_heads = spec.num_q_heads, spec.num_kv_heads
         dim_k, dim_v = spec.head_dim_k, spec.head_dim_v
+        dim_q, dim_out = spec.q_row, spec.out_row
         keep: list[Any] = [items]
         self.c = c = _lib.Step(
             ctypes.sizeof(_lib.Step), whole("layer", layer), items.n_items, dtype
@@ -112,9 +113,9 @@ class Prepared:
             return address
 
         if q is not None:
-            c.q = point(q, "q", dtype, (n, q_heads, dim_k), False)
+            c.q = point(q, "q", dtype, (n, q_heads, dim_q), False)
             if out is None:
-                out = empty(q, (n, q_heads, dim_v), dtype)
+                out = empty(q, (n, q_heads, dim_out), dtype)
             if lse is True:
                 lse = empty(q, (n, q_heads), F32)
         if k is not None:
@@ -124,7 +125,7 @@ class Prepared:
                 raise ValueError("v is given, the pool has it in k (is_v_in_k)")
             c.v = point(v, "v", dtype, (n, kv_heads, dim_v), False)
         if out is not None:
-            c.out = point(out, "out", dtype, (n, q_heads, dim_v), True)
+            c.out = point(out, "out", dtype, (n, q_heads, dim_out), True)
         c.is_full = is_full
         c.choose_blocks = whole("choose_blocks", choose_blocks)
         if parts is not None:

@@ -178,6 +178,12 @@ class FencedError(AttndError):
     status = -19
 
 
+class NoWeightsError(AttndError):
+    """The daemon has not all weights of the layer, and the pool was given none (`Pool.weights()`)."""
+
+    status = -21
+
+
 _CLASSES = {c.status: c for c in (*AttndError.__subclasses__(), MovedError)}
 _GONE = {1: SessionGoneError, 2: PoolGoneError, 3: SequenceGoneError}  # enum attn_gone
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +25,7 @@ from ._handle import (
     whole,
 )
 from ._step import PENDING, Item, Items, Prepared, Result, Step, new_result
-from ._tensor import DTYPES
+from ._tensor import DTYPES, address_of
 from .errors import AttndError, check
 from .spec import PoolSpec, from_c
 
@@ -306,6 +307,7 @@ class Pool(Closing, NotPicklable):
         self._dtype = DTYPES[array_dtype or self.spec.q_dtype]  # of the arrays in steps
         self._guard = Guard(f"pool {self.spec.name!r}")
         self._steps: dict[int, Step] = {}
+        self._weights: dict[int, Any] = {}  # what the library reads of each layer
 
     def _inside(self) -> _Both:
         return _Both(self.client._guard, self._guard)
@@ -448,10 +450,10 @@ class Pool(Closing, NotPicklable):
         """One layer's new tokens of some sequences: appends k and v, then q attends over the cache.
 
         Shapes  T is the sum of n_tokens; rows are in the order of items, then of tokens
-                q    [T, num_q_heads, head_dim_k]    None: append only
+                q    [T, num_q_heads, head_dim_k]    None: append only; spec.q_row, with q_nope_dim
                 k    [T, num_kv_heads, head_dim_k]   None with v: attend only
                 v    [T, num_kv_heads, head_dim_v]   None in a pool whose V is in K
-                out  [T, num_q_heads, head_dim_v]    None: a new array of q's library
+                out  [T, num_q_heads, head_dim_v]    None: a new array of q's library; or out_dim
                 lse  True, or [T, num_q_heads] float32 to write to; natural logarithm
                 parents  [T]: the tokens of each item, 64 at most, are a tree: each has the index,
                      in its item, of an earlier one, or -1. It sees the cached tokens, those that
@@ -611,6 +613,26 @@ class Pool(Closing, NotPicklable):
                 pass  # its owner asks, or does not care
         while any(pool is self for pool, _, _ in list(_waiting.values())):
             self.client.poll(0.02)
+
+    def weights(self, layer: int, weights: Any) -> None:
+        """Gives what the daemon projects a layer's heads with, in a pool with q_nope_dim.
+
+        Shape   [num_q_heads, q_nope_dim + out_dim, head_dim_v] of the pool's q_dtype, in host memory:
+                kv_b_proj of a model of latent attention, of each head what makes latents to keys and
+                then what makes them to values. The array is kept, and must not change
+        They are sent when a step finds that the daemon has none, also after a restart, by step() and
+        Step.wait(), which then send the step again. All clients of a pool give the same weights:
+        AlreadyExistsError from a step otherwise, if both send them.
+        """
+        spec, layer = self.spec, whole("layer", layer, U32_MAX)
+        shape = (spec.num_q_heads, spec.q_nope_dim + spec.out_dim, spec.head_dim_v)
+        if spec.q_nope_dim == 0:
+            raise ValueError(f"pool {spec.name!r} has no projections (q_nope_dim)")
+        address, owner = address_of(weights, "weights", DTYPES[spec.q_dtype], shape)
+        n_bytes = math.prod(shape) * (4 if spec.q_dtype == "f32" else 2)
+        with self._inside():
+            check(self._lib.attn_pool_weights(self._handle, layer, address, n_bytes))
+            self._weights[layer] = owner
 
     def reserve(self, n_blocks: int, *, timeout: float | None = None) -> int:
         """Sets blocks of the pool aside for this client's session, instead of what it had; 0: none.

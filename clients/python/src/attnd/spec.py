@@ -53,6 +53,10 @@ class PoolSpec(NamedTuple):
     model, rope         what the cached bytes mean; two clients must agree to share a pool
     is_v_in_k           V is the first head_dim_v elements of K, as in latent attention (MLA): steps
                         have no v, the cache stores K alone
+    q_nope_dim, out_dim  with is_v_in_k: steps carry heads before and after their projections, which
+                        the daemon computes with Pool.weights(): a head's q has q_nope_dim elements
+                        and then those with positions (head_dim_k - head_dim_v), its out out_dim; 0:
+                        q and out are as the cache has them
     """
 
     name: str
@@ -71,6 +75,18 @@ class PoolSpec(NamedTuple):
     model: str = ""
     rope: str = ""
     is_v_in_k: bool = False
+    q_nope_dim: int = 0
+    out_dim: int = 0
+
+    @property
+    def q_row(self) -> int:
+        """Elements of a head's q in a step."""
+        return self.q_nope_dim + self.head_dim_k - self.head_dim_v if self.q_nope_dim else self.head_dim_k
+
+    @property
+    def out_row(self) -> int:
+        """Elements of a head's out."""
+        return self.out_dim or self.head_dim_v or self.head_dim_k
 
 
 SPLITS = ("auto", "whole", "heads", "tokens")
@@ -149,6 +165,8 @@ def to_c(spec: PoolSpec) -> tuple[_lib.PoolSpec, list[Any]]:
         model=text("model", spec.model),
         rope=text("rope", spec.rope),
         is_v_in_k=spec.is_v_in_k,
+        q_nope_dim=whole("q_nope_dim", spec.q_nope_dim),
+        out_dim=whole("out_dim", spec.out_dim),
     )
     return c_spec, keep
 
@@ -189,4 +207,6 @@ def from_c(c: _lib.PoolSpec) -> PoolSpec:
         model=c.model.decode(),
         rope=c.rope.decode(),
         is_v_in_k=bool(c.is_v_in_k),
+        q_nope_dim=c.q_nope_dim,
+        out_dim=c.out_dim,
     )
