@@ -178,3 +178,26 @@ def test_what_an_indexer_does_not_go_with_is_refused_by_name(indexed, attach):
     attach(indexed, lane=None)
     with pytest.raises(attnd.UnsupportedError, match="continuous batching of a model whose"):
         indexed.generate_batch(inputs=[tokens(9, 2)], **GREEDY)
+
+
+def test_the_daemon_projects_heads(model, attach):
+    """The text is eager's with either; rows that join, prompts and beams too."""
+    inputs = prompts(model)
+    want = eager(model, inputs)
+    worker = attach(model, absorb="daemon")
+    attention = model.model.layers[0].self_attn
+    spec = worker.pools.all[0].spec
+    assert (spec.q_nope_dim, spec.out_dim) == (attention.qk_nope_head_dim, attention.v_head_dim)
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+    rows = [SYSTEM, tokens(9, 2)]
+    texts = [eager(model, batch(row))[0, len(row) :].tolist() for row in rows]
+    got = model.generate_batch(inputs=rows, **GREEDY)
+    ends = [x.generated_tokens for x in got.values()]
+    assert ends == [text[: len(end)] for text, end in zip(texts, ends)]
+
+
+def test_where_heads_are_projected_is_one_of_two(model, attach):
+    with pytest.raises(ValueError, match="absorb is 'here': 'worker' or 'daemon'"):
+        attach(model, absorb="here")
+    with pytest.raises(ValueError, match="absorb='daemon' is for messages in the model's dtype"):
+        attach(model, absorb="daemon", wire_dtype="bf16")

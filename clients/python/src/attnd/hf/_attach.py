@@ -36,10 +36,10 @@ def _check_config(config: Any) -> None:
         raise refuse("bidirectional attention")
 
 
-def _probe(model: Any, config: Any, absorbs: bool) -> Probe:
+def _probe(model: Any, config: Any, absorbs: bool, absorbs_there: bool) -> Probe:
     """One token through the model."""
     probe = cache_class(config, Probe)(config)
-    probe.absorbs = absorbs
+    probe.absorbs, probe.absorbs_there = absorbs, absorbs_there
     # a model that is offloaded is on the meta device, and moves what it is given itself
     device = "cpu" if model.device.type == "meta" else model.device
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
@@ -69,6 +69,7 @@ def attach(
     lane: bool | None = None,
     graphs: bool = False,
     share_prefixes: bool = False,
+    absorb: str = "worker",
 ) -> Worker:
     """Makes a pool for a causal language model, or one for each geometry that its layers have, and
     has the model attend through them.
@@ -94,6 +95,10 @@ def attach(
             meanwhile has other prefixes from the next prompt on; one that may compute anything
             (hooks, replaced methods, classes of one's own) is refused, or, if it becomes so later,
             not shared, which the log says
+    absorb  where heads of latent attention (MLA) are multiplied into the space of latents, and out of
+            it: "worker", by the model; "daemon", which is given the weights once, in the model's dtype,
+            and gets and sends as many elements as the layer's heads have: for DeepSeek-V3 0.3 of the
+            bytes. Models without latents attend as with "worker"; not over a lane, nor with wire_dtype
     others  as in PoolSpec
 
     A pool of the same geometry that is large enough is shared. One that is too small is made anew, or,
@@ -123,6 +128,13 @@ def attach(
         raise ValueError(f"wire_dtype is {wire_dtype!r}: 'bf16', for a model in f32, or None")
     if wire_dtype is not None and (lane or graphs):
         raise ValueError("wire_dtype is for messages: not with lane=True or graphs=True")
+    if absorb not in ("worker", "daemon"):
+        raise ValueError(f"absorb is {absorb!r}: 'worker' or 'daemon'")
+    if absorb == "daemon" and (lane or graphs or wire_dtype):
+        raise ValueError(
+            "absorb='daemon' is for messages in the model's dtype: not with lane=True, graphs=True or"
+            " wire_dtype"
+        )
     sharing = Sharing(model) if share_prefixes else None
     size = n_blocks or -(-n_tokens // (block_tokens or BLOCK_TOKENS))
     _check_config(model.config)
@@ -130,7 +142,7 @@ def attach(
     owned: _client.Client | None = None
 
     def specs_of(absorbs: bool) -> tuple[Probe, list[LayersSpec]]:
-        probe = _probe(model, switch.config, absorbs)
+        probe = _probe(model, switch.config, absorbs, absorbs and absorb == "daemon")
         if sharing is not None:
             sharing.check()
         return probe, pool_specs(
@@ -144,7 +156,7 @@ def attach(
         )
 
     try:
-        lane = True if graphs else False if wire_dtype else lane
+        lane = True if graphs else False if wire_dtype or absorb == "daemon" else lane
         if isinstance(client, str):
             client = owned = _client.connect(client)
         # latents go over no lane, and lane=None is one where model and daemon have a GPU
@@ -154,7 +166,7 @@ def attach(
         try:
             pools = Pools(client, specs, size, is_named=bool(name), array_dtype=array_dtype)
         except UnsupportedError:  # by an older daemon
-            if not any(s.spec.is_v_in_k for s in specs):
+            if absorb == "daemon" or not any(s.spec.is_v_in_k for s in specs):
                 raise
             probe, specs = specs_of(False)
             pools = Pools(client, specs, size, is_named=bool(name), array_dtype=array_dtype)

@@ -378,6 +378,10 @@ class Cache(Closing, _TransformersCache, NotPicklable):
 
     # ---- one layer of one forward pass
 
+    @property
+    def absorbs_there(self) -> bool:
+        return self.worker.absorbs_there
+
     def is_absorbed(self, module: Any, key: Any, value: Any) -> bool:
         return self.worker.is_absorbed(key.update.layer)
 

@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache as TransformersCache
 from ..spec import LayerSpec
 from ._handed import Handed, Update, hand, refuse, refuse_attribute
 from ._indexed import is_indexed
-from ._latent import absorb, is_expansion
+from ._latent import Absorbed, absorb, is_expansion
 from ._states import States
 
 NAME = "attnd"
@@ -177,7 +177,7 @@ class Seen:
         value: torch.Tensor,
         mask: Mask,
         call: dict[str, Any],
-        is_v_in_k: bool = False,
+        latent: Absorbed | None = None,
     ):
         if not query.dtype == key.dtype == value.dtype:
             raise refuse(
@@ -187,11 +187,16 @@ class Seen:
         self.geometry: dict[str, Any] = {
             "query heads": query.shape[1],
             "KV heads": key.shape[1],
-            "head_dim of k": query.shape[3],
+            "head_dim of k": key.shape[3],
             "head_dim of v": value.shape[3],
             "dtype": query.dtype,
-            "V in K": is_v_in_k,
+            "V in K": latent is not None,
         }
+        self.weights = None if latent is None else latent.weights
+        if latent is not None and self.weights is not None:  # heads are projected by the daemon
+            out_dim = latent.values_of.shape[1]
+            self.geometry["head_dim of q"] = self.weights.shape[1] - out_dim
+            self.geometry["head_dim of out"] = out_dim
         self.window, self.chunk = mask.window, mask.chunk
         self.scale = call.get("scaling")
         self.soft_cap = call.get("softcap")
@@ -240,9 +245,11 @@ class Probe(TransformersCache):
     """Stands in for a cache while one token shows how the layers call for attention.
 
     absorbs  latents are to be stored as they are, where a layer's heads are made of them (_latent.py)
+    absorbs_there  the daemon is to project the heads of such layers
     """
 
     absorbs = True
+    absorbs_there = False
 
     def __init__(self, config: Any) -> None:
         self.states = States(config)
@@ -280,7 +287,8 @@ class Probe(TransformersCache):
             seen.keep_sinks()
             self.seen[update.layer] = seen
             update.is_stored = True
-        return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+        dim = seen.geometry.get("head_dim of out", v.shape[3])
+        return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], dim)
 
 
 def _refuse_transforms(*tensors: torch.Tensor) -> None:
@@ -326,11 +334,11 @@ def _attend(
         paged = key.update.cache
         if not (isinstance(value, Handed) and value.update is key.update):
             raise refuse(f"layer {key.update.layer} attends with the values of another layer")
-        latent = absorb(module, query, key, value)
+        latent = absorb(module, query, key, value, paged.absorbs_there)
         if latent is not None and paged.is_absorbed(module, key, value):
             query, key, value = latent[:3]
             out = paged.attend_packed(
-                module, query, key, value, attention_mask, dropout, kwargs, is_v_in_k=True
+                module, query, key, value, attention_mask, dropout, kwargs, latent
             )
             return latent.finish(out), None
         key, value = key.tensor, value.tensor
@@ -348,7 +356,7 @@ def _attend(
         raise refuse(f"layer {layer} attends with the values of another layer")
     if update.is_stored and not (key.is_whole and value.is_whole):
         raise refuse(f"layer {layer} attends twice in one pass, with other keys or values")
-    latent = absorb(module, query, key, value)
+    latent = absorb(module, query, key, value, update.cache.absorbs_there)
     if latent is not None and not update.cache.is_absorbed(module, key, value):
         latent = None
     if latent is not None:
@@ -384,7 +392,7 @@ def _attend(
             f"layer {layer}: {query.shape[2]} queries, {key.shape[2]} new keys,"
             f" {value.shape[2]} new values"
         )
-    seen = Seen(layer, query, key, value, attention_mask, known, latent is not None)
+    seen = Seen(layer, query, key, value, attention_mask, known, latent)
     if indices is not None and not isinstance(attention_mask, IndexedMask):
         raise refuse(f"the argument indices of layer {layer}'s attention")
     out = update.cache.attend(update, seen, query, key, value, attention_mask, indices)

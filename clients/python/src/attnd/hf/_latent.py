@@ -4,7 +4,8 @@ Layers of DeepSeek-V2 and V3, and of models made like them, give their cache one
 rotated part of its key, then expand both to keys and values of all heads by kv_b_proj. As q.(W_UK c) is
 (W_UK^T q).c, and a sum of W_UV c is W_UV of the sum, what expands keys and values is multiplied to q and
 to the output instead, here in the worker. Then all query heads attend to one KV head: K is the latent with
-the rotated part behind it, V the latent in it.
+the rotated part behind it, V the latent in it. With attach(absorb="daemon") the daemon multiplies, with the
+weights that it is given once: q and the output travel as the layer's heads.
 
 The layer still expands its new tokens itself; nobody reads what that gives but the probe of attach(),
 which compares: a layer that makes its heads otherwise keeps them.
@@ -24,18 +25,24 @@ _SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 class Absorbed(NamedTuple):
     """What attends instead of a layer's q, k and v; of the output, [.., heads, latent], finish() makes
-    that of the layer's heads."""
+    that of the layer's heads. weights: [heads, nope + v_head_dim, latent] that the daemon projects with,
+    so that query and output are the layer's; else None."""
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor  # the first elements of key
     values_of: torch.Tensor  # [heads, v_head_dim, latent]
+    weights: torch.Tensor | None = None
 
     def finish(self, out: torch.Tensor) -> torch.Tensor:
+        if self.weights is not None:
+            return out
         return torch.matmul(out.transpose(1, 2), self.values_of.transpose(1, 2)).transpose(1, 2)
 
 
-def absorb(module: Any, query: torch.Tensor, key: Handed, value: Handed) -> Absorbed | None:
+def absorb(
+    module: Any, query: torch.Tensor, key: Handed, value: Handed, by_daemon: bool
+) -> Absorbed | None:
     """None: the layer's keys and values are not known to be expanded latents."""
     if key.is_whole or value.is_whole:  # nor expanded at all
         return None
@@ -60,8 +67,10 @@ def absorb(module: Any, query: torch.Tensor, key: Handed, value: Handed) -> Abso
     ):
         return None
     weight = expand.weight.view(heads, nope + dim_v, rank)
-    absorbed = torch.matmul(query[..., :nope], weight[:, :nope])
     whole = torch.cat((latent, rotated), dim=-1)
+    if by_daemon and nope % 8 == 0 and dim_v % 8 == 0:
+        return Absorbed(query, whole, whole[..., :rank], weight[:, nope:], weight)
+    absorbed = torch.matmul(query[..., :nope], weight[:, :nope])
     return Absorbed(
         torch.cat((absorbed, query[..., nope:]), dim=-1),
         whole,

@@ -15,6 +15,7 @@ from ..errors import AttndError, NotFoundError, SequenceGoneError
 from ..pool import Sequence
 from ._calls import NOT_CAUSAL_ALONE, Mask, Seen, n_queries
 from ._handed import Handed, hand, refuse, refuse_attribute
+from ._latent import Absorbed
 from ._rows import Packed, Row, close_all, fork_rows, open_rows
 
 if TYPE_CHECKING:
@@ -253,6 +254,10 @@ class PagedCache(NotPicklable):
             self._index = torch.tensor(keep, device=self.worker.model.device)
         self._n_layers = 0
 
+    @property
+    def absorbs_there(self) -> bool:
+        return self.worker.absorbs_there
+
     def is_absorbed(self, module: Any, key: Any, value: Any) -> bool:
         return self.worker.is_absorbed(key.update.layer)
 
@@ -265,7 +270,7 @@ class PagedCache(NotPicklable):
         mask: Any,
         dropout: float,
         kwargs: dict[str, Any],
-        is_v_in_k: bool = False,
+        latent: Absorbed | None = None,
     ) -> torch.Tensor:
         """The attention of one layer; shapes as in _calls.py, of a batch of one."""
         worker, layer = self.worker, getattr(module, "layer_idx", None)
@@ -281,7 +286,7 @@ class PagedCache(NotPicklable):
         for name, given in kwargs.items():
             if name not in _HARMLESS and given is not None and given is not False:
                 raise refuse(f"the argument {name} of layer {layer}'s attention")
-        worker.seen[layer].check(layer, Seen(layer, query, key, value, mask, known, is_v_in_k))
+        worker.seen[layer].check(layer, Seen(layer, query, key, value, mask, known, latent))
         if self._pass is None or layer != list(worker.seen)[self._n_layers % len(worker.seen)]:
             raise refuse(f"continuous batching, and layer {layer} out of its order")
         self._n_layers += 1

@@ -29,10 +29,12 @@ DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 class LayersSpec(NamedTuple):
-    """A pool's spec, of no size yet, and the model's layers that are in it."""
+    """A pool's spec, of no size yet, the model's layers that are in it, and what the daemon projects
+    their heads with: nothing, or of each layer."""
 
     spec: PoolSpec
     layers: list[int]
+    weights: list[torch.Tensor]
 
 
 def pool_specs(model: Any, seen: dict[int, Seen], *, name: str, **options: Any) -> list[LayersSpec]:
@@ -49,9 +51,18 @@ def pool_specs(model: Any, seen: dict[int, Seen], *, name: str, **options: Any) 
     numbered = [f"{name}.{i}" for i in range(len(alike))]
     names = numbered if name and len(alike) > 1 else [name] * len(alike)
     return [
-        LayersSpec(_spec(model.config, {i: seen[i] for i in layers}, name=n, **options), layers)
+        LayersSpec(
+            _spec(model.config, {i: seen[i] for i in layers}, name=n, **options),
+            layers,
+            [_on_host(seen[i].weights) for i in layers if seen[i].weights is not None],
+        )
         for n, layers in zip(names, alike.values())
     ]
+
+
+def _on_host(weights: torch.Tensor) -> torch.Tensor:
+    """Those of a model on a GPU are copied once."""
+    return weights.detach().cpu().contiguous()
 
 
 def _check_geometry(layer: int, geometry: dict[str, Any]) -> None:
@@ -82,6 +93,8 @@ def _spec(
         layers=layers[:1] if all(layer == layers[0] for layer in layers) else layers,
         model=getattr(config, "_name_or_path", "") or config.model_type,
         is_v_in_k=geometry["V in K"],
+        q_nope_dim=geometry.get("head_dim of q", 0),
+        out_dim=geometry.get("head_dim of out", 0),
         **options,
     )
     if spec.name:
@@ -180,19 +193,22 @@ class Pools:
     ):
         self.places = {
             layer: (i_pool, i_layer)
-            for i_pool, (_, layers) in enumerate(specs)
+            for i_pool, (_, layers, _) in enumerate(specs)
             for i_layer, layer in enumerate(layers)
         }
         self._makers = [
-            _PoolMaker(client, spec, n_blocks, is_named, array_dtype) for spec, _ in specs
+            _PoolMaker(client, spec, n_blocks, is_named, array_dtype) for spec, _, _ in specs
         ]
+        self._weights = [weights for _, _, weights in specs]
         self.all = self._make()
 
     def _make(self) -> list[Pool]:
         pools: list[Pool] = []
         try:
-            for maker in self._makers:
+            for maker, weights in zip(self._makers, self._weights):
                 pools.append(maker.make())
+                for layer, of_layer in enumerate(weights):
+                    pools[-1].weights(layer, of_layer)
         except BaseException:
             for pool in pools:
                 pool.close()

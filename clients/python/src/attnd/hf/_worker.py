@@ -67,7 +67,7 @@ def _token_bytes(spec: PoolSpec) -> int:
     """Of a step's message."""
     element = 4 if spec.q_dtype == "f32" else 2
     kv = spec.num_kv_heads * (spec.head_dim_k + spec.head_dim_v)
-    return element * (spec.num_q_heads * max(spec.head_dim_k, spec.head_dim_v) + kv)
+    return element * (spec.num_q_heads * max(spec.q_row, spec.out_row) + kv)
 
 
 def _step_limits(client: Client, token_bytes: int, n_at_once: int) -> tuple[int, int]:
@@ -447,6 +447,11 @@ class Worker(Closing, NotPicklable):
             return self.max_tokens
         return min(self.max_tokens, (n_tokens + 1) // 2)
 
+    @property
+    def absorbs_there(self) -> bool:
+        """Whether the daemon projects heads to latents and back."""
+        return any(pool.spec.q_nope_dim for pool in self.pools.all)
+
     def is_absorbed(self, layer: int) -> bool:
         """Whether the layer's latents are in the cache, not the heads made of them."""
         seen = self.seen.get(layer)
@@ -471,8 +476,9 @@ class Worker(Closing, NotPicklable):
             here = self.layers.attend(i_pool, pool_layer, plan, qkv, head_dim_v)
             if here is not None:
                 return here
-        out = torch.empty(q.shape[0], q.shape[1], head_dim_v, dtype=q.dtype, device=q.device)
         pool = self.pools.all[i_pool]
+        head_dim_v = pool.spec.out_dim or head_dim_v
+        out = torch.empty(q.shape[0], q.shape[1], head_dim_v, dtype=q.dtype, device=q.device)
         parts: list[Part] = []
         for chunk in plan.chunks:
             items = chunk.items[i_pool]
