@@ -362,6 +362,16 @@ ATTN_API attn_status attn_pool_resize(attn_pool *p, uint32_t n_blocks, uint64_t 
  *          numbers; ATTN_ENOTFOUND the pool is gone; ATTN_ENOTSUP by an older daemon */
 ATTN_API attn_status attn_pool_reserve(attn_pool *p, uint32_t n_blocks, uint64_t timeout_us,
                                        uint32_t *out_free_blocks);
+/* attn_pool_set_wire_dtype: how q, k and v of this handle's steps travel; outputs come as ever.
+ * ATTN_DTYPE_NONE, or the pool's q_dtype: as they are. ATTN_FP8_E4M3, for a q_dtype of bf16: as
+ * codes with a scale for each 128 elements, in 0.52 of the bytes; an element is off by 2^-4 of
+ * itself at most, and what a pool of head_dim 128 caches in fp8 is the same as without. NaN stays
+ * NaN, infinities become NaN, a group below 2^-100 becomes zeros. Steps with indices are refused,
+ * and lanes; shared memory has no wire. No step of the handle may be in flight.
+ *
+ * Errors   ATTN_EINVAL another dtype, or another q_dtype; ATTN_ENOTSUP over shm://. A daemon that
+ *          does not know it refuses the steps (step.dtype) */
+ATTN_API attn_status attn_pool_set_wire_dtype(attn_pool *p, attn_dtype dtype);
 /* attn_pool_weights: gives the weights of a layer of a pool with q_nope_dim, as models of latent
  * attention have them (kv_b_proj). They are sent, a piece at a time, when a step finds that the
  * daemon has none: by the calls that wait for steps, attn_step and attn_step_wait, which then send

@@ -5,6 +5,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/slow.h"
 #include "daemon/request/session.h"
+#include "proto/wire_codes.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -124,7 +125,7 @@ static attn_status decoded(struct request *req, attn_status st, uint64_t now_ns,
         req->wire.header = NULL;
         stats_add(requests_refused_overload, 1);
         snprintf(why, why_bytes,
-                 "no buffer to unpack the header: cache.io_memory, or this connection's share of "
+                 "no buffer to unpack the message: cache.io_memory, or this connection's share of "
                  "it (listen.peer_share), is used up");
         return ATTN_EOVERLOAD;
     }
@@ -153,11 +154,46 @@ void request_take_bell(struct request *req, struct request_bell *bell, const Att
     count(req);
 }
 
+/* Makes of a step whose tensors came as codes what it would have been in bf16. ATTN_ENOMEM: there
+ * is no buffer for that. */
+static attn_status widen(struct request *req, char *why, size_t why_bytes)
+{
+    struct wire_request *w = &req->wire;
+    Attnd__Step *step = w->header->step;
+    const size_t head_bytes = (size_t)(w->payload - req->msg->data);
+    size_t n;
+    if (step->flags & WIRE_STEP_SPARSE) {
+        snprintf(why, why_bytes,
+                 "step.dtype is fp8_e4m3 (4), which a step of flag sparse 32 is not");
+        return ATTN_EINVAL;
+    }
+    if (!wire_codes_count(w->payload_bytes, &n)) {
+        snprintf(why, why_bytes,
+                 "payload bytes are %zu and step.dtype is fp8_e4m3 (4): no number of elements, %d "
+                 "and a scale in a group, takes so many",
+                 w->payload_bytes, WIRE_CODES_GROUP);
+        return ATTN_EINVAL;
+    }
+    const size_t payload_bytes = n * sizeof(uint16_t);
+    struct iobuf *msg = iobuf_acquire(req->msg->pool, req->share, head_bytes + payload_bytes);
+    if (msg == NULL)
+        return ATTN_ENOMEM;
+    wire_codes_get(w->payload, n, (uint16_t *)(void *)(msg->data + head_bytes));
+    iobuf_release(req->msg); /* the header is in the arena */
+    req->msg = msg;
+    w->payload = msg->data + head_bytes;
+    w->payload_bytes = payload_bytes;
+    step->dtype = ATTND__DTYPE__BF16;
+    return ATTN_OK;
+}
+
 attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
                            uint64_t max_timeout_us, char *why, size_t why_bytes)
 {
     attn_status st = wire_request_decode(req->msg->data, req->msg->n_bytes, &req->arena, &req->wire,
                                          why, why_bytes);
+    if (st == ATTN_OK && is_step(req) && req->wire.header->step->dtype == ATTND__DTYPE__FP8_E4M3)
+        st = widen(req, why, why_bytes);
     return decoded(req, st, now_ns, default_timeout_us, max_timeout_us, why, why_bytes);
 }
 

@@ -98,7 +98,8 @@ void request_init(struct request *req, const struct transport_ops *t, void *peer
 /* Has the chunks of its arena come from these buffers, counted in its share, which is set. */
 void request_set_bufs(struct request *req, struct iobuf_pool *bufs);
 
-/* Decodes the complete req->msg into req->wire. Sets received_ns, and the deadline from the
+/* Decodes the complete req->msg into req->wire; the codes of a step (proto/wire_codes.h) become
+ * bf16, in another req->msg. Sets received_ns, and the deadline from the
  * header's timeout (default_timeout_us if that is 0, at most max_timeout_us). Counts the request,
  * and a step as received and in flight. On failure answer with request_reply_error; wire.request_id
  * is 0 if it is not known. */

@@ -21,6 +21,7 @@
 #include "daemon/base/slow.h"
 #include "daemon/request/request.h"
 #include "daemon/transport/transport.h"
+#include "proto/wire_codes.h"
 #include "tests/daemon/engine/fake_host.h"
 #include "tests/random.h"
 
@@ -159,6 +160,96 @@ static void a_large_header_is_unpacked_into_what_its_connection_may_hold(void **
     assert_int_equal(share_held(share, SHARE_SMALL_BYTES), 0);
     share_unref(share);
     share_table_close(table);
+}
+
+/* A step whose payload is n_bytes of codes, each group's scale 1. */
+static struct request *codes_of(size_t n_bytes, uint32_t flags)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__Step step = ATTND__STEP__INIT;
+    uint64_t seq = 0x1122334455667788;
+    uint32_t epoch = 300, pos = 70000, one = 1;
+    const float scale = 1;
+    h.body_case = ATTND__REQUEST__BODY_STEP;
+    h.step = &step;
+    step.flags = flags;
+    step.dtype = ATTND__DTYPE__FP8_E4M3;
+    step.n_indices = flags & WIRE_STEP_SPARSE ? 1 : 0;
+    step.seq = &seq;
+    step.epoch = &epoch;
+    step.pos = &pos;
+    step.n_tokens = &one;
+    step.n_seq = step.n_epoch = step.n_pos = step.n_n_tokens = 1;
+    size_t head = wire_request_head_bytes(&h);
+    struct request *req = request_new(&fake_transport, NULL, NULL, pool, head + n_bytes);
+    assert_non_null(req);
+    wire_request_head_encode(&h, 79, n_bytes, req->msg->data);
+    uint8_t *payload = req->msg->data + head;
+    for (size_t i = 0; i < n_bytes; i++)
+        payload[i] = (uint8_t)(i % 0x7f);
+    for (size_t at = 0; at + sizeof scale <= n_bytes; at += WIRE_CODES_GROUP + sizeof scale)
+        memcpy(payload + at, &scale, sizeof scale);
+    return req;
+}
+
+static void codes_become_bf16_in_a_buffer_of_their_own(void **state)
+{
+    (void)state;
+    enum { N = 3 * WIRE_CODES_GROUP + 17 };
+    char why[256] = "";
+    uint16_t want[N];
+    struct request *req = codes_of(wire_codes_bytes(N), WIRE_STEP_ATTEND);
+    wire_codes_get(req->msg->data + req->msg->n_bytes - wire_codes_bytes(N), N, want);
+    struct iobuf *coded = req->msg;
+    assert_int_equal(request_decode(req, 1, 1000, 5000, why, sizeof why), ATTN_OK);
+    assert_ptr_not_equal(req->msg, coded);
+    assert_int_equal(req->wire.payload_bytes, sizeof want);
+    assert_ptr_equal(req->wire.payload + sizeof want, req->msg->data + req->msg->n_bytes);
+    assert_int_equal((uintptr_t)req->wire.payload % WIRE_ALIGN, 0);
+    assert_memory_equal(req->wire.payload, want, sizeof want);
+    const Attnd__Step *step = req->wire.header->step;
+    assert_int_equal(step->dtype, ATTND__DTYPE__BF16);
+    assert_int_equal(step->seq[0], 0x1122334455667788); /* not in what was given back */
+    assert_int_equal(step->epoch[0], 300);
+    assert_int_equal(step->pos[0], 70000);
+    request_reply_error(req, ATTN_EINVAL, 0, "no");
+}
+
+static void codes_that_are_none_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t n_bytes;
+        uint32_t flags;
+        attn_status status;
+        const char *why;
+    } cases[] = {
+        {132 + 4, WIRE_STEP_ATTEND, ATTN_EINVAL,
+         "payload bytes are 136 and step.dtype is fp8_e4m3"},
+        {2, WIRE_STEP_ATTEND, ATTN_EINVAL, "payload bytes are 2 and"},
+        {132, WIRE_STEP_ATTEND | WIRE_STEP_SPARSE, ATTN_EINVAL, "flag sparse 32"},
+        {20000, WIRE_STEP_ATTEND, ATTN_EOVERLOAD, "cache.io_memory"}, /* the pool has 64 KiB */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char why[256] = "";
+        struct iobuf *other = i == 3 ? iobuf_acquire(pool, NULL, 16 << 10) : NULL;
+        struct request *req = codes_of(cases[i].n_bytes, cases[i].flags);
+        if (request_decode(req, 1, 1000, 5000, why, sizeof why) != cases[i].status)
+            fail_msg("%zu: %s", i, why);
+        if (strstr(why, cases[i].why) == NULL)
+            fail_msg("%s", why);
+        assert_null(req->wire.header);
+        assert_int_equal(req->wire.request_id, 79);
+        request_reply_error(req, cases[i].status, 0, "%s", why);
+        request_free(replied);
+        replied = NULL;
+        iobuf_release(other);
+    }
+    struct request *req = codes_of(0, WIRE_STEP_ATTEND); /* no elements: the layout refuses it */
+    char why[256] = "";
+    assert_int_equal(request_decode(req, 1, 1000, 5000, why, sizeof why), ATTN_OK);
+    assert_int_equal(req->wire.payload_bytes, 0);
+    request_reply_error(req, ATTN_EINVAL, 0, "no");
 }
 
 static void a_reply_has_its_payload_where_it_was_promised(void **state)
@@ -633,6 +724,8 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(a_large_header_is_unpacked_into_what_its_connection_may_hold),
+        TEST(codes_become_bf16_in_a_buffer_of_their_own),
+        TEST(codes_that_are_none_are_refused_by_name),
         TEST(a_deadline_is_the_default_the_clients_or_the_longest_allowed),
         TEST(a_reply_has_its_payload_where_it_was_promised),
         TEST(an_error_is_answered_without_a_free_buffer),

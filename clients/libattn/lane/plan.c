@@ -45,6 +45,8 @@ attn_status attn_lane_plan(attn_lane *l, attn_pool *p, const struct attn_plan *a
     attn_status st = p->client == l->client
                          ? client_check(l->client)
                          : error_set(ATTN_EINVAL, "the pool is of another client than the lane");
+    if (st == ATTN_OK && p->is_coded)
+        st = error_set(ATTN_ENOTSUP, "a lane with a pool whose wire dtype is fp8_e4m3");
     if (st == ATTN_OK && (a->n_items == 0 || a->items == NULL || a->n_layers == 0))
         st = error_set(ATTN_EINVAL, "n_items %u, n_layers %u: not 0", a->n_items, a->n_layers);
     if (st == ATTN_OK && a->n_layers > WIRE_MAX_LAYERS)

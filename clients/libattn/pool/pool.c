@@ -206,6 +206,23 @@ const struct attn_pool_spec *attn_pool_spec_of(const attn_pool *p)
     return &p->spec;
 }
 
+attn_status attn_pool_set_wire_dtype(attn_pool *p, attn_dtype dtype)
+{
+    if (p == NULL)
+        return error_set(ATTN_EINVAL, "pool is NULL");
+    const bool is_coded = dtype == ATTN_FP8_E4M3 && p->spec.q_dtype == ATTN_BF16;
+    if (!is_coded && dtype != ATTN_DTYPE_NONE && dtype != p->spec.q_dtype)
+        return error_set(ATTN_EINVAL,
+                         "wire dtype %s and a pool of %s: tensors travel in the pool's dtype, or "
+                         "those of a pool of bf16 in fp8_e4m3",
+                         attn_dtype_name(dtype), attn_dtype_name(p->spec.q_dtype));
+    if (is_coded && p->client->t->ops->is_shared)
+        return error_set(ATTN_ENOTSUP,
+                         "wire dtype fp8_e4m3: shared memory is read where it is, in bf16");
+    p->is_coded = is_coded;
+    return ATTN_OK;
+}
+
 uint32_t attn_pool_free_blocks(const attn_pool *p)
 {
     return p->n_free_blocks;

@@ -12,6 +12,7 @@ struct attn_pool {
     uint32_t session_number; /* of the session it was made in */
     uint32_t id, n_free_blocks;
     bool is_released;
+    bool is_coded; /* q, k and v travel as codes (proto/wire_codes.h) */
     struct attn_pool_spec spec;
     void *memory; /* what spec points to */
     const void **weights; /* [num_layers] the caller's, NULL: not given; NULL: none were */

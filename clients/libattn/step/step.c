@@ -13,6 +13,7 @@
 #include "clients/libattn/pool/pool.h"
 #include "clients/libattn/step/split.h"
 #include "clients/libattn/step/step.h"
+#include "proto/wire_codes.h"
 
 #define STACK_ITEMS 64
 #define STEP_HEAD_BYTES 256u /* of a request before its tensors, at most, and per item */
@@ -168,19 +169,28 @@ static attn_status step_build(struct client_request *r, uint64_t timeout_us, voi
     step.n_parent = s->parents != NULL ? r->layout.n_tokens : 0;
     if (set_header(&step, r, &on_stack, &heap) != ATTN_OK)
         return ATTN_ENOMEM;
+    if (r->pool->is_coded)
+        step.dtype = ATTND__DTYPE__FP8_E4M3;
     req.session = r->session;
     req.timeout_us = timeout_us;
     req.body_case = ATTND__REQUEST__BODY_STEP;
     req.step = &step;
 
     const struct wire_step_layout *l = &r->layout;
+    const size_t payload_bytes =
+        r->pool->is_coded ? wire_codes_bytes(l->request_bytes / 2) : l->request_bytes;
     size_t head_bytes = wire_request_head_bytes(&req);
     uint64_t reply_bytes = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items + l->reply_bytes;
     attn_status st =
         client_request_memory(r, head_bytes, l->request_bytes, reply_bytes, out_message);
     if (st == ATTN_OK) {
-        wire_request_head_encode(&req, r->id, l->request_bytes, *out_message);
-        put_tensors(r, (uint8_t *)*out_message + head_bytes);
+        uint8_t *payload = (uint8_t *)*out_message + head_bytes;
+        put_tensors(r, payload);
+        wire_request_head_encode(&req, r->id, payload_bytes, *out_message);
+        if (r->pool->is_coded) {
+            wire_codes_put((const uint16_t *)(const void *)payload, l->request_bytes / 2, payload);
+            r->client->t->ops->message_cut(*out_message, head_bytes + payload_bytes);
+        }
     }
     free(heap);
     return st;
@@ -348,6 +358,8 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
                          attn_dtype_name(s->array_dtype), attn_dtype_name(p->spec.q_dtype));
     if (ip != NULL && is_converted(p, s))
         return error_set(ATTN_EINVAL, "array_dtype f32 beside in_place");
+    if (p->is_coded && s->indices != NULL)
+        return error_set(ATTN_EINVAL, "indices in a pool whose wire dtype is fp8_e4m3");
     if (p->spec.is_v_in_k && s->v != NULL)
         return error_set(ATTN_EINVAL, "v is given, the pool has it in k (is_v_in_k)");
     if ((s->k == NULL) != (s->v == NULL) && !p->spec.is_v_in_k)

@@ -299,6 +299,11 @@ static void *sp_alloc(struct client_transport *t, size_t bytes, size_t reply_byt
     return m != NULL ? m + 1 : NULL;
 }
 
+static void sp_cut(void *message, size_t bytes)
+{
+    ((struct sp_message *)message - 1)->bytes = bytes;
+}
+
 static void sp_free(struct client_transport *t, void *message)
 {
     sp_message_free(((struct sp *)t)->memory, (struct sp_message *)message - 1);
@@ -354,6 +359,7 @@ const struct client_transport_ops transport_sp_ops = {
     .close = sp_close,
     .abandon = sp_abandon,
     .message_alloc = sp_alloc,
+    .message_cut = sp_cut,
     .message_free = sp_free,
     .send = sp_send,
     .recv = sp_recv,

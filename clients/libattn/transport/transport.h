@@ -45,6 +45,8 @@ struct client_transport_ops {
     /* Memory for one message of this size, whose reply has at most reply_bytes. NULL: none; where
      * is_shared, none now: what is in flight has it, or there is no connection. */
     void *(*message_alloc)(struct client_transport *t, size_t bytes, size_t reply_bytes);
+    /* A message from message_alloc has only so many bytes. NULL where is_shared. */
+    void (*message_cut)(void *message, size_t bytes);
     /* Of a message from message_alloc that was not sent, or of base from recv. */
     void (*message_free)(struct client_transport *t, void *message);
 

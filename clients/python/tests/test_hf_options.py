@@ -9,6 +9,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is 
 
 import torch  # noqa: E402
 import transformers as tf  # noqa: E402
+from conftest import TRANSPORT  # noqa: E402
 from hf_models import GREEDY, SIZES, gpt_oss, llama, make, prompts, qwen3  # noqa: E402
 
 import attnd  # noqa: E402
@@ -99,6 +100,27 @@ def test_a_model_in_f32_may_have_bf16_on_the_wire(attach):
         attach(model, wire_dtype="bf16", lane=True)
     with pytest.raises(ValueError, match="wire_dtype is 'fp8'"):
         attach(model, wire_dtype="fp8")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_keys_and_values_may_travel_as_codes_of_fp8(attach, dtype):
+    if TRANSPORT == "shm":
+        pytest.skip("shared memory has no wire")
+    model = make(llama).to(dtype)
+    inputs = prompts(model)
+    with torch.no_grad():
+        want = model(**inputs).logits.float()
+        worker = attach(model, wire_dtype="fp8_e4m3")
+        assert all(p.spec.q_dtype == "bf16" for p in worker.pools.all)
+        with worker.cache() as cache:
+            got = model(**inputs, past_key_values=cache).logits.float()
+    seen = inputs["attention_mask"].bool()
+    error = (got - want)[seen].std() / want[seen].std()
+    assert 1e-3 < error < 0.2
+    assert worker.generate(**inputs, **GREEDY).shape[0] == len(want)
+    worker.close()
+    with pytest.raises(ValueError, match="share_prefixes"):
+        attach(model, wire_dtype="fp8_e4m3", share_prefixes=True)
 
 
 @pytest.mark.parametrize("kv_dtype", ["nvfp4", "mxfp4"])

@@ -9,6 +9,8 @@ from reference import attention, from_bf16, random, to_bf16
 import attnd
 from attnd import _tensor
 
+import conftest
+
 
 class Foreign:
     """A DLPack tensor of another library: numpy's capsule, without being a numpy array."""
@@ -229,3 +231,101 @@ def test_torch_tensors_are_taken_and_given():
     assert new.dtype is torch.bfloat16 and new.shape == (4, 5)
     with pytest.raises(ValueError, match="not contiguous"):
         _tensor.address_of(t.T, "t", _tensor.BF16, (3, 2))
+
+
+# ---- codes on the wire
+
+
+CODES = np.array([sign * (m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10))
+                  for sign in (1, -1) for e in range(16) for m in range(8)])
+CODES[[127, 255]] = np.nan
+
+
+def through_codes(*tensors):
+    """What comes out of q, k and v that travel as codes of fp8 (docs/protocol.md, section 5)."""
+    def padded(x):
+        return np.concatenate([x.ravel(), np.zeros(-x.size % 32)])
+
+    payload = np.concatenate([padded(from_bf16(to_bf16(x)).astype(np.float64)) for x in tensors])
+    payload = payload[: payload.size - (-tensors[-1].size % 32)]
+    for at in range(0, payload.size, 128):
+        group = payload[at : at + 128]
+        most = np.float32(np.abs(group).max())
+        if most > 0:
+            scale = most / np.float32(448)
+            x = (group.astype(np.float32) / scale).astype(np.float64)
+            distance = np.abs(x[:, None] - CODES) + np.arange(256) % 2 * 1e-9  # ties to even
+            group[:] = CODES[np.nanargmin(distance, axis=1)].astype(np.float32) * scale
+    payload = from_bf16(to_bf16(payload.astype(np.float32)))
+    at, out = 0, []
+    for x in tensors:
+        out.append(payload[at : at + x.size].reshape(x.shape))
+        at += x.size + -x.size % 32
+    return out
+
+
+def coded(client, **geometry):
+    if conftest.TRANSPORT == "shm":
+        pytest.skip("shared memory has no wire")
+    spec = attnd.PoolSpec("codes", 1, 4, 2, 32, n_blocks=16, q_dtype="bf16")._replace(**geometry)
+    return client.create_pool(spec), client.create_pool(spec, wire_dtype="fp8_e4m3")
+
+
+@pytest.mark.parametrize("head_dim, n_tokens", [(32, 3), (128, 5), (8, 1), (24, 7), (256, 40)])
+def test_codes_give_what_arrays_that_went_through_them_give(client, head_dim, n_tokens):
+    plain, codes = coded(client, name=f"codes-{head_dim}", head_dim_k=head_dim)
+    random = np.random.default_rng(head_dim)
+    shapes = ((n_tokens, h, head_dim) for h in (4, 2, 2))
+    q, k, v = (random.standard_normal(shape, np.float32) for shape in shapes)
+    rounded = [to_bf16(x) for x in through_codes(q, k, v)]
+    with plain.open() as a, codes.open() as b:
+        want = plain.step(0, [(a, 0, n_tokens)], *rounded, lse=True)
+        got = codes.step(0, [(b, 0, n_tokens)], *map(to_bf16, (q, k, v)), lse=True)
+    np.testing.assert_array_equal(got.out, want.out)
+    np.testing.assert_array_equal(got.lse, want.lse)
+    exact = attention(*(from_bf16(to_bf16(x)) for x in (q, k, v)), 0)[0]
+    assert 1e-3 < np.abs(from_bf16(got.out) - exact).max() < 0.3
+
+
+def test_a_pool_of_fp8_caches_the_same_whether_codes_travelled_or_not(client):
+    plain, codes = coded(client, name="codes-fp8", head_dim_k=128, kv_dtype="fp8_e4m3")
+    random = np.random.default_rng(5)
+    q = to_bf16(random.standard_normal((1, 4, 128), np.float32))
+    k, v = (to_bf16(random.standard_normal((70, 2, 128), np.float32)) for _ in range(2))
+    with plain.open() as a, codes.open() as b:
+        plain.step(0, [(a, 0, 70)], k=k, v=v)
+        codes.step(0, [(b, 0, 70)], k=k, v=v)
+        outs = [plain.step(0, [(seq, 69, 1)], q) for seq in (a, b)]
+    np.testing.assert_array_equal(outs[0].out, outs[1].out)
+
+
+def test_a_large_step_travels_as_codes_in_pieces(client):
+    plain, codes = coded(client, name="codes-large", n_blocks=2048, head_dim_k=128)
+    n = 9000  # more than engine.max_step_tokens
+    random = np.random.default_rng(6)
+    k, v = (to_bf16(random.standard_normal((n, 2, 128), np.float32)) for _ in range(2))
+    q = to_bf16(random.standard_normal((1, 4, 128), np.float32))
+    with codes.open() as seq:
+        codes.step(0, [(seq, 0, n)], k=k, v=v)
+        got = from_bf16(plain.step(0, [(seq, n - 1, 1)], q).out)
+    exact = attention(from_bf16(q), from_bf16(k), from_bf16(v), n - 1)[0]
+    assert np.abs(got - exact).max() < 0.02
+
+
+def test_codes_are_refused_where_there_are_none(client):
+    spec = attnd.PoolSpec("codes-refused", 1, 4, 2, 32, n_blocks=16, q_dtype="bf16")
+    for wire_dtype, q_dtype in (("fp8_e4m3", "f32"), ("fp8_e4m3", "f16"), ("int8", "bf16")):
+        with pytest.raises(attnd.InvalidArgumentError, match=f"wire dtype {wire_dtype} and a pool"):
+            client.create_pool(spec._replace(name=f"no-{q_dtype}", q_dtype=q_dtype), wire_dtype=wire_dtype)
+    with pytest.raises(ValueError, match="wire_dtype is 'fp8'"):
+        client.create_pool(spec, wire_dtype="fp8")
+    if conftest.TRANSPORT == "shm":
+        with pytest.raises(attnd.UnsupportedError, match="shared memory"):
+            client.create_pool(spec, wire_dtype="fp8_e4m3")
+    else:
+        codes = client.create_pool(spec, wire_dtype="fp8_e4m3")
+        q, k, v = map(to_bf16, qkv(3))
+        with codes.open() as seq, pytest.raises(attnd.InvalidArgumentError, match="indices"):
+            codes.step(0, [(seq, 0, 3)], q, k, v, indices=np.zeros((3, 1), np.int32))
+        with codes.open() as seq:  # nothing was appended
+            assert codes.step(0, [(seq, 0, 3)], q, k, v).out.shape == q.shape

@@ -372,6 +372,7 @@ _FUNCTIONS = {
     "attn_pool_describe": (c_int, [c_void_p, c_char_p, c_uint64, POINTER(c_void_p)]),
     "attn_pool_release": (c_int, [c_void_p, c_uint64]),
     "attn_pool_reserve": (c_int, [c_void_p, c_uint32, c_uint64, POINTER(c_uint32)]),
+    "attn_pool_set_wire_dtype": (c_int, [c_void_p, c_int32]),
     "attn_pool_resize": (c_int, [c_void_p, c_uint32, c_uint64]),
     "attn_pool_weights": (c_int, [c_void_p, c_uint32, c_void_p, c_uint64]),
     "attn_pool_send_weights": (c_int, [c_void_p, c_uint32, c_uint64]),

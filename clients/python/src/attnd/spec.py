@@ -106,7 +106,7 @@ def check_array_dtype(array_dtype: str | None, q_dtype: str) -> None:
         )
 
 
-def _dtype(name: str, field_name: str) -> int:
+def dtype_number(name: str, field_name: str) -> int:
     if name not in DTYPES:
         raise ValueError(f"{field_name} is {name!r}, expected one of {', '.join(DTYPES)}")
     return DTYPES[name]
@@ -156,8 +156,8 @@ def to_c(spec: PoolSpec) -> tuple[_lib.PoolSpec, list[Any]]:
         head_dim_v=whole("head_dim_v", spec.head_dim_v),
         block_tokens=whole("block_tokens", spec.block_tokens),
         n_blocks=whole("n_blocks", spec.n_blocks),
-        q_dtype=_dtype(spec.q_dtype, "q_dtype"),
-        kv_dtype=_dtype(spec.kv_dtype, "kv_dtype") if spec.kv_dtype else 0,
+        q_dtype=dtype_number(spec.q_dtype, "q_dtype"),
+        kv_dtype=dtype_number(spec.kv_dtype, "kv_dtype") if spec.kv_dtype else 0,
         is_batch_invariant=spec.is_batch_invariant,
         split=_split(spec.split),
         n_layers=len(spec.layers),

@@ -81,7 +81,9 @@ def attach(
     n_tokens, n_blocks  each pool's size, one of them: tokens of all sequences together, or blocks.
             Neither: 8192 tokens, or fewer where less memory is left
     wire_dtype  "bf16" for a model in f32: q, k, v and outputs travel and are cached in bf16, half the
-            bytes, each element rounded by 2^-8 of itself at most; not over a lane. None: as the model
+            bytes, each element rounded by 2^-8 of itself at most. "fp8_e4m3", over sockets, for a model
+            in bf16 (or f32, as with "bf16"): q, k and v travel in half the bytes of bf16, each element
+            off by 2^-4 of itself at most. Neither over a lane. None: as the model
     lane    layers without messages: None, where model and daemon share a GPU under MPS, layers have one
             geometry and none shares another's keys; False: never; True: all layers, or an error that
             says what is missing
@@ -124,10 +126,16 @@ def attach(
             if given:
                 raise refuse(f"{option}=True, and a model whose queries visit what an indexer chooses")
         lane = False
-    if wire_dtype is not None and (wire_dtype, model.dtype) != ("bf16", torch.float32):
-        raise ValueError(f"wire_dtype is {wire_dtype!r}: 'bf16', for a model in f32, or None")
+    wire_dtypes = {torch.float32: ("bf16", "fp8_e4m3"), torch.bfloat16: ("fp8_e4m3",)}
+    if wire_dtype is not None and wire_dtype not in wire_dtypes.get(model.dtype, ()):
+        raise ValueError(
+            f"wire_dtype is {wire_dtype!r}: 'bf16', for a model in f32, 'fp8_e4m3', for one in f32"
+            " or bf16, or None"
+        )
     if wire_dtype is not None and (lane or graphs):
         raise ValueError("wire_dtype is for messages: not with lane=True or graphs=True")
+    if wire_dtype == "fp8_e4m3" and share_prefixes:
+        raise ValueError("wire_dtype 'fp8_e4m3' and share_prefixes: what is cached is not the same to the bit")
     if absorb not in ("worker", "daemon"):
         raise ValueError(f"absorb is {absorb!r}: 'worker' or 'daemon'")
     if absorb == "daemon" and (lane or graphs or wire_dtype):
@@ -151,7 +159,7 @@ def attach(
             name=name or "",
             block_tokens=block_tokens,
             kv_dtype=kv_dtype,
-            wire_dtype=wire_dtype,
+            q_dtype="bf16" if wire_dtype else None,
             is_batch_invariant=is_batch_invariant,
         )
 
@@ -162,14 +170,17 @@ def attach(
         # latents go over no lane, and lane=None is one where model and daemon have a GPU
         is_lane = lane is None and "cpu" not in (model.device.type, client.info.backend)
         probe, specs = specs_of(not lane and not is_lane)
-        array_dtype = "f32" if wire_dtype else None
+        dtypes = {
+            "array_dtype": "f32" if wire_dtype and model.dtype == torch.float32 else None,
+            "wire_dtype": None if wire_dtype == "bf16" else wire_dtype,
+        }
         try:
-            pools = Pools(client, specs, size, is_named=bool(name), array_dtype=array_dtype)
+            pools = Pools(client, specs, size, is_named=bool(name), **dtypes)
         except UnsupportedError:  # by an older daemon
             if absorb == "daemon" or not any(s.spec.is_v_in_k for s in specs):
                 raise
             probe, specs = specs_of(False)
-            pools = Pools(client, specs, size, is_named=bool(name), array_dtype=array_dtype)
+            pools = Pools(client, specs, size, is_named=bool(name), **dtypes)
         return Worker(
             model, client, pools, owned is not None, switch, probe.seen, lane, graphs, sharing
         )

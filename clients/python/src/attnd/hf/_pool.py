@@ -77,7 +77,7 @@ def _check_geometry(layer: int, geometry: dict[str, Any]) -> None:
 
 
 def _spec(
-    config: Any, seen: dict[int, Seen], *, name: str, wire_dtype: str | None, **options: Any
+    config: Any, seen: dict[int, Seen], *, name: str, q_dtype: str | None, **options: Any
 ) -> PoolSpec:
     """Of layers that have one geometry."""
     layers = tuple(s.spec() for s in seen.values())
@@ -89,7 +89,7 @@ def _spec(
         num_kv_heads=geometry["KV heads"],
         head_dim_k=geometry["head_dim of k"],
         head_dim_v=geometry["head_dim of v"],
-        q_dtype=wire_dtype or DTYPES[geometry["dtype"]],
+        q_dtype=q_dtype or DTYPES[geometry["dtype"]],
         layers=layers[:1] if all(layer == layers[0] for layer in layers) else layers,
         model=getattr(config, "_name_or_path", "") or config.model_type,
         is_v_in_k=geometry["V in K"],
@@ -117,10 +117,11 @@ class _PoolMaker:
         n_blocks: int,
         is_named: bool,
         array_dtype: str | None,
+        wire_dtype: str | None,
     ):
         self._client = client
         self._spec = spec
-        self._array_dtype = array_dtype
+        self._dtypes = {"array_dtype": array_dtype, "wire_dtype": wire_dtype}
         self._n_blocks = n_blocks
         self._is_named = is_named
 
@@ -153,7 +154,7 @@ class _PoolMaker:
             return None
 
     def _create(self, spec: PoolSpec) -> Pool:
-        return self._client.create_pool(spec, array_dtype=self._array_dtype)
+        return self._client.create_pool(spec, **self._dtypes)
 
     def _make_default(self, spec: PoolSpec) -> Pool:
         """The default size, or half of it as often as memory for it is missing."""
@@ -190,6 +191,7 @@ class Pools:
         n_blocks: int,
         is_named: bool,
         array_dtype: str | None,
+        wire_dtype: str | None,
     ):
         self.places = {
             layer: (i_pool, i_layer)
@@ -197,7 +199,8 @@ class Pools:
             for i_layer, layer in enumerate(layers)
         }
         self._makers = [
-            _PoolMaker(client, spec, n_blocks, is_named, array_dtype) for spec, _, _ in specs
+            _PoolMaker(client, spec, n_blocks, is_named, array_dtype, wire_dtype)
+            for spec, _, _ in specs
         ]
         self._weights = [weights for _, _, weights in specs]
         self.all = self._make()
