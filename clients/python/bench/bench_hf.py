@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import statistics
 import time
 
@@ -142,8 +143,11 @@ def bench(model, name: str, dtype: str, ids: torch.Tensor, args: argparse.Namesp
     """Prints the rows of one cell."""
     batch, context = ids.shape
     n_steps = N_WARM + args.tokens
-    n_urls = sum("://" in transport for transport in args.transport.split(","))
-    n_blocks = batch * ((context + n_steps) // 16 + 2) * max(1, n_urls)  # they share a daemon's pool
+    wires = [None if wire == "model" else wire for wire in args.wires.split(",")]
+    kv_dtypes = [None if kv == "model" else kv for kv in args.kv_dtypes.split(",")]
+    ways = list(itertools.product(args.transport.split(","), wires, kv_dtypes))
+    n_urls = sum("://" in transport for transport, *_ in ways) // len(kv_dtypes)
+    n_blocks = batch * ((context + n_steps) // 16 + 2) * max(1, n_urls)  # they share a pool
     text = model.config
     kv_bytes = 2 * text.num_key_value_heads * text.head_dim * text.num_hidden_layers * 4
     memory = n_blocks * 16 * kv_bytes + (64 << 20)
@@ -154,7 +158,7 @@ def bench(model, name: str, dtype: str, ids: torch.Tensor, args: argparse.Namesp
     runners = [own_runner(model, kind, context + n_steps) for kind in args.own.split(",")]
     with contextlib.ExitStack() as stack:
         workers = []
-        for transport in args.transport.split(","):
+        for transport, wire, kv_dtype in ways:
             graphs = transport == "graphs"
             lane = graphs or transport == "gpu"
             scheme = "gpu" if lane else transport
@@ -163,11 +167,21 @@ def bench(model, name: str, dtype: str, ids: torch.Tensor, args: argparse.Namesp
                 url = stack.enter_context(own_daemon.running(args, scheme, settings))
             client = stack.enter_context(attnd.connect(url, timeout=120))
             worker = stack.enter_context(
-                attnd.hf.attach(model, client, n_blocks=n_blocks, lane=lane, graphs=graphs)
+                attnd.hf.attach(
+                    model,
+                    client,
+                    n_blocks=n_blocks,
+                    lane=lane,
+                    graphs=graphs,
+                    wire_dtype=wire,
+                    kv_dtype=kv_dtype,
+                )
             )
             workers.append(worker)
             cache = stack.enter_context(worker.cache())
             what = f"attnd {client.info.backend}, {transport.partition(':')[0]}"
+            what += f", {wire} on the wire" if wire else ""
+            what += f", {kv_dtype} cached" if kv_dtype else ""
             runners.append(Runner(what, model, "attnd", cache))
             runners[-1].run = worker.forward
         first = runners[0]
@@ -202,6 +216,8 @@ def main() -> None:
     parser.add_argument("--models", default="bytelm,llama8b")
     parser.add_argument("--dtypes", default="bf16")
     parser.add_argument("--own", default="eager,sdpa", help="the model's attentions")
+    parser.add_argument("--wires", default="model", help="wire_dtypes, each for all transports")
+    parser.add_argument("--kv-dtypes", default="model", help="the same of kv_dtypes")
     parser.add_argument("--batches", default="32")
     parser.add_argument("--contexts", default="512,8192")
     parser.add_argument("--tokens", type=int, default=64, help="steps that are timed")
