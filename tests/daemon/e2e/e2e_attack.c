@@ -427,7 +427,7 @@ static void print_times(void)
 
 /* A lease longer than a busy machine keeps anybody from asking, and short enough for sessions that
  * are hoarded to end while the test lasts. */
-static void start_daemon(char *tenants_file, bool is_long)
+static void start_daemon(char *tenants_file, uint64_t seconds)
 {
     char *ca = certs_file(CERTS_GOOD, "ca.crt");
     snprintf(tenants_file, 64, "/tmp/attnd_attack_%ld", (long)getpid());
@@ -447,7 +447,9 @@ static void start_daemon(char *tenants_file, bool is_long)
                                  "--listen.tls_client_cert",
                                  "optional",
                                  "--engine.lease",
-                                 is_long ? "15s" : "3s",
+                                 seconds >= 300  ? "60s"
+                                 : seconds >= 60 ? "15s"
+                                                 : "3s",
                                  "--listen.handshake_timeout",
                                  "5m", /* who is late with hello on a busy machine */
                                  NULL};
@@ -465,7 +467,7 @@ int main(int argc, char **argv)
     int n = 0, n_failed = 0, status;
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(shared != MAP_FAILED);
-    start_daemon(tenants_file, seconds >= 60);
+    start_daemon(tenants_file, seconds);
     for (int t = 0; t < 2; t++)
         pids[n++] = begin(0, t);
     for (int t = 0; t < 2; t++) /* who looks has its session before the hoarders come */
