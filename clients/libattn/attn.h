@@ -366,7 +366,8 @@ ATTN_API attn_status attn_pool_reserve(attn_pool *p, uint32_t n_blocks, uint64_t
  * ATTN_DTYPE_NONE, or the pool's q_dtype: as they are. ATTN_FP8_E4M3, for a q_dtype of bf16: as
  * codes with a scale for each 128 elements, in 0.52 of the bytes; an element is off by 2^-4 of
  * itself at most, and what a pool of head_dim 128 caches in fp8 is the same as without. NaN stays
- * NaN, infinities become NaN, a group below 2^-100 becomes zeros. Steps with indices are refused,
+ * NaN, infinities become NaN, a group below 2^-100 becomes zeros. It pays on links that give this
+ * worker less than some 2 Gbit/s (docs/networked.md). Steps with indices are refused,
  * and lanes; shared memory has no wire. No step of the handle may be in flight.
  *
  * Errors   ATTN_EINVAL another dtype, or another q_dtype; ATTN_ENOTSUP over shm://. A daemon that
