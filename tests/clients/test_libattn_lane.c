@@ -252,6 +252,37 @@ static void layers_of_a_lane_are_those_of_steps(void **state)
     close_worker(w);
 }
 
+static void a_pool_whose_steps_travel_as_codes_has_no_lane(void **state)
+{
+    (void)state;
+    struct worker *w = open_worker(2300, 0);
+    const struct attn_pool_spec spec = {.struct_size = sizeof spec,
+                                        .layer_struct_size = sizeof(struct attn_layer),
+                                        .name = "codes",
+                                        .num_layers = LAYERS,
+                                        .num_q_heads = HEADS,
+                                        .num_kv_heads = KV_HEADS,
+                                        .head_dim_k = DIM,
+                                        .n_blocks = 40,
+                                        .q_dtype = ATTN_BF16};
+    attn_pool *pool;
+    well(attn_pool_create(w->client, &spec, 0, &pool));
+    says(attn_pool_set_wire_dtype(w->pool, ATTN_FP8_E4M3), ATTN_EINVAL, "a pool of f32");
+    says(attn_pool_set_wire_dtype(pool, ATTN_INT8), ATTN_EINVAL, "wire dtype int8");
+    well(attn_pool_set_wire_dtype(pool, ATTN_BF16));
+    struct attn_item it = {.pos = 0, .n_tokens = 1};
+    struct attn_plan p = plan_of(&it, 1);
+    well(attn_seq_open(pool, 2399, 0, &it.seq));
+    if (attn_pool_set_wire_dtype(pool, ATTN_FP8_E4M3) == ATTN_OK)
+        says(attn_lane_plan(w->lane, pool, &p), ATTN_ENOTSUP, "wire dtype is fp8_e4m3");
+    else
+        says(attn_pool_set_wire_dtype(pool, ATTN_FP8_E4M3), ATTN_ENOTSUP, "shared memory");
+    well(attn_pool_set_wire_dtype(pool, ATTN_DTYPE_NONE));
+    well(attn_lane_plan(w->lane, pool, &p));
+    attn_pool_close(pool);
+    close_worker(w);
+}
+
 static void what_cannot_be_is_refused_by_name(void **state)
 {
     (void)state;
@@ -540,6 +571,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_of_a_lane_are_those_of_steps),
+        cmocka_unit_test(a_pool_whose_steps_travel_as_codes_has_no_lane),
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
         cmocka_unit_test(a_layer_that_fails_leaves_nan_and_so_do_those_behind_it),
         cmocka_unit_test(a_daemon_that_does_not_answer_is_not_waited_for_for_ever),
