@@ -1,7 +1,8 @@
 /* reference.c: attention, rounding and quantisation in the plainest form that is right.
  *
  * Everything is float64 but quantisation, which is f32 operation by operation, so that all backends
- * can agree with it bit by bit. No state, no threads; allocates a score per key and head of a group.
+ * can agree with it bit by bit. No state, no threads; allocates a score per key and head of a
+ * group.
  */
 #include "kernels/reference.h"
 
