@@ -156,7 +156,8 @@ void request_take_bell(struct request *req, struct request_bell *bell, const Att
 
 /* Makes of a step whose tensors came as codes what it would have been in bf16. ATTN_ENOMEM: there
  * is no buffer for that. */
-static attn_status widen(struct request *req, char *why, size_t why_bytes)
+static attn_status widen(struct request *req, uint64_t max_message_bytes, char *why,
+                         size_t why_bytes)
 {
     struct wire_request *w = &req->wire;
     Attnd__Step *step = w->header->step;
@@ -175,6 +176,13 @@ static attn_status widen(struct request *req, char *why, size_t why_bytes)
         return ATTN_EINVAL;
     }
     const size_t payload_bytes = n * sizeof(uint16_t);
+    if (head_bytes + payload_bytes > max_message_bytes) {
+        snprintf(why, why_bytes,
+                 "step.dtype is fp8_e4m3 (4): in bf16 the message has %zu bytes, over the limit of "
+                 "%" PRIu64 " (listen.max_message)",
+                 head_bytes + payload_bytes, max_message_bytes);
+        return ATTN_EINVAL;
+    }
     struct iobuf *msg = iobuf_acquire(req->msg->pool, req->share, head_bytes + payload_bytes);
     if (msg == NULL)
         return ATTN_ENOMEM;
@@ -188,12 +196,13 @@ static attn_status widen(struct request *req, char *why, size_t why_bytes)
 }
 
 attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
-                           uint64_t max_timeout_us, char *why, size_t why_bytes)
+                           uint64_t max_timeout_us, uint64_t max_message_bytes, char *why,
+                           size_t why_bytes)
 {
     attn_status st = wire_request_decode(req->msg->data, req->msg->n_bytes, &req->arena, &req->wire,
                                          why, why_bytes);
     if (st == ATTN_OK && is_step(req) && req->wire.header->step->dtype == ATTND__DTYPE__FP8_E4M3)
-        st = widen(req, why, why_bytes);
+        st = widen(req, max_message_bytes, why, why_bytes);
     return decoded(req, st, now_ns, default_timeout_us, max_timeout_us, why, why_bytes);
 }
 

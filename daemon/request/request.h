@@ -99,12 +99,13 @@ void request_init(struct request *req, const struct transport_ops *t, void *peer
 void request_set_bufs(struct request *req, struct iobuf_pool *bufs);
 
 /* Decodes the complete req->msg into req->wire; the codes of a step (proto/wire_codes.h) become
- * bf16, in another req->msg. Sets received_ns, and the deadline from the
- * header's timeout (default_timeout_us if that is 0, at most max_timeout_us). Counts the request,
- * and a step as received and in flight. On failure answer with request_reply_error; wire.request_id
- * is 0 if it is not known. */
+ * bf16, in another req->msg of at most max_message_bytes. Sets received_ns, and the deadline from
+ * the header's timeout (default_timeout_us if that is 0, at most max_timeout_us). Counts the
+ * request, and a step as received and in flight. On failure answer with request_reply_error;
+ * wire.request_id is 0 if it is not known. */
 attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
-                           uint64_t max_timeout_us, char *why, size_t why_bytes);
+                           uint64_t max_timeout_us, uint64_t max_message_bytes, char *why,
+                           size_t why_bytes);
 /* The same where the client can change req->msg at any time: head is a private copy of everything
  * before the payload (its preamble has the total length); payload points into req->msg. */
 attn_status request_decode_apart(struct request *req, uint8_t *head, uint8_t *payload,

@@ -263,7 +263,8 @@ static void message_complete(struct sp_peer *p)
     p->on->n_owed++;
     attn_status st =
         request_decode(req, clock_now_ns(), config_now(t->env->cfg, default_timeout_us),
-                       config_now(t->env->cfg, max_timeout_us), why, sizeof(why));
+                       config_now(t->env->cfg, max_timeout_us),
+                       config_now(t->env->cfg, max_message_bytes), why, sizeof(why));
     p->turn_bytes += MESSAGE_COST + HEADER_COST * (p->body_bytes - req->wire.payload_bytes);
     if (st == ATTN_OK)
         engine_submit(t->env->engine, req);

@@ -81,7 +81,7 @@ static struct request *request_of(bool is_step, uint64_t timeout_us, uint64_t no
     struct request *req = request_new(&fake_transport, NULL, NULL, pool, n);
     assert_non_null(req);
     wire_request_head_encode(&h, 77, 0, req->msg->data);
-    if (request_decode(req, now_ns, 1000, 5000, why, sizeof(why)) != ATTN_OK)
+    if (request_decode(req, now_ns, 1000, 5000, 64 << 10, why, sizeof(why)) != ATTN_OK)
         fail_msg("%s", why);
     return req;
 }
@@ -140,7 +140,7 @@ static void a_large_header_is_unpacked_into_what_its_connection_may_hold(void **
     struct share *share = share_open(table, &who);
     struct request *req = open_of(5000, share);
     uint64_t message = share_held(share, SHARE_SMALL_BYTES);
-    assert_int_equal(request_decode(req, 1, 1000, 5000, why, sizeof why), ATTN_OK);
+    assert_int_equal(request_decode(req, 1, 1000, 5000, 64 << 10, why, sizeof why), ATTN_OK);
     assert_int_equal(req->wire.header->open->n_tokens, 5000);
     assert_true(share_held(share, SHARE_SMALL_BYTES) >= message + 5000 * sizeof(uint32_t));
     request_reply_error(req, ATTN_EINVAL, 0, "no");
@@ -150,7 +150,7 @@ static void a_large_header_is_unpacked_into_what_its_connection_may_hold(void **
     /* the pool has 64 KiB */
     uint64_t malformed = stats_get(messages_malformed);
     req = open_of(20000, share);
-    assert_int_equal(request_decode(req, 1, 1000, 5000, why, sizeof why), ATTN_EOVERLOAD);
+    assert_int_equal(request_decode(req, 1, 1000, 5000, 64 << 10, why, sizeof why), ATTN_EOVERLOAD);
     assert_non_null(strstr(why, "cache.io_memory"));
     assert_int_equal(req->wire.request_id, 78);
     assert_int_equal(stats_get(messages_malformed), malformed);
@@ -201,7 +201,7 @@ static void codes_become_bf16_in_a_buffer_of_their_own(void **state)
     struct request *req = codes_of(wire_codes_bytes(N), WIRE_STEP_ATTEND);
     wire_codes_get(req->msg->data + req->msg->n_bytes - wire_codes_bytes(N), N, want);
     struct iobuf *coded = req->msg;
-    assert_int_equal(request_decode(req, 1, 1000, 5000, why, sizeof why), ATTN_OK);
+    assert_int_equal(request_decode(req, 1, 1000, 5000, 64 << 10, why, sizeof why), ATTN_OK);
     assert_ptr_not_equal(req->msg, coded);
     assert_int_equal(req->wire.payload_bytes, sizeof want);
     assert_ptr_equal(req->wire.payload + sizeof want, req->msg->data + req->msg->n_bytes);
@@ -228,13 +228,16 @@ static void codes_that_are_none_are_refused_by_name(void **state)
          "payload bytes are 136 and step.dtype is fp8_e4m3"},
         {2, WIRE_STEP_ATTEND, ATTN_EINVAL, "payload bytes are 2 and"},
         {132, WIRE_STEP_ATTEND | WIRE_STEP_SPARSE, ATTN_EINVAL, "flag sparse 32"},
+        {132 * 260, WIRE_STEP_ATTEND, ATTN_EINVAL, /* 33 KiB, of 65 KiB in bf16 */
+         "bytes, over the limit of 65536 (listen.max_message)"},
         {20000, WIRE_STEP_ATTEND, ATTN_EOVERLOAD, "cache.io_memory"}, /* the pool has 64 KiB */
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char why[256] = "";
-        struct iobuf *other = i == 3 ? iobuf_acquire(pool, NULL, 16 << 10) : NULL;
+        struct iobuf *other =
+            cases[i].n_bytes == 20000 ? iobuf_acquire(pool, NULL, 16 << 10) : NULL;
         struct request *req = codes_of(cases[i].n_bytes, cases[i].flags);
-        if (request_decode(req, 1, 1000, 5000, why, sizeof why) != cases[i].status)
+        if (request_decode(req, 1, 1000, 5000, 64 << 10, why, sizeof why) != cases[i].status)
             fail_msg("%zu: %s", i, why);
         if (strstr(why, cases[i].why) == NULL)
             fail_msg("%s", why);
@@ -247,7 +250,7 @@ static void codes_that_are_none_are_refused_by_name(void **state)
     }
     struct request *req = codes_of(0, WIRE_STEP_ATTEND); /* no elements: the layout refuses it */
     char why[256] = "";
-    assert_int_equal(request_decode(req, 1, 1000, 5000, why, sizeof why), ATTN_OK);
+    assert_int_equal(request_decode(req, 1, 1000, 5000, 64 << 10, why, sizeof why), ATTN_OK);
     assert_int_equal(req->wire.payload_bytes, 0);
     request_reply_error(req, ATTN_EINVAL, 0, "no");
 }
@@ -345,7 +348,7 @@ static void a_request_that_does_not_decode_counts_as_malformed_alone(void **stat
     char why[256] = "";
     struct request *req = request_new(&fake_transport, NULL, NULL, pool, 30);
     memset(req->msg->data, 0x11, 30);
-    assert_int_equal(request_decode(req, 5, 1, 1, why, sizeof(why)), ATTN_EPROTO);
+    assert_int_equal(request_decode(req, 5, 1, 1, 64 << 10, why, sizeof(why)), ATTN_EPROTO);
     assert_true(strlen(why) > 10);
     assert_int_equal(stats_get(messages_malformed), 1);
     assert_int_equal(stats_get(requests_received), 0);

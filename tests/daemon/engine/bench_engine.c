@@ -115,7 +115,8 @@ static struct request *make(Attnd__Request *h, size_t payload_bytes)
     struct request *req = request_new(&transport, NULL, NULL, bufs, head + payload_bytes);
     h->session = session;
     wire_request_head_encode(h, ++id, payload_bytes, req->msg->data);
-    if (request_decode(req, clock_now_ns(), 100000000, 100000000, why, sizeof why) != ATTN_OK) {
+    if (request_decode(req, clock_now_ns(), 100000000, 100000000, UINT64_MAX, why, sizeof why) !=
+        ATTN_OK) {
         fprintf(stderr, "%s\n", why);
         exit(1);
     }

@@ -287,7 +287,7 @@ static void submit(struct rig *r, struct request *req)
 {
     char why[256];
     attn_status st = request_decode(req, rig_now_ns, r->cfg.default_timeout_us,
-                                    r->cfg.max_timeout_us, why, sizeof why);
+                                    r->cfg.max_timeout_us, UINT64_MAX, why, sizeof why);
     if (st != ATTN_OK)
         fail_msg("a request does not decode: %s", why);
     req->principal = r->principal;

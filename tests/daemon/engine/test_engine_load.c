@@ -306,7 +306,8 @@ static void *say_hello(void *arg)
         while (req == NULL) /* buffers come back as answers are taken */
             req = request_new(&counting, NULL, NULL, bufs, wire_request_head_bytes(&h));
         wire_request_head_encode(&h, i + 1, 0, req->msg->data);
-        if (request_decode(req, clock_now_ns(), 60000000, 60000000, why, sizeof why) != ATTN_OK)
+        if (request_decode(req, clock_now_ns(), 60000000, 60000000, UINT64_MAX, why, sizeof why) !=
+            ATTN_OK)
             abort();
         engine_submit(engine, req);
     }

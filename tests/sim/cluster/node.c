@@ -305,8 +305,8 @@ static void on_arrival(void *arg, uint64_t word)
     if (req == NULL)
         return; /* no buffer: it is sent again */
     memcpy(req->msg->data, a->bytes, a->n_bytes);
-    if (request_decode(req, sim_now_ns, n->cfg.default_timeout_us, n->cfg.max_timeout_us, why,
-                       sizeof why) != ATTN_OK)
+    if (request_decode(req, sim_now_ns, n->cfg.default_timeout_us, n->cfg.max_timeout_us,
+                       UINT64_MAX, why, sizeof why) != ATTN_OK)
         sim_fail("a request does not decode: %s", why);
     req->principal = (struct principal){.kind = PRINCIPAL_USER};
     answering = n;
