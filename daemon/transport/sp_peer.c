@@ -24,7 +24,8 @@ enum {
     FIRST_ROOM_BYTES = 64 << 10, /* first buffer of a large message */
     RETRY_AFTER_US = 10000, /* for want of buffers */
     TURN_BYTES = 512 << 10, /* after which other peers' turn comes: 0.1 ms or so */
-    HEADER_COST = 8, /* decoding a byte of a header takes as long as reading so many */
+    HEADER_COST = 8, /* decoding a byte of a header takes as long as reading so many; one that
+                        codes become, as reading it */
     MESSAGE_COST = 8 << 10, /* and all else of a message as these */
 };
 
@@ -265,7 +266,8 @@ static void message_complete(struct sp_peer *p)
         request_decode(req, clock_now_ns(), config_now(t->env->cfg, default_timeout_us),
                        config_now(t->env->cfg, max_timeout_us),
                        config_now(t->env->cfg, max_message_bytes), why, sizeof(why));
-    p->turn_bytes += MESSAGE_COST + HEADER_COST * (p->body_bytes - req->wire.payload_bytes);
+    p->turn_bytes += MESSAGE_COST + HEADER_COST * (req->msg->n_bytes - req->wire.payload_bytes) +
+                     (req->msg->n_bytes - p->body_bytes);
     if (st == ATTN_OK)
         engine_submit(t->env->engine, req);
     else
