@@ -11,7 +11,7 @@ import attnd
 import numpy as np
 import pytest
 from conftest import ROOT
-from ledger import L, VOCAB, rebuild, rows
+from ledger import L, VOCAB, Text, rebuild, rows
 from rig import SPEC, Host
 
 import attnd_cluster
@@ -322,6 +322,34 @@ def test_who_knows_the_first_shard_takes_over_all_of_a_dead_workers(hosts):
     again = other.adopt(first)  # what it wrote itself
     assert again.shard_ids == y.seq.shard_ids and len(again.shards) == 5
     again.close()
+
+
+def no_note(self, note, *, timeout=None):
+    raise attnd.OutOfMemoryError(f"no room for {len(note)} bytes within {timeout} s")
+
+
+def test_a_note_that_is_not_kept_is_not_there(hosts, monkeypatch):
+    pool = hosts.make("a", "b").create_pool(SPEC)
+    x = Long(pool, shard_tokens=48)
+    x.append(60)
+    x.seq.set_note(b"old")
+    monkeypatch.setattr(attnd.Sequence, "set_note", no_note)
+    with pytest.raises(attnd.OutOfMemoryError, match="within 7 s"):
+        x.seq.set_note(b"new", timeout=7)
+    assert x.seq.note == b"old"
+    x.append(40)  # and a shard that is not written down
+    x.verify()
+
+
+def test_a_lost_sequence_is_made_anew_where_there_is_no_room_for_its_note(hosts, monkeypatch):
+    pool = hosts.make("a", "b").create_pool(SPEC)
+    x = Text(pool, range(30))
+    x.seq.set_note(b"what it was")
+    monkeypatch.setattr(attnd.Sequence, "set_note", no_note)
+    hosts.kill(x.seq.where)
+    x.decode(3)
+    assert x.seq.n_rebuilt == 1
+    x.verify()
 
 
 def test_what_is_wrong_with_shards_to_adopt_is_said(hosts):

@@ -207,7 +207,10 @@ class ClusterSequence(Closing, NotPicklable):
         self._lens = [inner.n_cached] * self.pool.spec.num_layers
         self.n_rebuilt += 1
         if self.note:
-            inner.set_note(self.note)
+            try:
+                inner.set_note(self.note)
+            except attnd.AttndError as e:  # an older daemon, or no room
+                log.warning("sequence %d at %s is without its note: %s", self.id, host.name, e)
         rebuild(self)
 
     def _do(self, what: Any) -> Any:

@@ -125,31 +125,34 @@ class LongSequence(Closing, NotPicklable):
         made._described = [(0, first.id), *((base, id) for base, id in x["shards"][1:])]
         return made
 
-    def write_down(self) -> None:
-        """Into the note of the first shard, without the list's lock: that may have to be found again.
-        What does not fit is not found by adopt()."""
+    def _write(self, note: bytes, timeout: float | None) -> None:
+        """Into the note of the first shard, without the list's lock: that may have to be found again."""
         with self._lock:
             first, self._is_written = self.shards[0], True
             x = {
                 "adapter": self.adapter,
                 "shard_tokens": self.shard_tokens,
-                "note": base64.b64encode(self.note).decode(),
+                "note": base64.b64encode(note).decode(),
                 "shards": self.shard_ids,
             }
-        note = SHARDS + json.dumps(x, separators=(",", ":")).encode()
-        if note == first.note:
-            return
+        text = SHARDS + json.dumps(x, separators=(",", ":")).encode()
+        if text != first.note:
+            first.set_note(text, timeout=timeout)
+
+    def write_down(self) -> None:
+        """Which shards there are. What does not fit is not found by adopt()."""
         try:
-            first.set_note(note)
+            self._write(self.note, None)
         except attnd.AttndError as e:  # an older daemon, or no room
             log.warning("%r: its shards are not written down: %s", self, e)
 
     def set_note(self, note: bytes, *, timeout: float | None = None) -> None:
-        """As ClusterSequence.set_note(), but for what the list of shards takes of it: at most 2 KiB."""
+        """As ClusterSequence.set_note(), but for what the list of shards takes of it: at most 2 KiB, and
+        InvalidArgumentError where both do not fit."""
         if len(note) > 2048:
             raise attnd.InvalidArgumentError(f"note has {len(note)} bytes, at most 2048")
+        self._write(bytes(note), timeout)
         self.note = bytes(note)
-        self.write_down()
 
     def take(self, shards: list[tuple[int, int]] | None, timeout: float | None) -> LongSequence:
         """Adopts shards, their first tokens and ids (None: those of its note), wherever they are. Those
