@@ -1,6 +1,7 @@
 """Pools whose steps carry the heads of a model of latent attention, which the daemon projects to latents and
 back: the weights are sent when a step finds none, stay with the cache, and come again after it."""
 
+import asyncio
 import hashlib
 import os
 import signal
@@ -11,6 +12,7 @@ from conftest import Daemon, Kept, worker_of
 from reference import attention, from_bf16, to_bf16
 
 import attnd
+import attnd.aio
 
 HEADS, LATENT, ROPE, NOPE, OUT, LAYERS = 3, 48, 16, 24, 32, 2
 LAYER = attnd.LayerSpec(scale=0.1)
@@ -118,6 +120,27 @@ def test_a_step_in_several_messages_asks_once():
             for pos in (0, 250, 599):
                 want = chain(q[pos : pos + 1], k[: pos + 1], pos, weights_of(0))[0]
                 np.testing.assert_allclose(out[pos : pos + 1], want, rtol=1e-3, atol=1e-4)
+
+
+def test_steps_of_an_event_loop_have_them_sent(daemon):
+    q, k = tensors(20)
+
+    async def one(pool, layer):
+        async with await pool.open() as s:
+            result = await pool.step(layer, [(s, 0, 20)], q, k, lse=True)
+            check(result, q, k, 0, weights_of(layer))
+
+    async def main():
+        async with attnd.aio.connect(daemon.url) as c:
+            pool = await c.create_pool(SPEC._replace(name="loop"))
+            async with await pool.open() as s:
+                with pytest.raises(attnd.NoWeightsError, match="layer 0 of pool loop has 0 of"):
+                    await pool.step(0, [(s, 0, 20)], q, k)
+            for layer in range(LAYERS):
+                await pool.weights(layer, weights_of(layer))
+            await asyncio.gather(*(one(pool, i % LAYERS) for i in range(6)))
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_step_without_weights_is_refused_and_changes_nothing(client):

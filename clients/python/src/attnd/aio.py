@@ -22,9 +22,10 @@ from . import client as _sync
 from . import pool as _pool
 from ._handle import NotPicklable
 from ._step import Item, Items, Prepared, Result
-from .errors import AttndError, InvalidArgumentError
+from .errors import AttndError, InvalidArgumentError, NoWeightsError
 from .spec import PoolSpec
 
+_MOST_SENT = 3  # weights of one step, as by attn_step()
 _TICK = 0.02  # seconds: the library wants a poll this often while steps are in flight
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -305,6 +306,7 @@ class Pool(_Closing):
     reserve = _awaited(_pool.Pool.reserve, _itself)
     resize = _awaited(_pool.Pool.resize, _itself)
     close = _awaited(_pool.Pool.close, _itself)
+    weights = _awaited(_pool.Pool.weights, _itself)
 
     def calls(self) -> Calls:
         """Several requests on sequences to be sent in one message: see Calls."""
@@ -352,6 +354,16 @@ class Pool(_Closing):
             choose_blocks,
             parts,
         )
+        for _ in range(_MOST_SENT):
+            try:
+                return await self._run(prepared)
+            except NoWeightsError:
+                if layer not in self.sync._weights:
+                    raise
+            await _in_executor(self.sync._send_weights, layer, timeout=timeout)
+        return await self._run(prepared)
+
+    async def _run(self, prepared: Prepared) -> Result:
         loop = asyncio.get_running_loop()
         if loop is not self.client._loop:
             raise InvalidArgumentError("the client belongs to another event loop")

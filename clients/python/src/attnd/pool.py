@@ -621,7 +621,7 @@ class Pool(Closing, NotPicklable):
                 kv_b_proj of a model of latent attention, of each head what makes latents to keys and
                 then what makes them to values. The array is kept, and must not change
         They are sent when a step finds that the daemon has none, also after a restart, by step() and
-        Step.wait(), which then send the step again. All clients of a pool give the same weights:
+        Step.wait() and attnd.aio, which then send the step again. All clients of a pool give the same weights:
         AlreadyExistsError from a step otherwise, if both send them.
         """
         spec, layer = self.spec, whole("layer", layer, U32_MAX)
@@ -633,6 +633,15 @@ class Pool(Closing, NotPicklable):
         with self._inside():
             check(self._lib.attn_pool_weights(self._handle, layer, address, n_bytes))
             self._weights[layer] = owner
+
+    def _send_weights(self, layer: int, *, timeout: float | None) -> None:
+        """For steps with a callback, which nobody waits for in the library."""
+        us = timeout_us(timeout)
+
+        def send() -> None:
+            check(self._lib.attn_pool_send_weights(self._handle, layer, us))
+
+        interruptible(send, guard=self._inside())
 
     def reserve(self, n_blocks: int, *, timeout: float | None = None) -> int:
         """Sets blocks of the pool aside for this client's session, instead of what it had; 0: none.
