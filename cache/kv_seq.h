@@ -107,7 +107,7 @@ attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint
 attn_status kv_seq_retain(struct kv *kv, kv_seq_id seq, const struct kv_retention *r, uint32_t n);
 /* kv_seq_note: sets the sequence's note in place of the one before, all or nothing even when killed
  * half way. It stays until the sequence is closed, whoever owns it and whatever is truncated; forks
- * have none of their source's. It takes pages of table_pages as long as it is there.
+ * have none of their source's. It takes pages of table_pages until then, one of no bytes a page.
  * request is not KV_NO_REQUEST; the one that set the note changes nothing when it comes again.
  * Errors   ATTN_EINVAL over KV_MAX_NOTE_BYTES; ATTN_ESTALE a later request set it at this epoch;
  *          ATTN_EQUOTA */

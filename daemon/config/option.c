@@ -139,8 +139,8 @@ const struct config_option config_options[] = {
         "Layers of a pool."),
     BYTES("cache", "table_memory", table_memory_bytes, RESTART, "0", 0, TIB,
         "Host memory, for each device, for what tables take as they fill: token ids and table entries of\n"
-        "sequences beyond the first 1,024 of each, and the records of blocks. 0: 64M and a 256th of\n"
-        "device.kv_memory. When it is used up, what needs more is refused as \"over quota\"."),
+        "sequences beyond the first 1,024 of each, their notes, and the records of blocks. 0: 64M and a\n"
+        "256th of device.kv_memory. When it is used up, what needs more is refused as \"over quota\"."),
     BYTES("cache", "io_memory", io_memory_bytes, RESTART, "256M", MIB, TIB,
         "Memory for messages and replies in flight, rounded up to a power of two. Taken at start;\n"
         "when it is used up, requests are answered \"overloaded\"."),
