@@ -382,7 +382,7 @@ ATTN_API attn_status attn_pool_set_wire_dtype(attn_pool *p, attn_dtype dtype);
  * Shapes   weights [num_q_heads][q_nope_dim + out_dim][head_dim_v] of the pool's q_dtype: of each
  *          head what makes latents to its K, then to its V. n_bytes: of all of it
  * Owner    weights stay the caller's, and as they are until attn_pool_close
- * Thread   no other thread may use the handle meanwhile
+ * Thread   any, also beside steps
  *
  * Errors   ATTN_EINVAL the pool has no projections, there is no such layer, n_bytes is another
  *          number; ATTN_ENOMEM */

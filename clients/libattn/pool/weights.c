@@ -10,9 +10,18 @@ static uint64_t layer_bytes(const struct attn_pool_spec *s)
            attn_dtype_bytes(s->q_dtype);
 }
 
+/* NULL: not given. */
+static const void *weights_of(const struct attn_pool *p, uint32_t layer)
+{
+    const void **all = __atomic_load_n(&p->weights, __ATOMIC_ACQUIRE);
+    return all != NULL && layer < p->spec.num_layers
+               ? __atomic_load_n(&all[layer], __ATOMIC_ACQUIRE)
+               : NULL;
+}
+
 bool pool_has_weights(const struct attn_pool *p, uint32_t layer)
 {
-    return p->weights != NULL && layer < p->spec.num_layers && p->weights[layer] != NULL;
+    return weights_of(p, layer) != NULL;
 }
 
 attn_status attn_pool_weights(attn_pool *p, uint32_t layer, const void *weights, uint64_t n_bytes)
@@ -32,12 +41,19 @@ attn_status attn_pool_weights(attn_pool *p, uint32_t layer, const void *weights,
                          (unsigned long long)n_bytes, p->spec.num_q_heads, p->spec.q_nope_dim,
                          p->spec.out_dim, p->spec.head_dim_v, attn_dtype_name(p->spec.q_dtype),
                          (unsigned long long)layer_bytes(&p->spec));
-    if (p->weights == NULL)
-        p->weights = calloc(p->spec.num_layers, sizeof *p->weights);
-    if (p->weights == NULL)
-        return error_set(ATTN_ENOMEM, "no memory for the places of %u layers' weights",
-                         p->spec.num_layers);
-    p->weights[layer] = weights;
+    const void **all = __atomic_load_n(&p->weights, __ATOMIC_ACQUIRE), **none = NULL;
+    if (all == NULL) {
+        all = calloc(p->spec.num_layers, sizeof *all);
+        if (all == NULL)
+            return error_set(ATTN_ENOMEM, "no memory for the places of %u layers' weights",
+                             p->spec.num_layers);
+        if (!__atomic_compare_exchange_n(&p->weights, &none, all, false, __ATOMIC_ACQ_REL,
+                                         __ATOMIC_ACQUIRE)) {
+            free(all); /* another thread gives those of another layer */
+            all = none;
+        }
+    }
+    __atomic_store_n(&all[layer], weights, __ATOMIC_RELEASE);
     return ATTN_OK;
 }
 
@@ -50,12 +66,13 @@ attn_status attn_pool_send_weights(attn_pool *p, uint32_t layer, uint64_t timeou
         st = pool_check(p);
     if (st != ATTN_OK)
         return st;
-    if (!pool_has_weights(p, layer))
+    const uint8_t *weights = weights_of(p, layer);
+    if (weights == NULL)
         return error_set(ATTN_EINVAL, "layer %u was given no weights (attn_pool_weights)", layer);
     const uint64_t all = layer_bytes(&p->spec), most = client_max_message(p->client);
     const uint64_t piece = most / 2 < WIRE_MAX_WEIGHTS_BYTES ? most / 2 : WIRE_MAX_WEIGHTS_BYTES;
     for (uint64_t at = 0; at < all && st == ATTN_OK; at += piece) {
-        const struct client_bulk bulk = {.payload = (const uint8_t *)p->weights[layer] + at,
+        const struct client_bulk bulk = {.payload = weights + at,
                                          .payload_bytes = all - at < piece ? all - at : piece};
         Attnd__Request req = ATTND__REQUEST__INIT;
         Attnd__Weights w = ATTND__WEIGHTS__INIT;

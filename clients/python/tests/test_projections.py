@@ -136,8 +136,7 @@ def test_steps_of_an_event_loop_have_them_sent(daemon):
             async with await pool.open() as s:
                 with pytest.raises(attnd.NoWeightsError, match="layer 0 of pool loop has 0 of"):
                     await pool.step(0, [(s, 0, 20)], q, k)
-            for layer in range(LAYERS):
-                await pool.weights(layer, weights_of(layer))
+            await asyncio.gather(*(pool.weights(i, weights_of(i)) for i in range(LAYERS)))
             await asyncio.gather(*(one(pool, i % LAYERS) for i in range(6)))
 
     asyncio.run(asyncio.wait_for(main(), 60))
