@@ -324,6 +324,14 @@ def test_who_knows_the_first_shard_takes_over_all_of_a_dead_workers(hosts):
     again.close()
 
 
+def test_pools_that_would_want_weights_are_refused_by_name(hosts):
+    heads = SPEC._replace(
+        name="heads", num_kv_heads=1, head_dim_v=48, is_v_in_k=True, q_nope_dim=24, out_dim=32
+    )
+    with pytest.raises(attnd.UnsupportedError, match="q_nope_dim is 24"):
+        hosts.make("a").create_pool(heads)
+
+
 def no_note(self, note, *, timeout=None):
     raise attnd.OutOfMemoryError(f"no room for {len(note)} bytes within {timeout} s")
 
