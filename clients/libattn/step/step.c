@@ -468,6 +468,21 @@ static attn_status start_piece(struct attn_pool *p, const struct attn_step *s,
 /* A daemon that began anew asks again; one that has all and still asks is not asked for ever. */
 enum { MAX_WEIGHTS_SENT = 3 };
 
+/* The step ended so without a request of its own: its weights could not be sent, or not it again. */
+static attn_status end_unsent(const struct attn_step *s, attn_status st,
+                              struct attn_result *out_result)
+{
+    for (uint32_t i = 0; s->item_status != NULL && i < s->n_items; i++)
+        s->item_status[i] = st;
+    if (out_result == NULL)
+        return st;
+    out_result->status = st;
+    out_result->n_failed = s->n_items;
+    out_result->retry_after_us = attn_last_error()->retry_after_us;
+    snprintf(out_result->message, sizeof out_result->message, "%s", attn_last_error()->message);
+    return st;
+}
+
 /* Waits for the step; where the daemon lacks its layer's weights, sends them and the step again. */
 static attn_status finish(struct client_request *r, struct attn_result *out_result)
 {
@@ -486,7 +501,7 @@ static attn_status finish(struct client_request *r, struct attn_result *out_resu
         if (st == ATTN_OK)
             st = start(p, &s, 0, NULL, NULL, &r, NULL);
         if (st != ATTN_OK)
-            return st;
+            return end_unsent(&s, st, out_result);
     }
 }
 

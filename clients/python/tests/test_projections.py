@@ -217,6 +217,24 @@ def test_weights_count_as_blocks_of_their_tenant(tmp_path):
                 check(first.step(0, [(s, 0, 9)], q, k), q, k, 0, weights_of(0))
 
 
+def test_a_step_whose_weights_can_not_be_sent_says_why(tmp_path):
+    token, tenants = tmp_path / "token", tmp_path / "tenants.conf"
+    token.write_text("secret")
+    digest = hashlib.sha256(b"secret").hexdigest()
+    tenants.touch(mode=0o600)
+    tenants.write_text(f"[team]\ntoken_sha256 = {digest}\nbytes_in_flight = 64K\n")
+    with Daemon(**{"listen.tenants": tenants}) as d:
+        with attnd.connect(d.url, token_file=str(token)) as c:
+            pool = c.create_pool(SPEC._replace(out_dim=256))
+            pool.weights(0, np.zeros((HEADS, NOPE + 256, LATENT), "f4"))  # 161,280 bytes
+            q, k = tensors(2)
+            with pool.open() as s:
+                with pytest.raises(attnd.OverQuotaError, match="bytes_in_flight"):
+                    pool.step(0, [(s, 0, 1)], q[:1], k[:1])
+                with pytest.raises(attnd.OverQuotaError, match="bytes_in_flight"):
+                    pool.step_start(0, [(s, 0, 1)], q[:1], k[:1]).wait()
+
+
 def test_a_successor_keeps_weights():
     """Whoever asks: another client of the pool gives none, and is not asked."""
     with Kept(**{"device.kv_memory": "16M"}) as d:
