@@ -158,8 +158,8 @@ class ClusterClient(Closing, NotPicklable):
     ) -> ClusterPool:
         """A pool of this spec on every daemon; n_blocks is each one's. Those that come later, and
         those beyond the first 16, make it when a sequence is placed there. Raises what
-        attnd.Client.create_pool() does if none of them could make it, and UnsupportedError for a pool
-        whose weights each daemon would have to be given (q_nope_dim)."""
+        attnd.Client.create_pool() does if none of them could make it, and UnsupportedError for a
+        pool whose weights each daemon would have to be given (q_nope_dim)."""
         if spec.q_nope_dim > 0:
             raise attnd.UnsupportedError(
                 f"q_nope_dim is {spec.q_nope_dim}: pools of a cluster have no projections"

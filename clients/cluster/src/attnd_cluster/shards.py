@@ -126,7 +126,7 @@ class LongSequence(Closing, NotPicklable):
         return made
 
     def _write(self, note: bytes, timeout: float | None) -> None:
-        """Into the note of the first shard, without the list's lock: that may have to be found again."""
+        """Into the note of the first shard, without the list's lock: it may have to be found again."""
         with self._lock:
             first, self._is_written = self.shards[0], True
             x = {
@@ -147,8 +147,8 @@ class LongSequence(Closing, NotPicklable):
             log.warning("%r: its shards are not written down: %s", self, e)
 
     def set_note(self, note: bytes, *, timeout: float | None = None) -> None:
-        """As ClusterSequence.set_note(), but for what the list of shards takes of it: at most 2 KiB, and
-        InvalidArgumentError where both do not fit."""
+        """As ClusterSequence.set_note(), but for what the list of shards takes of it: at most 2 KiB,
+        and InvalidArgumentError where both do not fit."""
         if len(note) > 2048:
             raise attnd.InvalidArgumentError(f"note has {len(note)} bytes, at most 2048")
         self._write(bytes(note), timeout)

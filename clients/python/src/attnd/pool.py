@@ -620,9 +620,9 @@ class Pool(Closing, NotPicklable):
         Shape   [num_q_heads, q_nope_dim + out_dim, head_dim_v] of the pool's q_dtype, in host memory:
                 kv_b_proj of a model of latent attention, of each head what makes latents to keys and
                 then what makes them to values. The array is kept, and must not change
-        They are sent when a step finds that the daemon has none, also after a restart, by step() and
-        Step.wait() and attnd.aio, which then send the step again. All clients of a pool give the same weights:
-        AlreadyExistsError from a step otherwise, if both send them.
+        They are sent when a step finds that the daemon has none, also after a restart, by step(),
+        Step.wait() and attnd.aio, which then send the step again. All clients of a pool give the
+        same weights: AlreadyExistsError from a step otherwise, if both send them.
         """
         spec, layer = self.spec, whole("layer", layer, U32_MAX)
         shape = (spec.num_q_heads, spec.q_nope_dim + spec.out_dim, spec.head_dim_v)
