@@ -210,6 +210,10 @@ def test_weights_count_as_blocks_of_their_tenant(tmp_path):
                 assert third.spec.n_blocks <= 8
             with pytest.raises(attnd.OverQuotaError):
                 c.create_pool(SPEC._replace(name="fourth", n_blocks=9))
+            plain = SPEC._replace(name="plain", n_blocks=8, q_nope_dim=0, out_dim=0)
+            with c.create_pool(plain):  # leaves room for the weights alone
+                with pytest.raises(attnd.OverQuotaError, match="8 blocks, and n_blocks is 0: tenant team has 8"):
+                    c.create_pool(SPEC._replace(name="sixth", n_blocks=0))
             c.create_pool(SPEC._replace(name="fifth", n_blocks=8))
             give(first)
             q, k = tensors(9)

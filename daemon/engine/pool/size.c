@@ -136,12 +136,12 @@ attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p
                     w->q_nope_dim, is_split ? "a pool that is split, on backend" : "backend",
                     e->info.name);
     const uint32_t of_weights = pool_weight_blocks(p);
-    if (asked + (uint64_t)of_weights > left)
+    const uint64_t share = left / n_cards, rest = share < of_weights ? 0 : share - of_weights;
+    if (asked + (uint64_t)of_weights > left || (asked == 0 && of_weights > 0 && rest == 0))
         return FAIL(ATTN_EQUOTA,
                     "weights take as much as %" PRIu32 " blocks, and n_blocks is %" PRIu32
                     ": tenant %s has %" PRIu64 " left of its %" PRIu64 " blocks",
                     of_weights, asked, who->name, left, who->most[TENANT_BLOCKS]);
-    const uint64_t share = left / n_cards, rest = share < of_weights ? 0 : share - of_weights;
     if (asked == 0 && of_weights > 0 && rest < free_blocks)
         free_blocks = (uint32_t)rest;
     if (asked == 0)
