@@ -41,7 +41,8 @@ static uint8_t *weights_of(const struct backend_pool *p, uint32_t layer)
 
 uint64_t cpu_weights_have(const struct backend_pool *p, uint32_t layer)
 {
-    return p->weights == NULL ? 0 : *count_of(p, layer);
+    const uint64_t n = p->weights == NULL ? 0 : *count_of(p, layer);
+    return n <= backend_weights_bytes(&p->config) ? n : 0; /* damaged: they are sent again */
 }
 
 attn_status cpu_weights_write(struct backend_pool *p, uint32_t layer, uint64_t offset,

@@ -324,6 +324,16 @@ def test_who_knows_the_first_shard_takes_over_all_of_a_dead_workers(hosts):
     again.close()
 
 
+def test_a_workers_own_note_may_begin_as_a_list_of_shards_does(hosts):
+    one = hosts.make("a", "b").create_pool(SPEC)
+    for text in (b"attnd-shards\nnot one", b"attnd-shards\n{}", b"attnd-shards\n[]"):
+        seq = one.open()
+        seq.set_note(text)
+        found = hosts.make("a", "b").create_pool(SPEC).adopt(seq.id)
+        assert found.id == seq.id and found.note == text
+        found.close()
+
+
 def test_pools_that_would_want_weights_are_refused_by_name(hosts):
     heads = SPEC._replace(
         name="heads", num_kv_heads=1, head_dim_v=48, is_v_in_k=True, q_nope_dim=24, out_dim=32

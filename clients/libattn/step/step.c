@@ -468,7 +468,8 @@ static attn_status start_piece(struct attn_pool *p, const struct attn_step *s,
 /* A daemon that began anew asks again; one that has all and still asks is not asked for ever. */
 enum { MAX_WEIGHTS_SENT = 3 };
 
-/* The step ended so without a request of its own: its weights could not be sent, or not it again. */
+/* The step ended so without a request of its own: its weights could not be sent, or not it
+ * again. */
 static attn_status end_unsent(const struct attn_step *s, attn_status st,
                               struct attn_result *out_result)
 {

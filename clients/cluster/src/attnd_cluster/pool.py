@@ -330,7 +330,11 @@ class ClusterPool(Closing, NotPicklable):
             return found
         from .shards import LongSequence
 
-        return LongSequence.of_note(self, found).take(None, timeout)
+        try:
+            shards = LongSequence.of_note(self, found)
+        except (ValueError, KeyError, TypeError):  # a worker's own note begins so
+            return found
+        return shards.take(None, timeout)
 
     def adopt_one(self, seq_id: int, timeout: float | None) -> ClusterSequence:
         client = self.client
