@@ -161,6 +161,29 @@ def test_a_lane_that_is_over_is_opened_anew(daemon):
         layers(requests, lane, [Row("b", 0, 1, 0, True)], 1, 3)
 
 
+def n_open(d):
+    """Sequences of the daemon."""
+    with attnd.connect(d.url) as c:
+        return c.stats()["sequences"]
+
+
+def test_what_a_plan_does_not_find_leaves_no_sequence_behind(daemon, monkeypatch):
+    """An operator has ended a sequence: a plan fails as a whole, and all of its rows begin anew."""
+    monkeypatch.setattr(Requests, "_without_sequences", lambda *a: pytest.fail("all are open"))
+    requests = requests_of(daemon.url, "ended")
+    lane = OverLane(requests, requests.client.open_lane(), 4)
+    lane.warm(torch.device("cpu"))
+    layers(requests, lane, [Row("a", 0, 3, 0, True), Row("b", 0, 3, 3, True)], 6, 1)
+    with attnd.connect(daemon.url) as thief:
+        thief.pool("ended").adopt(requests.held["a"].seq.id).close()
+    layers(requests, lane, [Row("a", 3, 1, 0, True), Row("c", 0, 1, 1, True)], 4, 2)
+    assert requests.take_failed() == {"a": 0}
+    assert set(requests.held) == {"b", "c"}
+    assert n_open(daemon) == len(requests.held) + len(lane._fillers)
+    lane.close()
+    requests.close()
+
+
 def test_a_cpu_has_no_lane():
     assert open_lane(None, torch.device("cpu"), None) is None
 

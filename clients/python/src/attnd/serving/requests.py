@@ -125,7 +125,7 @@ class Requests:
         self.failed: dict[str, int] = {}
         self.n_restarts = 0
         self._opened: dict[str, Opened] = {}  # those that have begun, to be opened without tokens
-        self._warned = -_WARN_S
+        self._warned = self._said_lost = -_WARN_S
 
     def _ready_pool(self) -> attnd.Pool:
         pool = self._make_pool(self.client)
@@ -199,7 +199,7 @@ class Requests:
         if set(seq.layer_len) == {o.n_shared}:
             self.held[o.request] = Held(seq, o.n_shared, o.n_shared)
         else:
-            self._close(Held(seq))
+            self.end(seq)
 
     def _run(self, asked: list[_Asked]) -> dict[str, attnd.AttndError]:
         """Carries out what is asked, in few messages; what the daemon is too busy for is asked again.
@@ -346,7 +346,7 @@ class Requests:
         if wanted and not self._give_up_one(left):
             for r in left:
                 if r.pos == 0 and r.request in self.held:
-                    self._close(self.held.pop(r.request))
+                    self.end(self.held.pop(r.request).seq)
             if self.held and time.monotonic() > until:
                 raise without[wanted[0].request]
             time.sleep(random.uniform(_RETRY_S, 2 * _OPEN_WAIT_S))
@@ -366,11 +366,23 @@ class Requests:
         They fail; one that begins with its request is computed in a new sequence. Raises
         RuntimeError for one that can't be computed and can't fail.
         """
+        self._drop_lost(rows, e)
+        return self._ready(rows)
+
+    def _drop_lost(self, rows: list[Row], e: attnd.AttndError) -> list[Row]:
+        """The rows of a layer whose sequences attnd has lost, which are given up. A layer that failed as a
+        whole does not say which: those that are still there are closed."""
         status = e.result.item_status if e.result is not None else [e.status] * len(rows)
         lost = [r for r, st in zip(rows, status) if st in _LOST]
+        now = time.monotonic()
+        if now - self._said_lost > _WARN_S:
+            self._said_lost = now
+            _log.warning("attnd has lost %d of %d sequences of a step: %s", len(lost), len(rows), e)
         for r in lost:
-            self.held.pop(r.request, None)
-        return self._ready(rows)
+            h = self.held.pop(r.request, None)
+            if h is not None:
+                self.end(h.seq)
+        return lost
 
     def _give_up_one(self, rows: list[Row]) -> bool:
         """Frees the blocks and the sequence of a request, which will be computed from its start: of
@@ -381,17 +393,18 @@ class Requests:
         failed = [name for name in self.failed if name in self.held]
         for name in [r.request for r in rows if r.may_fail] + failed:
             self.failed[name] = 0
-            self._close(self.held.pop(name))
+            self.end(self.held.pop(name).seq)
             return True
         for name in self.held:
             if name not in in_step:
-                self._close(self.held.pop(name))
+                self.end(self.held.pop(name).seq)
                 return True
         return False
 
-    def _close(self, h: Held) -> None:
+    def end(self, seq: attnd.Sequence) -> None:
+        """Closes a sequence that may be gone, or another's."""
         try:
-            h.seq.close()
+            seq.close()
         except (attnd.NotFoundError, attnd.StaleEpochError):
             pass
 
@@ -491,11 +504,7 @@ class Step:
                 requests.restart()
                 self._lose(self.rows)
             except (attnd.NotFoundError, attnd.StaleEpochError) as e:
-                status = e.result.item_status if e.result is not None else [e.status] * len(self.rows)
-                lost = [r for r, st in zip(self.rows, status) if st in _LOST]
-                for r in lost:
-                    requests.held.pop(r.request, None)
-                self._lose(lost)
+                self._lose(requests._drop_lost(self.rows, e))
 
     def _lose(self, lost: list[Row]) -> None:
         for r in lost:
