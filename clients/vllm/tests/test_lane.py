@@ -24,7 +24,7 @@ from attnd_vllm.lane import Metadata, OverHost, OverLane, open_lane  # noqa: E40
 LAYERS, HEADS, KV_HEADS, DIM, BLOCK = 3, 4, 2, 16, 8
 
 
-def requests_of(url, name, n_blocks=64):
+def requests_of(url, name, n_blocks=64, **more):
     spec = attnd.PoolSpec(
         name,
         LAYERS,
@@ -35,7 +35,7 @@ def requests_of(url, name, n_blocks=64):
         block_tokens=BLOCK,
         is_batch_invariant=True,
     )
-    return Requests(attnd.connect(url, timeout=30), lambda c: c.create_pool(spec))
+    return Requests(attnd.connect(url, timeout=30), lambda c: c.create_pool(spec), **more)
 
 
 @pytest.fixture
@@ -167,18 +167,60 @@ def n_open(d):
         return c.stats()["sequences"]
 
 
-def test_what_a_plan_does_not_find_leaves_no_sequence_behind(daemon, monkeypatch):
-    """An operator has ended a sequence: a plan fails as a whole, and all of its rows begin anew."""
+def fail_a_trial(requests, lane):
+    """A step whose sequence is closed before its layers run, as where a GPU is far behind its host;
+    nobody asks for its tokens."""
+    m = lane.plan(requests.step([Row("trial", 0, 2, 0, True)]), 2, 2, True)
+    requests.begin(["trial"], (), ())
+    q, k = torch.randn(2, HEADS, DIM), torch.randn(2, KV_HEADS, DIM)
+    with pytest.raises(attnd.NotFoundError, match="a layer of the lane failed"):
+        lane.attend(0, m, q, k, k, torch.empty_like(q))  # over a GPU's lane nothing would be raised
+
+
+def test_a_trial_that_failed_is_not_taken_for_sequences_that_are_lost(daemon, monkeypatch):
+    monkeypatch.setattr(Requests, "_without_sequences", lambda *a: pytest.fail("all are open"))
+    requests = requests_of(daemon.url, "trial")
+    lane = OverLane(requests, requests.client.open_lane(), 4)
+    lane.warm(torch.device("cpu"))
+    held = layers(requests, lane, [Row("a", 0, 3, 0, True)], 3, 1)
+    fail_a_trial(requests, lane)
+    outs = layers(requests, lane, [Row("a", 3, 1, 0, True), Row("b", 0, 1, 1, True)], 2, 2)
+    assert not requests.take_failed() and all(out.isfinite().all() for out in [*held, *outs])
+    assert n_open(daemon) == len("ab") + len(lane._fillers)
+    lane.close()
+    requests.close()
+
+
+def test_a_scheduler_that_is_ahead_is_told_of_a_step_that_failed(daemon, monkeypatch):
+    """Its tokens are asked for later, when the lane must still know."""
+    monkeypatch.setattr(Requests, "_without_sequences", lambda *a: pytest.fail("all are open"))
+    requests = requests_of(daemon.url, "ahead", gives_up=False)
+    lane = OverLane(requests, requests.client.open_lane(), 4, is_ahead=True)
+    lane.warm(torch.device("cpu"))
+    fail_a_trial(requests, lane)
+    with pytest.raises(RuntimeError, match="a layer of an earlier step has failed"):
+        layers(requests, lane, [Row("b", 0, 1, 0, True)], 1, 2)
+    with pytest.raises(attnd.NotFoundError, match="a layer of the lane failed"):
+        lane.check()
+    lane.close()
+    requests.close()
+
+
+@pytest.mark.parametrize("which", ["row", "filler"])
+def test_what_a_plan_does_not_find_leaves_no_sequence_behind(daemon, monkeypatch, which):
+    """An operator has ended a sequence: a plan fails as a whole, and where it was a row's, all of its
+    rows begin anew."""
     monkeypatch.setattr(Requests, "_without_sequences", lambda *a: pytest.fail("all are open"))
     requests = requests_of(daemon.url, "ended")
     lane = OverLane(requests, requests.client.open_lane(), 4)
     lane.warm(torch.device("cpu"))
     layers(requests, lane, [Row("a", 0, 3, 0, True), Row("b", 0, 3, 3, True)], 6, 1)
+    seq = requests.held["a"].seq if which == "row" else lane._fillers[0]
     with attnd.connect(daemon.url) as thief:
-        thief.pool("ended").adopt(requests.held["a"].seq.id).close()
+        thief.pool("ended").adopt(seq.id).close()
     layers(requests, lane, [Row("a", 3, 1, 0, True), Row("c", 0, 1, 1, True)], 4, 2)
-    assert requests.take_failed() == {"a": 0}
-    assert set(requests.held) == {"b", "c"}
+    assert requests.take_failed() == ({"a": 0} if which == "row" else {})
+    assert set(requests.held) == set("bc" if which == "row" else "abc")
     assert n_open(daemon) == len(requests.held) + len(lane._fillers)
     lane.close()
     requests.close()

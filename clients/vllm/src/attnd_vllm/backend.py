@@ -150,18 +150,20 @@ class AttndBuilder(AttentionMetadataBuilder):
             raise ValueError("attnd-vllm does not support layers that read another's K and V over a lane")
         spec = pool_spec(with_kv, vllm_config, kv_cache_spec.block_size, n_blocks)
         shared.block_tokens = spec.block_tokens
+        is_async = vllm_config.scheduler_config.async_scheduling
         shared.requests = Requests(
             shared.client,
             lambda client: client.create_pool(spec),
             n_blocks if settings.pool_blocks() > 0 else 0,
             is_alone=rank_and_size()[1] == 1,
             # what another step, which is on its way, reads can't be given up
-            gives_up=not vllm_config.scheduler_config.async_scheduling,
+            gives_up=not is_async,
         )
         if lane is None:
             shared.way = OverHost(shared.requests)
         else:
-            shared.way = OverLane(shared.requests, lane, sizes[-1] if sizes else 0)
+            n_graph = sizes[-1] if sizes else 0
+            shared.way = OverLane(shared.requests, lane, n_graph, is_ahead=is_async)
             shared.way.warm(torch.device(device))
 
     @classmethod

@@ -112,9 +112,12 @@ class OverLane:
     computed, tokens of sequences that are nobody's take their places.
     """
 
-    def __init__(self, requests: Requests, lane: attnd.Lane, n_graph_tokens: int):
-        """n_graph_tokens: of the largest graph. The lane is this one's."""
-        self._requests, self._n_graph_tokens = requests, n_graph_tokens
+    def __init__(
+        self, requests: Requests, lane: attnd.Lane, n_graph_tokens: int, is_ahead: bool = False
+    ):
+        """n_graph_tokens: of the largest graph. is_ahead: a step may be planned before it is asked how
+        the one before it ended. The lane is this one's."""
+        self._requests, self._n_graph_tokens, self._is_ahead = requests, n_graph_tokens, is_ahead
         self._has_captured = self._has_failed = False
         self._take(lane)
 
@@ -166,10 +169,16 @@ class OverLane:
         def plan_rows(s: Step) -> None:
             if self._n_restarts != self._requests.n_restarts:
                 self._reopen()
-            if is_filled and sum(r.n for r in s.rows) < n_padded:
-                self._plan(self._requests.pool.items(self._items(s, n_padded)))
-            else:
+            if not is_filled or sum(r.n for r in s.rows) == n_padded:
                 self._plan(s.items)
+                return
+            try:
+                self._plan(self._requests.pool.items(self._items(s, n_padded)))
+            except (attnd.SessionGoneError, attnd.PoolGoneError):
+                raise
+            except (attnd.NotFoundError, attnd.StaleEpochError):  # perhaps what fills the graph
+                self._drop_fillers()
+                self._plan(self._requests.pool.items(self._items(s, n_padded)))
 
         def plan_some(s: Step) -> None:
             try:
@@ -204,16 +213,44 @@ class OverLane:
         statuses = tuple(status if r in short else 0 for r in step.rows)
         return attnd.Result(None, None, statuses, 0, 0, 0, 1)
 
+    def _drop_fillers(self) -> None:
+        for seq in self._fillers:
+            self._requests.end(seq)
+        self._fillers = []
+
     def _plan(self, items: attnd.Items) -> None:
         try:
             self._attention.plan(items, is_restart=self._has_failed)
-        except attnd.OverloadedError:  # the host is far ahead of the GPU
-            self.settle()
-            self._attention.plan(items)
         except attnd.ConnectionLostError:
             self._reopen()
             self._attention.plan(items)
+        except attnd.AttndError as e:
+            is_behind = isinstance(e, attnd.OverloadedError)  # the GPU, far behind the host
+            if not self._is_earlier_failed() and not is_behind:
+                raise
+            self.settle()
+            self._attention.plan(items, is_restart=self._is_earlier_failed())
         self._has_failed = False
+
+    def _is_earlier_failed(self) -> bool:
+        """Whether layers of an earlier plan have failed, which a lane says of each plan until it is
+        restarted: it says nothing of the plan's own rows. How a step ended whose tokens matter has been
+        asked already, so this one was a trial.
+
+        Raises RuntimeError where they may matter yet.
+        """
+        try:
+            self._lane.check()
+        except attnd.AttndError as e:
+            if self._is_ahead:
+                raise RuntimeError(
+                    "attnd-vllm: a layer of an earlier step has failed, and the scheduler has gone on"
+                ) from e
+            if not self._has_failed:
+                _log.warning("attnd: layers of a step whose tokens are nobody's have failed: %s", e)
+            self._has_failed = True
+            return True
+        return False
 
     def _reopen(self) -> None:
         if self._has_captured:
@@ -223,6 +260,7 @@ class OverLane:
             )
         in_bytes, out_bytes = self._lane.in_bytes, self._lane.out_bytes
         self.close()
+        self._drop_fillers()
         self._take(self._requests.client.open_lane(in_bytes=in_bytes, out_bytes=out_bytes))
 
     def capture(self, n_tokens: int) -> Metadata:
