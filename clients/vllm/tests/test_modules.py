@@ -247,6 +247,21 @@ def test_only_requests_of_a_step_on_its_way_are_waited_for(engine):
     assert waits[1:] == [{"r1"}]  # as it ended
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_sequence_ends_after_the_layers_of_its_step(engine, is_async):
+    """As vLLM warms up it asks for no tokens, and ends requests whose layers may be on their way."""
+    e, said = engine(), []
+    e.config.scheduler_config.async_scheduling = is_async
+    e.add("r", prompts(1, 3)[0], 10)
+    e.step()
+    e.shared.way.settle = lambda: said.append("settled")
+    begin = e.shared.requests.begin
+    e.shared.requests.begin = lambda ended, *a: (said.extend(ended), begin(ended, *a))
+    e.abort("r")
+    e.step()
+    assert said == ["settled", "r"]
+
+
 def test_preemption_and_aborts(engine, daemon):
     e = engine(24)
     for i, p in enumerate(prompts(12, 5)):

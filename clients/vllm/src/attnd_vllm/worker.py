@@ -166,8 +166,10 @@ class AttndWorker:
             ended = {*so.finished_req_ids, *(so.preempted_req_ids or ())}
             opened, told = getattr(meta, "opened", ()), getattr(meta, "told", ())
             begun = {o.request for o in opened}
-            if self._is_async and not shared.latest.isdisjoint(ended | begun):
-                shared.way.settle()  # their step may be on its way
+            if not shared.latest.isdisjoint(ended | begun):
+                # their step may be on its way: a scheduler's that is ahead, or a trial's, whose tokens
+                # nobody has waited for
+                shared.way.settle()
             shared.requests.begin(ended, opened, told)
         shared.metadata, shared.is_in_step = None, True
         try:
