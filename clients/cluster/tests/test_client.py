@@ -216,7 +216,7 @@ PAIRS = [
     (attnd.Sequence, attnd_cluster.sequence.ClusterSequence),
     (attnd.Calls, attnd_cluster.calls.ClusterCalls),
 ]
-ONE_DAEMONS = {"import_sequence", "resize", "step_start"}  # not of a cluster
+ONE_DAEMONS = {"import_sequence", "resize", "step_start", "weights"}  # not of a cluster
 
 
 @pytest.mark.parametrize("plain, of_cluster", PAIRS)
