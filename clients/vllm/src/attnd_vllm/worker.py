@@ -167,8 +167,8 @@ class AttndWorker:
             opened, told = getattr(meta, "opened", ()), getattr(meta, "told", ())
             begun = {o.request for o in opened}
             if not shared.latest.isdisjoint(ended | begun):
-                # their step may be on its way: a scheduler's that is ahead, or a trial's, whose tokens
-                # nobody has waited for
+                # their step may be on its way: a scheduler's that is ahead, or a trial's,
+                # whose tokens nobody has waited for
                 shared.way.settle()
             shared.requests.begin(ended, opened, told)
         shared.metadata, shared.is_in_step = None, True
