@@ -72,15 +72,15 @@ static void absorb(attn_dtype dtype, const struct project_rows *p)
         absorb_as(ATTN_BF16, p);
 }
 
-/* out[row][i] = in[row] . w[i] */
-INLINE void expand_rows(attn_dtype dtype, int n_rows, const float *in, const struct project_rows *p,
-                        uint8_t *const *out)
+/* out[row][i] = in[row] . w[i]; rows are `stride` apart, zeros behind their elements. */
+INLINE void expand_rows(attn_dtype dtype, int n_rows, const float *in, uint32_t stride,
+                        const struct project_rows *p, uint8_t *const *out)
 {
     const uint32_t el = dtype_bytes(dtype);
     float s[CPU_PROJECT_ROWS * TILE_TOKENS];
     for (uint32_t at = 0; at < p->n; at += 8) {
         for (uint32_t i = 0; i < 8; i += TOKENS_AT_ONCE)
-            scores_f32(dtype, n_rows, in, p->latent, p->w + (size_t)(at + i) * p->latent * el, NULL,
+            scores_f32(dtype, n_rows, in, stride, p->w + (size_t)(at + i) * p->latent * el, NULL,
                        p->latent, (size_t)p->latent * el, s + i);
         for (int r = 0; r < n_rows; r++)
             for (uint32_t i = 0; i < 8; i += VEC_TAIL) {
@@ -93,14 +93,17 @@ INLINE void expand_rows(attn_dtype dtype, int n_rows, const float *in, const str
 
 INLINE void expand_as(attn_dtype dtype, const struct project_rows *p)
 {
+    const uint32_t stride = (p->latent + VEC - 1) / VEC * VEC; /* whole vectors are read */
     float in[CPU_PROJECT_ROWS * MAX_V_DIM];
-    for (uint32_t r = 0; r < p->n_rows; r++)
-        widen(dtype, p->in[r], p->latent, in + r * p->latent);
+    for (uint32_t r = 0; r < p->n_rows; r++) {
+        widen(dtype, p->in[r], p->latent, in + r * stride);
+        memset(in + r * stride + p->latent, 0, (stride - p->latent) * sizeof *in);
+    }
     if (p->n_rows == CPU_PROJECT_ROWS)
-        expand_rows(dtype, CPU_PROJECT_ROWS, in, p, p->out);
+        expand_rows(dtype, CPU_PROJECT_ROWS, in, stride, p, p->out);
     else
         for (uint32_t r = 0; r < p->n_rows; r++)
-            expand_rows(dtype, 1, in + r * p->latent, p, p->out + r);
+            expand_rows(dtype, 1, in + r * stride, stride, p, p->out + r);
 }
 
 static void expand(attn_dtype dtype, const struct project_rows *p)

@@ -391,6 +391,29 @@ static void bytes_do_not_depend_on_what_else_is_in_the_batch(void **state)
     }
 }
 
+/* Rows lie side by side where they are multiplied: none reads of another. */
+static void a_row_of_nan_is_alone(void **state)
+{
+    (void)state;
+    for (uint32_t d = 0; d < 3; d++) {
+        struct rig r;
+        rig_begin(&r, &geometries[4], dtypes[d], true); /* a latent of whole vectors and a half */
+        struct piece p = piece_of(&r, 0, 0, 0, 5, BOTH);
+        const size_t row = (size_t)r.c.num_q_heads * backend_q_dim(&r.c);
+        for (size_t i = 0; i < row; i++)
+            reference_put(dtypes[d], p.q, 3 * row + i, NAN);
+        assert_int_equal(submit(&r, &p, 1), ATTN_OK);
+        for (uint32_t t = 0; t < 5; t++)
+            for (uint32_t h = 0; h < r.c.num_q_heads; h++)
+                if (t == 3)
+                    assert_true(isnan(p.lse[t * r.c.num_q_heads + h]));
+                else
+                    assert_true(row_is_right(&r, &p, t, h));
+        pieces_free(&p, 1);
+        rig_end(&r);
+    }
+}
+
 static void weights_are_taken_once_and_from_the_start(void **state)
 {
     (void)state;
@@ -493,6 +516,7 @@ int main(void)
         cmocka_unit_test(heads_agree_with_the_chain_in_float64),
         cmocka_unit_test(long_items_are_cut_and_full_ones_are_not),
         cmocka_unit_test(bytes_do_not_depend_on_what_else_is_in_the_batch),
+        cmocka_unit_test(a_row_of_nan_is_alone),
         cmocka_unit_test(weights_are_taken_once_and_from_the_start),
         cmocka_unit_test(weights_stay_where_they_are),
         cmocka_unit_test(geometries_without_sense_are_refused_by_name),
