@@ -510,8 +510,10 @@ static void geometries_without_sense_are_refused_by_name(void **state)
     r.ops->close(r.b);
 }
 
-int main(void)
+int main(int argc, char **argv) /* test_project [TESTS]: those whose names match */
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(heads_agree_with_the_chain_in_float64),
         cmocka_unit_test(long_items_are_cut_and_full_ones_are_not),
