@@ -1,6 +1,6 @@
 /* lane_words.h: the memory that a worker and the daemon share for a lane: the two packets that open
  * it, the page of control words, and where tensors begin in a region. The protocol is in
- * docs/protocol.md, "Lanes".
+ * docs/protocol/lanes.md.
  *
  * A lane has a page of host memory and two regions, which both sides map: the daemon's, where the
  * worker puts q, k and v, and the worker's, where the daemon puts out. Either each region is memory

@@ -1,5 +1,5 @@
 /* shm_ring.h: the memory that a worker and the daemon share: the layout of a client's region, and
- * the two packets that hand it over. The protocol is in docs/protocol.md, "Shared memory".
+ * the two packets that hand it over. The protocol is in docs/protocol/shared-memory.md.
  *
  * The region is a sealed memfd: control words, the submit ring, the complete ring, and the data
  * area, which the client divides as it likes. Either side can write to all of it at any time, so

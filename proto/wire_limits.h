@@ -1,5 +1,5 @@
 /* wire_limits.h: the most that a message's header may have, checked before anything is unpacked
- * (wire_scan.h). docs/protocol.md lists them.
+ * (wire_scan.h). docs/protocol/messages.md lists them.
  */
 #ifndef ATTND_PROTO_WIRE_LIMITS_H
 #define ATTND_PROTO_WIRE_LIMITS_H

@@ -6,7 +6,7 @@
 set -euo pipefail
 bin=$1
 cd "$(dirname "$0")/.."
-pages=(README.md CONTRIBUTING.md CHANGELOG.md docs/*.md docs/benchmarks/*.md clients/{python,vllm,sglang}/*.md)
+pages=(README.md CONTRIBUTING.md CHANGELOG.md docs/*.md docs/{benchmarks,protocol}/*.md clients/{python,vllm,sglang}/*.md)
 folders=(daemon kernels cache proto clients tests scripts systemd deploy docs)
 names=$(mktemp)
 trap 'rm -f "$names"' EXIT
@@ -87,6 +87,12 @@ cmp <(scripts/plot-bench docs/figures/h200_long.csv /dev/stdout | grep '^<') <(g
 for page in docs/benchmarks/*.md; do
   [[ $(wc -w <"$page") -le 1200 ]] || { echo "$page has over 1,200 words" >&2; rc=1; }
   grep -qF "(${page#docs/})" docs/benchmarks.md || { echo "docs/benchmarks.md does not name $page" >&2; rc=1; }
+done
+
+# and so is one of the protocol
+for page in docs/protocol/*.md; do
+  [[ $(wc -w <"$page") -le 1800 ]] || { echo "$page has over 1,800 words" >&2; rc=1; }
+  grep -qF "(${page#docs/})" docs/protocol.md || { echo "docs/protocol.md does not name $page" >&2; rc=1; }
 done
 
 # prose within 120 columns, tables within 300; no commit's name where figures and rules are

@@ -54,7 +54,7 @@ enum {
     MIN_BLOCK_BYTES = 4096, /* smaller blocks run out of records before they run out of memory */
     MAX_BLOCKS = 1 << 26,
     MIN_BLOCKS = 64,
-    MAX_BLOCK_TOKENS = 256, /* limit of a pool (protocol.md) */
+    MAX_BLOCK_TOKENS = 256, /* limit of a pool (docs/protocol/pools.md) */
     EVENTS_KEPT = 1 << 16, /* of blocks: a reader that is slower takes a snapshot */
     MIN_WARM_SEQUENCES = 4096, /* fewer stay in the processor's caches anyway */
 };

@@ -1,5 +1,5 @@
 /* test_quantise.c: what an append stores in a quantised pool is reference_quantise's, bit by bit,
- * as docs/protocol.md promises to those who compare implementations.
+ * as docs/protocol/quantised.md promises to those who compare implementations.
  *
  *   test_quantise [BACKEND]
  */

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A client written from docs/protocol.md alone: sockets and bytes, no SP library, no protobuf, no libattn.
+"""A client written from docs/protocol.md and docs/protocol/ alone: sockets and bytes, no SP library, no protobuf, no libattn.
 
-    stranger.py ATTND      starts the daemon on an ipc and a tcp address and holds it to the page
+    stranger.py ATTND      starts the daemon on an ipc and a tcp address and holds it to them
 
 Field numbers are those of proto/attnd.proto. Attention is recomputed in plain Python floats by the
-formula of section 5. Exit 0 if everything is as written there.
+formula of docs/protocol/steps.md. Exit 0 if everything is as written there.
 """
 import math
 import os

@@ -36,7 +36,7 @@ attn_status client_check(const struct attn_client *c)
     return ATTN_OK;
 }
 
-/* How many of the request's ids a session remembers, at most: see docs/protocol.md, section 6. */
+/* How many of the request's ids a session remembers, at most: see docs/protocol/replies.md. */
 static uint32_t n_known(const Attnd__Request *header)
 {
     switch (header->body_case) {

@@ -268,7 +268,7 @@ void client_request_flush(struct attn_client *c)
 /* Whether n more such ids leave those in flight among the highest that a session remembers. */
 static bool may_be_known_locked(const struct attn_client *c, uint32_t n)
 {
-    enum { MAX_KNOWN = 256 }; /* protocol.md, section 6 */
+    enum { MAX_KNOWN = 256 }; /* docs/protocol/replies.md */
     uint64_t oldest = c->n_known;
     for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT && n > 0; i++) {
         const struct client_request *r = c->slots[i];

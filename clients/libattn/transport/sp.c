@@ -1,5 +1,5 @@
 /* sp.c: ipc://, tcp:// and tls+tcp:// as the REQ side of the SP protocol
- * (docs/protocol.md, section 1), on a socket that never blocks.
+ * (docs/protocol.md, "The connection"), on a socket that never blocks.
  *
  * The thread that receives connects, reads, and notices a lost connection; any thread sends. A
  * message is written where send is called, as far as the socket takes it; what is left, at most one

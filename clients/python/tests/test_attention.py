@@ -1,6 +1,6 @@
 """What queries see: latents (V in K, as MLA has it), sequences whose beginning is in another pool, and
-what layers of today's models ask for, said as docs/protocol.md has it; and how far outputs are from
-float64 by what a cache stores (pytest -s -k errors prints the figures of docs/kernels.md).
+what layers of today's models ask for, as docs/protocol/step-kinds.md expresses it; and how far outputs are
+from float64 by what a cache stores (pytest -s -k errors prints the figures of docs/kernels.md).
 """
 
 import sys

@@ -242,7 +242,7 @@ CODES[[127, 255]] = np.nan
 
 
 def through_codes(*tensors):
-    """What comes out of q, k and v that travel as codes of fp8 (docs/protocol.md, section 5)."""
+    """What comes out of q, k and v that travel as codes of fp8 (docs/protocol/steps.md)."""
     def padded(x):
         return np.concatenate([x.ravel(), np.zeros(-x.size % 32)])
 

@@ -1,5 +1,5 @@
 /* lane.h: a worker's way to the engine without messages: plans, and bells that start the planned
- * layers one by one (proto/lane_words.h; docs/protocol.md, "Lanes").
+ * layers one by one (proto/lane_words.h; docs/protocol/lanes.md).
  *
  * A plan comes as a request and names the steps of the coming layers. A bell turns one of them into
  * an ordinary request whose tensors are in the lane's regions; its answer is a word. The page is

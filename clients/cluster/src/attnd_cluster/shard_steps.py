@@ -1,7 +1,7 @@
 """Steps of sequences that have shards: what goes to each, all at once, and what is merged of it.
 
 The shard that has a query's place appends and attends, those before it attend as parts
-(docs/protocol.md, "Parts"), and outputs are merged here by their lse, in float64.
+(docs/protocol/step-kinds.md, "Parts"), and outputs are merged here by their lse, in float64.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class LayerSpec(NamedTuple):
     is_full        not causal: a query sees every token up to the end of its item
     sink_logits    [num_q_heads] floats: exp of each is added to its head's softmax denominator
     alibi_slopes   [num_q_heads] floats: slope * (key position - query position) is added to scores
-    branches       dilated attention: (segment_tokens, rate) of each branch; see docs/protocol.md
+    branches       dilated attention: (segment_tokens, rate) of each branch; see docs/protocol/step-kinds.md
     """
 
     scale: float = 0.0

@@ -42,8 +42,13 @@ OPTIONS = {
 }
 
 
+def some_text():
+    """Enough of it that 64 prompts begin at places of their own."""
+    return [byte for page in sorted(ROOT.glob("docs/protocol/*.md")) for byte in page.read_bytes()]
+
+
 def prompts(n=N_REQUESTS):
-    text = list((ROOT / "docs/protocol.md").read_bytes())
+    text = some_text()
     places = [i * 1500 % (len(text) - 405) for i in range(n)]
     return [text[at : at + 5 + i * 259 % 400] for i, at in enumerate(places)]
 
@@ -257,7 +262,7 @@ def test_scheduler_and_worker_in_two_processes(model, own, daemon):
 def test_an_engine_killed_at_64_requests_computes_no_token_again(model, tmp_path):
     """Its successor gets prompts and texts so far under the same names. Of each only the last token, which
     was never computed, is left to compute."""
-    text = list((ROOT / "docs/protocol.md").read_bytes())
+    text = some_text()
     asked = [text[i * 700 : i * 700 + 5 + i * 259 % 400] for i in range(64)]
     options = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "num_gpu_blocks_override": 1200}
     one = {"prompts": asked, "n": [90] * 64, "names": [f"request {i}" for i in range(64)]}
