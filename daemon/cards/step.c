@@ -180,6 +180,7 @@ static struct step_shard *shard_new(struct step_whole *w, uint32_t card)
     shard->req.room = req->room;
     shard->req.wire = req->wire;
     shard->req.bell = req->bell;
+    shard->req.is_widened = req->is_widened;
     shard->req.began_ns = req->began_ns;
     shard->req.received_ns = req->received_ns;
     shard->req.deadline_ns = req->deadline_ns;

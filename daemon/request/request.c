@@ -192,6 +192,7 @@ static attn_status widen(struct request *req, uint64_t max_message_bytes, char *
     w->payload = msg->data + head_bytes;
     w->payload_bytes = payload_bytes;
     step->dtype = ATTND__DTYPE__BF16;
+    req->is_widened = true;
     return ATTN_OK;
 }
 

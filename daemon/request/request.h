@@ -66,6 +66,7 @@ struct request {
     struct step_shard *shard; /* one card's shard of a step; NULL: it is none */
     struct engine *primary; /* whose thread passes the reply to polled->reply */
     const struct transport_ops *polled; /* its own transport; NULL: transport->reply is called */
+    bool is_widened; /* a step whose tensors came as codes: its dtype was fp8_e4m3 */
     bool is_promoted; /* an open: promotion fell short, no second try (engine/tier/promote.c) */
     uint64_t received_ns; /* CLOCK_MONOTONIC */
     uint64_t deadline_ns; /* when it must be answered */

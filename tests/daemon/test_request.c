@@ -209,6 +209,7 @@ static void codes_become_bf16_in_a_buffer_of_their_own(void **state)
     assert_memory_equal(req->wire.payload, want, sizeof want);
     const Attnd__Step *step = req->wire.header->step;
     assert_int_equal(step->dtype, ATTND__DTYPE__BF16);
+    assert_true(req->is_widened);
     assert_int_equal(step->seq[0], 0x1122334455667788); /* not in what was given back */
     assert_int_equal(step->epoch[0], 300);
     assert_int_equal(step->pos[0], 70000);

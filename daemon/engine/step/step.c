@@ -374,6 +374,12 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
                               struct wire_step_layout *out, char *why, size_t why_bytes)
 {
     const Attnd__Step *s = req->wire.header->step;
+    if (req->is_widened && p->config.q_dtype != ATTN_BF16) {
+        snprintf(why, why_bytes,
+                 "step.dtype is fp8_e4m3 (4), the pool's q_dtype is %s: codes stand for bf16",
+                 attn_dtype_name(p->config.q_dtype));
+        return ATTN_EINVAL;
+    }
     attn_status st = step_check_shape(e, s, p, out, why, why_bytes);
     if (st == ATTN_OK && (s->flags & WIRE_STEP_TREE))
         st = check_trees(s, p, out->n_tokens, why, why_bytes);

@@ -371,6 +371,7 @@ static void a_wrong_step_is_refused_and_changes_nothing(void **state)
         {1, 0, 0, 1, 1, {1}, 1, 0, ATTN_EINVAL, "flags is 0x0"},
         {1, 0, 256 | BOTH, 1, 1, {1}, 1, 0, ATTN_EINVAL, "flags is 0x103"},
         {1, 0, BOTH, 1, 3, {1}, 1, 0, ATTN_EINVAL, "dtype is bf16"},
+        {1, 0, BOTH, 1, 4, {1}, 1, 0, ATTN_EINVAL, "fp8_e4m3 (4), the pool's q_dtype is f32"},
         {1, 0, BOTH, 1, 1, {1}, 0, 0, ATTN_EINVAL, "n_tokens[0] is 0"},
         {1, 0, BOTH, 1, 1, {1}, 1, 4, ATTN_EINVAL, "payload has"},
         {1, 0, BOTH, 1, 1, {1}, 1, -4, ATTN_EINVAL, "payload has"},
