@@ -1,19 +1,20 @@
 """Two daemons of one host, each with a card of its own: what they do together.
 
     bench_two_cards.py --prefix PREFIX                      on two GPUs, all under MPS
-    bench_two_cards.py --prefix PREFIX --backend cpu --tokens 4096 --no-lanes       a rehearsal
+    bench_two_cards.py --prefix PREFIX --backend cpu --tokens 4096          a rehearsal
 
 shards  decode steps of one layer (32 query heads, 8 kv heads of 128, bf16) of one sequence of --tokens:
         whole on the first daemon, and in two shards over both. First that outputs and lse are those of
-        float64 and of one daemon, then the times of both by turns
+        float64 and of one daemon, then the times of both by turns; over each of --transport
 lanes   one process on the first GPU with a lane to each daemon: layers on both at once, byte for byte
         those of steps through shared memory; then 32 layers in a CUDA graph for each, one after the
-        other and both at once
+        other and both at once. On CPUs the first part of it
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pathlib
 import random
@@ -21,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 for part in ("python/bench", "python/src", "cluster/src"):
@@ -29,12 +31,14 @@ import numpy as np  # noqa: E402
 import own_daemon  # noqa: E402
 
 Q_HEADS, KV_HEADS, DIM, CHUNK = 32, 8, 128, 4096
+N_MADE = 64
 
 
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description="Two daemons on two cards of one host.")
     own_daemon.add_arguments(p)
-    p.add_argument("--tokens", type=int, default=1 << 20)
+    p.add_argument("--tokens", default="1048576", help="comma-separated (%(default)s)")
+    p.add_argument("--spin", help="engine.spin, such as 2ms: of steps through shm")
     p.add_argument("--steps", type=int, default=60, help="of each round (%(default)s)")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--layers", type=int, default=400, help="of lanes, that are checked")
@@ -51,14 +55,21 @@ def wide(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def keys(options: argparse.Namespace, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+def keys(tokens: int, chunk: int) -> tuple[np.ndarray, np.ndarray]:
     """k and v of a chunk of the prompt, or, below 0, of a token, bf16. V is positive, and four times as
     large in the second half: output and lse of half of the tokens are far from those of all."""
     rng = np.random.default_rng(chunk + 64)
-    n = min(CHUNK, options.tokens - chunk * CHUNK) if chunk >= 0 else 1
+    n = min(CHUNK, tokens - chunk * CHUNK) if chunk >= 0 else 1
     k, v = rng.integers(0, 1 << 16, (2, n, KV_HEADS, DIM), np.uint16)
-    is_late = chunk * CHUNK >= options.tokens // 2
+    is_late = chunk * CHUNK >= tokens // 2
     return k & 0x81FF | 0x3C00, v & 0x01FF | (0x3D00 if is_late else 0x3C00)
+
+
+@functools.cache
+def made(tokens: int) -> list[tuple[np.ndarray, ...]]:
+    """q, k and v of tokens behind the prompt, by position modulo N_MADE."""
+    rng = np.random.default_rng(7)
+    return [(queries(rng), *(x[:1] for x in keys(tokens, -1 - i))) for i in range(N_MADE)]
 
 
 def queries(rng: np.random.Generator) -> np.ndarray:
@@ -66,16 +77,16 @@ def queries(rng: np.random.Generator) -> np.ndarray:
     return (f.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def reference(
-    options: argparse.Namespace, q: np.ndarray, k: np.ndarray, v: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """out and lse of a query over the prompt and its own k and v, in float64."""
-    n_chunks = -(-options.tokens // CHUNK)
+@functools.cache
+def reference(tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """out and lse of the first token behind the prompt, in float64."""
+    n_chunks = -(-tokens // CHUNK)
+    q, k, v = made(tokens)[tokens % N_MADE]
     x = wide(q).astype(np.float64).reshape(KV_HEADS, -1, DIM) / np.sqrt(DIM)
     top = np.full(x.shape[:2], -np.inf)
     total, out = np.zeros(x.shape[:2]), np.zeros(x.shape)
     for chunk in range(n_chunks + 1):
-        a, b = (k, v) if chunk == n_chunks else keys(options, chunk)
+        a, b = (k, v) if chunk == n_chunks else keys(tokens, chunk)
         s = x @ wide(a).astype(np.float64).transpose(1, 2, 0)
         new = np.maximum(top, s.max(2))
         p, scale = np.exp(s - new[..., None]), np.exp(top - new)
@@ -85,8 +96,9 @@ def reference(
     return (out / total[..., None]).reshape(1, Q_HEADS, DIM), (top + np.log(total)).reshape(1, -1)
 
 
-def expect(what: str, got: tuple, want: tuple) -> None:
-    out, lse = np.abs(got[0] - want[0]).max() / np.abs(want[0]).max(), np.abs(got[1] - want[1]).max()
+def expect(what: str, got: Any, want: tuple) -> None:
+    out = np.abs(wide(got.out) - want[0]).max() / np.abs(want[0]).max()
+    lse = np.abs(got.lse - want[1]).max()
     print(f"{what}: out differs by {out:.1e} of the largest, lse by {lse:.1e}", flush=True)
     if not (out < 1e-2 and lse < 2e-3):
         raise SystemExit("wrong")
@@ -98,66 +110,74 @@ def shards(options: argparse.Namespace, urls: list[str]) -> None:
 
     file = pathlib.Path(tempfile.mkdtemp()) / "members.json"
     file.write_text(json.dumps({"members": [{"name": str(i), "url": u} for i, u in enumerate(urls)]}))
-    block = 16
-    n_blocks = options.tokens // block + 200
-    spec = attnd.PoolSpec("one", 1, Q_HEADS, KV_HEADS, DIM, block_tokens=block, n_blocks=n_blocks)
-    spec = spec._replace(q_dtype="bf16")
-    half = (options.tokens // 2 // block + 64) * block
     with (
         attnd.connect(urls[0], timeout=120) as alone,
         attnd_cluster.connect(f"cluster+file://{file}", timeout=120) as both,
     ):
-        one = alone.create_pool(spec)
-        two = both.create_pool(spec._replace(name="two", n_blocks=n_blocks // 2 + 200))
-        whole, split = one.open(), two.open(shard_tokens=half)
-        start = time.monotonic()
-        for pos in range(0, options.tokens, CHUNK):
-            k, v = keys(options, pos // CHUNK)
+        print(f"{urls[0].split(':')[0]}, engine.spin {options.spin or 'as it comes'}")
+        for tokens in map(int, options.tokens.split(",")):
+            compare(options, tokens, alone, both)
+
+
+def compare(options: argparse.Namespace, tokens: int, alone: Any, both: Any) -> None:
+    import attnd
+
+    block = 16
+    n_blocks = tokens // block + 200
+    spec = attnd.PoolSpec("one", 1, Q_HEADS, KV_HEADS, DIM, block_tokens=block, n_blocks=n_blocks)
+    spec = spec._replace(q_dtype="bf16")
+    half = (tokens // 2 // block + 64) * block
+    start = time.monotonic()
+    with (
+        alone.create_pool(spec) as one,
+        both.create_pool(spec._replace(name="two", n_blocks=n_blocks // 2 + 200)) as two,
+        one.open() as whole,
+        two.open(shard_tokens=half) as split,
+    ):
+        for pos in range(0, tokens, CHUNK):
+            k, v = keys(tokens, pos // CHUNK)
             one.step(0, [(whole, pos, len(k))], k=k, v=v)
             two.step(0, [(split, pos, len(k))], k=k, v=v)
         where = [s.where for s in split.shards]
-        print(f"{options.tokens} tokens in {time.monotonic() - start:.0f} s; shards on {where}")
+        print(f"{tokens} tokens in {time.monotonic() - start:.0f} s; shards on {where}")
         if sorted(where) != ["0", "1"]:
             raise SystemExit("the shards are not on both daemons")
-        rng = np.random.default_rng(7)
-        made = [(queries(rng), *(x[:1] for x in keys(options, -1 - i))) for i in range(64)]
 
-        def token(pool: object, seq: object, pos: int) -> tuple:
-            q, k, v = made[pos % len(made)]
-            r = pool.step(0, [(seq, pos, 1)], q, k, v, lse=True)  # type: ignore[attr-defined]
-            return wide(r.out), r.lse, r.device_ns, r.total_ns
+        def token(pool: Any, seq: Any, pos: int) -> attnd.Result:
+            return pool.step(0, [(seq, pos, 1)], *made(tokens)[pos % N_MADE], lse=True)
 
-        pos = options.tokens
-        q, k, v = made[pos % len(made)]
-        want = reference(options, q, k, v)
+        pos = tokens
         a, b = token(one, whole, pos), token(two, split, pos)
-        expect("one daemon and float64", a, want)
-        expect("two daemons and float64", b, want)
+        expect("one daemon and float64", a, reference(tokens))
+        expect("two daemons and float64", b, reference(tokens))
         for pos in range(pos + 1, pos + 5):
             a, b = token(one, whole, pos), token(two, split, pos)
-            expect("two daemons and one", b, a)
+            expect("two daemons and one", b, (wide(a.out), a.lse))
         times: dict[str, list[list[float]]] = {"one": [], "two": []}
-        devices: dict[str, list[float]] = {"one": [], "two": []}
+        parts: dict[str, list[tuple[float, ...]]] = {"one": [], "two": []}
         pos += 1
         for _ in range(options.rounds):
             for name, pool, seq in (("one", one, whole), ("two", two, split)):
                 took = []
                 for i in range(options.steps):
-                    start = time.perf_counter()
+                    start, cpu = time.perf_counter(), time.thread_time()
                     r = token(pool, seq, pos + i)
+                    cpu = time.thread_time() - cpu
                     took.append((time.perf_counter() - start) * 1e6)
-                    devices[name].append(r[2] / 1e3)
+                    ns = (r.device_ns, r.queue_ns, r.total_ns, cpu * 1e9)
+                    parts[name].append(tuple(x / 1e3 for x in ns))
                 times[name].append(sorted(took))
             pos += options.steps
-        print("| daemons | step p50, us, rounds | median | p99 | device p50 |\n|---|---|---|---|---|")
+        print("| daemons | step p50, us, rounds | median | p99 | device | queue | total | thread's CPU |")
+        print("|---|---|---|---|---|---|---|---|")
         middle = {}
         for name, rounds in times.items():
             p50 = [r[len(r) // 2] for r in rounds]
             middle[name] = statistics.median(p50)
             p99 = statistics.median(r[int(len(r) * 0.99)] for r in rounds)
             row = ", ".join(f"{x:.0f}" for x in p50)
-            device = statistics.median(devices[name])
-            print(f"| {name} | {row} | {middle[name]:.0f} | {p99:.0f} | {device:.0f} |")
+            rest = " | ".join(f"{statistics.median(x):.0f}" for x in zip(*parts[name]))
+            print(f"| {name} | {row} | {middle[name]:.0f} | {p99:.0f} | {rest} |")
         print(f"two over one: {middle['two'] / middle['one']:.3f} x the time", flush=True)
 
 
@@ -167,7 +187,7 @@ def shards(options: argparse.Namespace, urls: list[str]) -> None:
 class Side:
     """A worker's lane to one daemon, and sequences there with twins for what it must give."""
 
-    def __init__(self, url: str, n: int):
+    def __init__(self, url: str, n: int, n_blocks: int):
         import attnd
         import attnd.torch
         import bench_lane
@@ -175,13 +195,13 @@ class Side:
 
         self.lanes = bench_lane
         self.client = attnd.connect(url, timeout=60)
-        self.pool = bench_lane.make_pool(self.client, "two", 32, Q_HEADS, KV_HEADS, DIM, 4000)
+        self.pool = bench_lane.make_pool(self.client, "two", 32, Q_HEADS, KV_HEADS, DIM, n_blocks)
         self.lane = self.client.open_lane(in_bytes=64 << 20, out_bytes=64 << 20)
-        assert not self.lane.is_host
+        self.device = "cpu" if self.lane.is_host else "cuda"
         self.attention = attnd.torch.Attention(self.lane, self.pool)
         self.pairs = [(self.pool.open(), self.pool.open()) for _ in range(n)]
         self.lens = [0] * n
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream() if self.device == "cuda" else None
 
     def enqueue(self, n_layers: int) -> None:
         """Some tokens of some sequences."""
@@ -196,7 +216,7 @@ class Side:
         self.made = []
         with torch.cuda.stream(self.stream):
             for _ in range(n_layers):
-                qkv = self.lanes.tensors(self.pool, sum(more))
+                qkv = self.lanes.tensors(self.pool, sum(more), self.device)
                 self.made.append((qkv, self.attention(*qkv)))
         for i, m in zip(chosen, more):
             self.lens[i] += m
@@ -254,14 +274,25 @@ def lanes(options: argparse.Namespace, urls: list[str]) -> None:
 
     random.seed(3)
     torch.manual_seed(3)
-    torch.cuda.set_device(0)
-    sides, done = [Side(url, 8) for url in urls], 0
+    is_cpu = options.backend == "cpu"
+    if not is_cpu:
+        torch.cuda.set_device(0)
+    sides, done = [Side(url, 8, 100 if is_cpu else 4000) for url in urls], 0
     while done < options.layers:
         for side in sides:
             side.enqueue(4)
-        torch.cuda.synchronize()
+        if not is_cpu:
+            torch.cuda.synchronize()
         done += sum(side.check() for side in sides)
     print(f"right: {done} layers over two lanes at once, byte for byte", flush=True)
+    if not is_cpu:
+        compare_lanes(options, sides)
+    for side in sides:
+        side.lane.close()
+        side.client.close()
+
+
+def compare_lanes(options: argparse.Namespace, sides: list[Side]) -> None:
     print("| sequences of each | context | first alone, us a layer | second alone | both at once |")
     print("|---|---|---|---|---|")
     for n, context in ((1, 64), (16, 512), (32, 512)):
@@ -273,9 +304,6 @@ def lanes(options: argparse.Namespace, urls: list[str]) -> None:
         for side in sides:
             for seq in side.seqs:
                 seq.close()
-    for side in sides:
-        side.lane.close()
-        side.client.close()
 
 
 def main() -> None:
@@ -283,18 +311,20 @@ def main() -> None:
     own_daemon.use_library(options)
     import attnd
 
+    tokens = max(map(int, options.tokens.split(",")))
     settings = {"backend": options.backend, "engine.lease": "1h", "device.kv_memory": "12G"}
-    settings |= {"cache.max_seq_tokens": options.tokens + 8192, "cache.io_memory": "512M"}
+    settings |= {"cache.max_seq_tokens": tokens + 8192, "cache.io_memory": "512M"}
+    settings |= {"listen.shm_client": "256M"}
     if options.backend == "cpu":
         settings |= {"device.kv_memory": "512M", "device.threads": 1}
-    else:
-        settings |= {"listen.shm_client": "256M"}
+    if options.spin:
+        settings |= {"engine.spin": options.spin}
     program = options.prefix / "bin" / "attnd"
-    for run, wanted in ((shards, not options.no_shards), (lanes, not options.no_lanes)):
-        if not wanted:
+    runs: list[tuple[Any, str]] = [(shards, scheme) for scheme in options.transport.split(",")]
+    for run, scheme in (*(runs if not options.no_shards else ()), (lanes, "shm")):
+        if run is lanes and options.no_lanes:
             continue
-        scheme = "ipc" if run is shards else "shm"
-        daemons = []
+        daemons: list[attnd.Daemon] = []
         try:
             for card in (0, 1):
                 own = settings if options.backend == "cpu" else {**settings, "device.index": card}

@@ -1,6 +1,7 @@
 """Sequences over several daemons: every output against float64 over all that was acknowledged, with
 windows, sink tokens, ALiBi and sink logits, while shards begin, are cut off, and are lost."""
 
+import concurrent.futures
 import importlib.util
 import json
 import os
@@ -15,6 +16,7 @@ from ledger import L, VOCAB, Text, rebuild, rows
 from rig import SPEC, Host
 
 import attnd_cluster
+from attnd_cluster import shard_decode
 from attnd_cluster.shard_steps import merge, narrow, wide
 from attnd_cluster.shards import LongSequence, ShardLostError
 
@@ -125,6 +127,58 @@ def test_outputs_are_those_of_one_sequence(hosts, name):
     x.seq.close()
     for host in client.hosts.all():
         assert host.client().stats()["sequences"] == 0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_steps_of_one_token_are_made_once_and_give_the_same_bytes(hosts, monkeypatch, dtype):
+    pool = hosts.make("a", "b").create_pool(SPEC._replace(q_dtype=dtype))
+    kind = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype]
+    seq = pool.open(shard_tokens=48)
+
+    def step(layer, pos, n, has_kv=True):
+        q, k, v = (narrow(x, np.dtype(kind)) for x in rows(layer, range(pos, pos + n), pos))
+        kv = (k, v) if has_kv else ()
+        return pool.step(layer, [(seq, pos, n)], q, *kv, lse=True)
+
+    for layer in range(L):
+        step(layer, 0, 90)
+    real, n_done = shard_decode.decode, []
+
+    def decode(*args):
+        n_done.append(real(*args))
+        return n_done[-1]
+
+    monkeypatch.setattr(shard_decode, "decode", decode)
+    got = {}
+    for pos in range(90, 101):  # a third shard begins at 96
+        for layer in range(L):
+            for has_kv in (True, False):
+                got[layer, pos, has_kv] = step(layer, pos, 1, has_kv)
+    assert n_done.count(False) == 1, "the shard that begins is shard_steps.py's"
+    monkeypatch.setattr(shard_decode, "decode", lambda *args: False)
+    for (layer, pos, has_kv), one in got.items():
+        want = step(layer, pos, 1, has_kv)
+        assert one.out.tobytes() == want.out.tobytes() and one.lse.tobytes() == want.lse.tobytes()
+    assert seq.layer_len == (101,) * L
+
+
+def test_threads_decode_layers_of_one_sequence_at_once(hosts):
+    pool = hosts.make("a", "b").create_pool(SPEC._replace(layers=LAYERS["sinks"]))
+    x = Long(pool, shard_tokens=48)
+    x.append(80)
+    new = [(3 * i + SEED) % VOCAB for i in range(40)]
+    x.seq.set_tokens(80, new)
+    x.ids += new
+
+    def decode(layer):
+        for pos in range(80, 120):
+            q, k, v = rows(layer, x.ids[pos : pos + 1], pos)
+            x.check(layer, pos, pool.step(layer, [(x.seq, pos, 1)], q, k, v, lse=True))
+
+    with concurrent.futures.ThreadPoolExecutor(L) as threads:
+        for done in [threads.submit(decode, layer) for layer in range(L)]:
+            done.result()
+    x.verify()
 
 
 def test_another_shard_begins_where_a_daemon_has_no_blocks_left(hosts):
@@ -406,7 +460,7 @@ def test_merges_agree_with_float64(dtype):
             lse = np.log(total) + np.where(np.isneginf(most), 0, most)[..., 0]
         out = e @ v[keys] / np.where(total == 0, 1, total)[..., None]
         parts.append((narrow(out, np.dtype(dtype)), lse.astype(np.float32)))
-    out, lse = merge(parts)
+    out, lse = merge(np.stack([o for o, _ in parts]), np.stack([x for _, x in parts]))
     assert np.isneginf(lse[1]).all() and (out[1] == 0).all()
     keep = [0, 2, 3, 4]
     w = np.exp(s[keep] - s[keep].max(-1, keepdims=True))

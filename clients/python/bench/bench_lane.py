@@ -58,9 +58,9 @@ def make_pool(client, name, layers, heads, kv_heads, dim, n_blocks, is_invariant
     )
 
 
-def tensors(pool, n):
+def tensors(pool, n, device="cuda"):
     s = pool.spec
-    make = lambda h, d: torch.randn(n, h, d, device="cuda", dtype=torch.bfloat16)  # noqa: E731
+    make = lambda h, d: torch.randn(n, h, d, device=device, dtype=torch.bfloat16)  # noqa: E731
     return (
         make(s.num_q_heads, s.head_dim_k),
         make(s.num_kv_heads, s.head_dim_k),

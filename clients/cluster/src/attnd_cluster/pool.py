@@ -31,6 +31,7 @@ _T = TypeVar("_T")
 _PROBED = 4  # daemons that are asked what they have of a prompt at once
 _PROBE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.05
+_LEAST_SECONDS = 1e-3  # that a step has left, which has taken its time already
 _ATTEMPTS = 5
 _ELSEWHERE = (
     attnd.ConnectionLostError,
@@ -431,6 +432,7 @@ class ClusterPool(Closing, NotPicklable):
         statuses = [0] * items.n_items
         totals = [0, 0, 0, 0]
         if items.is_long:
+            from .shard_decode import decode
             from .shard_steps import run_long
 
             for name, x in {
@@ -442,7 +444,11 @@ class ClusterPool(Closing, NotPicklable):
             }.items():
                 if x is not None and x is not False and x != 0:
                     raise attnd.UnsupportedError(f"{name}: steps of sequences in shards have none")
-            failed = run_long(self, layer, items, arrays, timeout, statuses, totals)
+            until = time.monotonic() + (self.client.timeout if timeout is None else timeout)
+            failed: attnd.AttndError | None = None
+            if not decode(self, layer, items, arrays, timeout, totals):
+                left = max(until - time.monotonic(), _LEAST_SECONDS)
+                failed = run_long(self, layer, items, arrays, left, statuses, totals)
         else:
             failed = self._run(layer, items, arrays, timeout, statuses, totals, is_given)
         result = attnd.Result(out, arrays.lse, tuple(statuses), *totals)

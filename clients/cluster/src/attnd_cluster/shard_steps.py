@@ -38,6 +38,11 @@ class Expanded(NamedTuple):
     of: list[int]
 
 
+def layer_spec(pool: ClusterPool, layer: int) -> attnd.LayerSpec:
+    layers = pool.spec.layers
+    return layers[layer if len(layers) > 1 else 0] if layers else attnd.LayerSpec()
+
+
 def reaches(layer: attnd.LayerSpec, pos: int, base: int, past: int) -> bool:
     """Whether a query at pos or behind may see a token of [base, past)."""
     window = layer.window_tokens
@@ -76,10 +81,10 @@ def taken(rows: list[Row], of: list[int], array: Any) -> Any:
 
 
 def wide(x: np.ndarray) -> np.ndarray:
-    """As float64; uint16 is bf16."""
+    """As floats that numpy has; uint16 is bf16."""
     if x.dtype == np.uint16:
-        x = (x.astype(np.uint32) << 16).view(np.float32)
-    return x.astype(np.float64)
+        return (x.astype(np.uint32) << 16).view(np.float32)
+    return x if x.dtype.kind == "f" else x.astype(np.float32)
 
 
 def narrow(x: np.ndarray, dtype: Any) -> np.ndarray:
@@ -89,24 +94,20 @@ def narrow(x: np.ndarray, dtype: Any) -> np.ndarray:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def merge(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """(out, lse) over all keys of (out [n, heads, dim], lse [n, heads]) over some each, in float64.
-    A query that sees nothing anywhere has zeros and -inf."""
-    lses = np.array([lse for _, lse in parts], np.float64)
+def merge(outs: np.ndarray, lses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(out, lse) over all keys of outs [parts, n, heads, dim] and lses [parts, n, heads] over some each,
+    in float64. A query that sees nothing anywhere has zeros and -inf."""
     most = lses.max(0)
-    base = np.where(np.isneginf(most), 0.0, most)
-    weights = np.exp(lses - base)
+    base = np.where(np.isneginf(most), np.float32(0), most)
+    weights = np.exp(lses - base, dtype=np.float64)
     total = weights.sum(0)
-    out = np.zeros(parts[0][0].shape, np.float64)
     if weights.all():
-        for weight, (o, _) in zip(weights, parts):
-            out += weight[..., None] * wide(o)
-        return out / total[..., None], base + np.log(total)
-    for weight, (o, _) in zip(weights, parts):
-        out += np.where(weight[..., None] == 0, 0.0, weight[..., None] * wide(o))
-    with np.errstate(divide="ignore"):
-        lse = base + np.log(total)
-    return out / np.where(total == 0, 1.0, total)[..., None], lse
+        weights /= total
+        return (weights[..., None] * wide(outs)).sum(0), base + np.log(total)
+    weights /= np.where(total == 0, 1.0, total)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        out = np.where(weights[..., None] == 0, 0.0, weights[..., None] * wide(outs)).sum(0)
+        return out, base + np.log(total)
 
 
 def nan_of(x: np.ndarray) -> Any:
@@ -170,9 +171,7 @@ def _run_spans(
     totals: list[int],
 ) -> attnd.AttndError | None:
     """Sends each row to all shards that it needs, at once, and merges what they give."""
-    layers = pool.spec.layers
-    spec = layers[layer if len(layers) > 1 else 0] if layers else attnd.LayerSpec()
-    own, before = expand(spec, rows, arrays.rows["q"] is not None)
+    own, before = expand(layer_spec(pool, layer), rows, arrays.rows["q"] is not None)
 
     sent: list[tuple[Expanded, _Arrays, list[int]]] = []
     rounds = []
@@ -207,7 +206,9 @@ def _run_spans(
         if not parts or statuses[r.item] != 0:
             continue
         here = slice(r.first, r.first + r.n)
-        out, lse = merge(parts) if len(parts) > 1 else parts[0]
+        out, lse = parts[0]
+        if len(parts) > 1:
+            out, lse = merge(np.stack([o for o, _ in parts]), np.stack([x for _, x in parts]))
         arrays.out[here] = out if len(parts) == 1 else narrow(out, arrays.out.dtype)
         if arrays.lse is not None:
             arrays.lse[here] = lse

@@ -23,6 +23,7 @@ from .sequence import ClusterSequence
 
 if TYPE_CHECKING:
     from .pool import ClusterPool
+    from .shard_decode import Decoder
 
 
 log = logging.getLogger("attnd.cluster")
@@ -107,6 +108,7 @@ class LongSequence(Closing, NotPicklable):
         self._lock = threading.RLock()
         self._described: list[tuple[int, int]] = []  # by a note
         self._is_written = False
+        self.decoder: Decoder | None = None  # of the last step of one token, for the next
 
     def begin(self, timeout: float | None) -> LongSequence:
         """Opens the first shard."""
@@ -250,6 +252,10 @@ class LongSequence(Closing, NotPicklable):
 
     def index_of(self, pos: int) -> int:
         return bisect.bisect_right([s.base for s in self.shards], pos) - 1
+
+    def has_room(self, pos: int) -> bool:
+        """Whether pos is in the last shard, or is what comes next in it."""
+        return 0 <= pos - self.shards[-1].base < self.shard_tokens
 
     def grow(self, pos: int, timeout: float | None) -> None:
         """A new shard from pos on, on a daemon that has none of the others if there is one."""

@@ -159,6 +159,17 @@ class Prepared:
         c.item_status = self.item_status
         self._keep = keep
 
+    def again(
+        self, layer: int, pos: int, addresses: list[int], timeout: float | None
+    ) -> None:
+        """The step of one item, once it has ended, as another one: at another position, with q, k and v
+        at addresses that the caller keeps, 0 for none."""
+        c = self.c
+        c.layer, self.c.items[0].pos = whole("layer", layer), whole("pos", pos)
+        c.q, c.k, c.v = addresses
+        c.timeout_us = timeout_us(timeout)
+        self.item_status[0] = PENDING
+
     def result(self, r: _lib.StepResult) -> Result:
         return Result(
             self.out,

@@ -1,0 +1,147 @@
+"""Steps of one token of one sequence in shards: what each daemon is sent is made once, and only what
+changes from step to step is written into it. The worker's own time is most of what such a step loses
+against one daemon's (docs/benchmarks/two-daemons.md).
+
+decode() does such a step, or says that it did not. Then shard_steps.py does it from its beginning,
+whatever went wrong: an append names its position, so twice is as once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import attnd
+import numpy as np
+from attnd._step import Items, Prepared
+from attnd._tensor import BF16, F16, F32, address_of
+
+from .hosts import Host
+from .pool import ClusterItems, ClusterPool, _Arrays
+from .shard_steps import layer_spec, merge, narrow, reaches
+from .shards import LongSequence, Shard
+
+_BITS = {F32: np.float32, F16: np.float16, BF16: np.uint16}
+
+
+class _Part(NamedTuple):
+    """A shard, and the step that is sent to it."""
+
+    shard: Shard
+    version: int  # of the shard
+    host: Host
+    pool: attnd.Pool
+    step: Prepared
+
+
+class Decoder:
+    """Of one sequence, while its shards are what they are. For one step at a time.
+
+    parts       one for each shard, the last shard's first
+    outs, lses  [shards, 1, heads, dim], [shards, 1, heads]: where the daemons' answers come
+    """
+
+    def __init__(self, seq: LongSequence, shards: list[Shard]):
+        spec = seq.pool.spec
+        self._kind = seq.pool._dtype
+        heads, dim = spec.num_q_heads, spec.head_dim_v or spec.head_dim_k
+        self.outs = np.empty((len(shards), 1, heads, dim), _BITS[self._kind])
+        self.lses = np.empty((len(shards), 1, heads), np.float32)
+        kv_heads = spec.num_kv_heads
+        self._shapes = (1, heads, spec.head_dim_k), (1, kv_heads, spec.head_dim_k), (1, kv_heads, dim)
+        self.parts: list[_Part] = []
+        pasts = [s.base for s in shards[1:]] + [0]
+        for shard, past, out, lse in reversed(list(zip(shards, pasts, self.outs, self.lses))):
+            with shard._lock:
+                version, host, inner = shard._version, shard._host, shard._inner
+            n_keys = max(0, past - shard.base)
+            pool = seq.pool.at(host, lambda pool: pool)
+            step = Prepared(
+                pool,
+                0,
+                Items([(inner, 0, 1)]),
+                None,
+                None,
+                None,
+                out,
+                lse,
+                None,
+                is_full=n_keys > 0,
+                parts=[(shard.base, n_keys)],
+            )
+            self.parts.append(_Part(shard, version, host, pool, step))
+
+    def is_of(self, shards: list[Shard]) -> bool:
+        """Whether they are the sequence's shards, where they were."""
+        return len(shards) == len(self.parts) and all(
+            p.shard is shard and p.version == shard._version and not p.host.is_gone
+            for p, shard in zip(reversed(self.parts), shards)
+        )
+
+    def send(
+        self,
+        layer: int,
+        pos: int,
+        arrays: tuple[Any, Any, Any],
+        timeout: float | None,
+        out_sent: list[tuple[Host, attnd.Step]],
+    ) -> None:
+        """To all shards. Raises AttndError, and TypeError or ValueError for arrays that do not fit."""
+        at = [
+            0 if x is None else address_of(x, name, self._kind, shape)[0]
+            for x, name, shape in zip(arrays, "qkv", self._shapes)
+        ]
+        for p in self.parts:
+            p.step.again(layer, pos - p.shard.base, at, timeout)
+            out_sent.append((p.host, p.pool._start(p.step)))
+            at[1:] = [0, 0]  # the last shard, which is the first here, has them
+
+
+def decode(
+    pool: ClusterPool,
+    layer: int,
+    items: ClusterItems,
+    arrays: _Arrays,
+    timeout: float | None,
+    totals: list[int],
+) -> bool:
+    """Whether it has done the step: one token of a sequence in shards that all see it."""
+    q, k, v = (arrays.rows[name] for name in ("q", "k", "v"))
+    seq, pos, n = items.rows[0]
+    if items.n_items != 1 or n != 1 or not isinstance(seq, LongSequence) or q is None:
+        return False
+    if any(x is not None and not isinstance(x, np.ndarray) for x in (q, k, v, arrays.out)):
+        return False
+    if q.dtype != _BITS[pool._dtype] or arrays.out.dtype != q.dtype:
+        return False
+    with seq._lock:
+        shards, decoder = list(seq.shards), seq.decoder
+        seq.decoder = None  # a step of another thread makes its own
+        if not (seq._is_written and len(shards) > 1 and seq.has_room(pos)):
+            return False
+    spec = layer_spec(pool, layer)
+    if not all(reaches(spec, pos, a.base, b.base) for a, b in zip(shards, shards[1:])):
+        return False
+    sent: list[tuple[Host, attnd.Step]] = []
+    is_done = True
+    try:
+        if decoder is None or not decoder.is_of(shards):
+            decoder = Decoder(seq, shards)
+        decoder.send(layer, pos, (q, k, v), timeout, sent)
+    except attnd.AttndError:
+        is_done = False
+    for host, step in sent:
+        try:
+            pool._count(totals, host.wait(step))
+        except attnd.AttndError:
+            is_done = False
+    if not is_done:
+        return False  # and nobody looks at this decoder's arrays any more
+    assert decoder is not None
+    if k is not None or v is not None:
+        shards[-1]._acknowledged(layer, pos - shards[-1].base, 1, False)
+    out, lse = merge(decoder.outs, decoder.lses)
+    arrays.out[...] = narrow(out, q.dtype)
+    if arrays.lse is not None:
+        arrays.lse[...] = lse
+    seq.decoder = decoder
+    return True
