@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 __attribute__((format(printf, 1, 2))) static int usage(const char *format, ...)
 {
@@ -306,6 +307,16 @@ static int complete(int argc, char **argv, struct arguments *a)
                          strncmp(before, "--", 2) == 0 ? before + 2 : NULL, word);
 }
 
+/* attnctl cluster WORDS: attnd-cluster, which is Python, since it asks the registry and agents. */
+static int cluster_command(char **argv)
+{
+    argv[0] = "attnd-cluster";
+    execvp(argv[0], argv);
+    fprintf(stderr, "attnctl: cluster is the program attnd-cluster, of clients/cluster: %s\n",
+            strerror(errno));
+    return EXIT_FAILED;
+}
+
 int main(int argc, char **argv)
 {
     struct arguments a = {.endpoint = attn_default_url(),
@@ -319,6 +330,8 @@ int main(int argc, char **argv)
     int n_before = argc > 1 && strcmp(argv[1], "--json") == 0; /* keys has its own options */
     if (argc > 1 + n_before && strcmp(argv[1 + n_before], "keys") == 0)
         return keys_command(argc - 1 - n_before, argv + 1 + n_before, n_before > 0);
+    if (argc > 1 && strcmp(argv[1], "cluster") == 0)
+        return cluster_command(argv + 1);
     if (argc > 1 && strcmp(argv[1], "--complete") == 0)
         return complete(argc - 1, argv + 1, &a);
     while ((opt = getopt_long(argc, argv, "h", options, &index)) != -1) {

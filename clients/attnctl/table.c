@@ -42,6 +42,13 @@ static int run_keys(const struct arguments *a)
     return 2;
 }
 
+static int run_cluster(const struct arguments *a)
+{
+    (void)a;
+    fputs("attnctl: cluster comes first, then its own options (attnctl cluster --help)\n", stderr);
+    return 2;
+}
+
 static int complete(const struct arguments *a)
 {
     return print_completion(a->operands[0]);
@@ -104,6 +111,10 @@ const struct command commands[] = {
      "make certificates and tokens\n"
      "                               (--host NAME... --tenant NAME... --days N)",
      .local = run_keys},
+    {NULL, "cluster", "COMMAND",
+     "many daemons behind one name, by attnd-cluster\n"
+     "                               (members, top, where, move, evacuate, rebalance, quotas)",
+     .local = run_cluster},
     {NULL, "doctor", NULL, "what may be wrong with this machine, and what to do",
      .local = run_doctor},
     {NULL, "completion", "SHELL", "what bash, zsh or fish needs to complete these words",

@@ -13,7 +13,7 @@ import urllib.request
 import attnd
 import numpy as np
 import pytest
-from conftest import await_
+from conftest import BUILD, await_
 from etcd import free_ports
 from ledger import VOCAB, Text, rebuild
 from rig import SPEC, Host
@@ -212,6 +212,25 @@ def test_one_controller_leads_rebalances_and_divides_and_another_follows_its_dea
             if c.poll() is None:
                 c.send_signal(signal.SIGTERM)
                 assert c.wait(60) == 0
+
+
+def test_attnctl_cluster_is_attnd_cluster(cluster, etcd1, tmp_path):
+    program = tmp_path / "attnd-cluster"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m attnd_cluster.command "$@"\n')
+    program.chmod(0o755)
+
+    def run(path, *words):
+        env = {**os.environ, "PATH": path}
+        return subprocess.run([BUILD / "bin" / "attnctl", *words], env=env, capture_output=True)
+
+    words = "cluster", "--registry", etcd1.url, "--json", "members"
+    r = run(f"{tmp_path}:{os.environ['PATH']}", *words)
+    assert r.returncode == 0, r.stderr
+    assert sorted(m["name"] for m in json.loads(r.stdout)["members"]) == ["a", "b"]
+    assert run(f"{tmp_path}:{os.environ['PATH']}", "cluster", "nothing").returncode == 2
+    r = run("/nonexistent", *words)
+    assert r.returncode == 1 and b"attnd-cluster, of clients/cluster" in r.stderr
+    assert run("/nonexistent", "--wait", "1", "cluster", "members").returncode == 2
 
 
 def test_operators_see_and_move_what_is_there(cluster, etcd1):

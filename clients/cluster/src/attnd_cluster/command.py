@@ -1,7 +1,7 @@
 """attnd-cluster: what an operator asks of a whole cluster.
 
-A program of its own beside attnctl, which is C and asks one daemon over one socket, so that it runs
-where nothing else is installed. This one asks the registry, and agents by HTTP.
+A program of its own, which `attnctl cluster` runs: attnctl is C and asks one daemon over one socket, so
+that it runs where nothing else is installed. This one asks the registry, and agents by HTTP.
 """
 
 from __future__ import annotations
