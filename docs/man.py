@@ -110,7 +110,7 @@ FILES = {
     "mode 0600",
     "PREFIX/lib/attnd/attnd-cuda.so, attnd-hip.so": "the GPU backends; they are also looked for "
     "beside the program and in $ATTND_MODULE_DIR",
-    "PREFIX/share/doc/attnd": "pages: docs/operations.md is about running attnd",
+    "PREFIX/share/doc/attnd": "pages: docs/operations.md is about setting attnd up, docs/running.md about running it",
 }
 
 

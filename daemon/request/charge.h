@@ -9,7 +9,7 @@
  *
  * The table's right column says who takes it. Message buffers are counted in base/iobuf.h, since
  * they outlive the answer, as do messages (transport/sp_peer.c); sequences' tables in cache/room.c.
- * docs/operations.md, "Memory", lists all that clients can make the daemon allocate. A charge
+ * docs/running.md, "Memory", lists all that clients can make the daemon allocate. A charge
  * belongs to the thread that has the request; zeros: nothing is held.
  */
 #ifndef ATTND_DAEMON_REQUEST_CHARGE_H

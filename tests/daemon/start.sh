@@ -59,7 +59,7 @@ for transport in ipc shm; do
   # what another one serves is refused, what a dead one left is taken over
   log=$dir/log.first
   start --listen "$transport://$dir/$transport" --listen.http 127.0.0.1:0
-  for name in attnd attnd-http attnd-engine0; do # as operations.md has them
+  for name in attnd attnd-http attnd-engine0; do # as docs/running.md has them
     await grep -qx "$name" "/proc/$daemon"/task/*/comm # a thread names itself as it begins
   done
   # settings are not wrong because a daemon has them
