@@ -3,7 +3,7 @@
 #   planted.sh TEST_BACKEND BACKEND EVERY BUG...
 #   planted.sh TEST_GPU_QUEUE BACKEND TESTS BUG...
 # A bug counts as found when a run fails, in one of the orders and on 4 processors or 7 (which cut
-# the work into more parts, and into three). TEST_GPU_VALUES lies beside TEST_BACKEND.
+# the work into more parts, and into three). TEST_GPU_VALUES and TEST_POOLS lie beside TEST_BACKEND.
 set -euo pipefail
 test=$1 backend=$2 every=$3
 shift 3
@@ -64,6 +64,7 @@ found() { # BUG: in which order
     for order in $orders; do
       local run=("$test" "$backend" "$every" ${tests:+"$order" "$tests"})
       [ "$n" != 132 ] || run=("$(dirname "$test")/test_gpu_values" "$backend" 'nan_and_inf*')
+      [ "$tests" != 'blocks*' ] || run[0]=$(dirname "$test")/test_pools
       if fails "$1" "$order" "$n" "${run[@]}"; then
         echo "order $order on $n processors$(grep -aoE -m 1 ', at [0-9]+' "$said" || true)"
         return
