@@ -162,8 +162,8 @@ struct backend_pool {
     struct backend_pool_config config;
     struct attend_geometry geometry;
     uint8_t *base; /* of block 0 */
-    /* Of pools that project, at the beginning of the range, in front of base: [num_layers] bytes of
-     * weights that are there, 64 bits each; then the layers' weights. Else NULL */
+    /* Of pools that project, at the beginning of the range, in front of base (weights.h); else NULL
+     */
     uint8_t *weights;
     struct attn_layer_spec *layers; /* config.layers, with the arrays they point to */
     float *layer_arrays;
@@ -204,8 +204,6 @@ attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct back
 attn_status cpu_project_attend(struct backend *b, const struct cpu_isa *isa,
                                struct backend_batch *batch);
 void cpu_projected_fini(struct projected *p);
-/* Bytes in front of the pool's blocks; 0: it has no weights. */
-uint64_t cpu_weights_room(const struct backend_pool_config *c);
 attn_status cpu_weights_write(struct backend_pool *p, uint32_t layer, uint64_t offset,
                               const void *bytes, uint64_t n);
 uint64_t cpu_weights_have(const struct backend_pool *p, uint32_t layer);

@@ -2,6 +2,7 @@
  * earlier while they are open, and what is kept of their layers.
  */
 #include "kernels/cpu/cpu.h"
+#include "kernels/weights.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,8 +17,7 @@ attn_status cpu_pool_check(struct backend *b, const struct backend_pool_config *
 uint64_t cpu_pool_bytes(const struct backend *b, const struct backend_pool_config *c)
 {
     (void)b;
-    return (cpu_weights_room(c) + kv_layout_of(c).block_bytes * c->n_blocks + 4095) &
-           ~(uint64_t)4095;
+    return (weights_room(c) + kv_layout_of(c).block_bytes * c->n_blocks + 4095) & ~(uint64_t)4095;
 }
 
 /* Copies the layers' specs and the arrays they point to. */
@@ -96,7 +96,7 @@ uint32_t cpu_pool_room(const struct backend_pool *p)
 {
     extremes_make_way(p->b);
     const uint64_t room = kv_range_room(&p->range, p->b->memory.bytes);
-    uint64_t n = (room - cpu_weights_room(&p->config)) / p->geometry.layout.block_bytes;
+    uint64_t n = (room - weights_room(&p->config)) / p->geometry.layout.block_bytes;
     return n < INT32_MAX ? (uint32_t)n : INT32_MAX;
 }
 
@@ -185,7 +185,7 @@ attn_status cpu_pool_open(struct backend *b, const struct backend_pool_config *c
         .q_dtype = c->q_dtype,
         .kv_dtype = c->kv_dtype,
     };
-    p->base = b->memory.base + p->range.offset + cpu_weights_room(c);
+    p->base = b->memory.base + p->range.offset + weights_room(c);
     if (c->q_nope_dim > 0)
         p->weights = b->memory.base + p->range.offset;
     p->next = b->pools;

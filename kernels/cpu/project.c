@@ -6,6 +6,7 @@
  */
 #include "kernels/cpu/cpu.h"
 #include "kernels/grow.h"
+#include "kernels/weights.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,18 +18,6 @@
 
 /* --- weights ---------------------------------------------------------------------------------- */
 
-static uint64_t counts_bytes(const struct backend_pool_config *c)
-{
-    return ((uint64_t)c->num_layers * sizeof(uint64_t) + 63) & ~(uint64_t)63;
-}
-
-uint64_t cpu_weights_room(const struct backend_pool_config *c)
-{
-    if (c->q_nope_dim == 0)
-        return 0;
-    return (counts_bytes(c) + c->num_layers * backend_weights_bytes(c) + 4095) & ~(uint64_t)4095;
-}
-
 static uint64_t *count_of(const struct backend_pool *p, uint32_t layer)
 {
     return (uint64_t *)(void *)p->weights + layer;
@@ -36,13 +25,12 @@ static uint64_t *count_of(const struct backend_pool *p, uint32_t layer)
 
 static uint8_t *weights_of(const struct backend_pool *p, uint32_t layer)
 {
-    return p->weights + counts_bytes(&p->config) + layer * backend_weights_bytes(&p->config);
+    return p->weights + weights_at(&p->config, layer);
 }
 
 uint64_t cpu_weights_have(const struct backend_pool *p, uint32_t layer)
 {
-    const uint64_t n = p->weights == NULL ? 0 : *count_of(p, layer);
-    return n <= backend_weights_bytes(&p->config) ? n : 0; /* damaged: they are sent again */
+    return p->weights == NULL ? 0 : weights_counted(&p->config, *count_of(p, layer));
 }
 
 attn_status cpu_weights_write(struct backend_pool *p, uint32_t layer, uint64_t offset,

@@ -103,6 +103,7 @@ static void gpu_close(struct backend *b)
         runtime_free(j->staging.device);
         runtime_free(j->staging.q);
         runtime_free(j->staging.kv);
+        runtime_free(j->staging.heads);
         runtime_free(j->staging.scratch);
         gpu_job_fini(j);
     }
@@ -264,6 +265,8 @@ static const struct backend_ops ops = {
     .pool_resize = gpu_pool_resize,
     .pool_close = gpu_pool_close,
     .pool_kernels = gpu_pool_kernels,
+    .weights_write = gpu_weights_write,
+    .weights_have = gpu_weights_have,
     .submit = gpu_submit,
     .poll = gpu_poll,
     .block_read = gpu_block_read,

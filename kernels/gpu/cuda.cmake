@@ -52,9 +52,9 @@ target_compile_definitions(attnd-cuda-decode PRIVATE $<$<BOOL:${ATTND_RACECHECK}
 target_link_libraries(attnd-cuda-decode PRIVATE kernels)
 
 add_library(attnd-cuda MODULE
-  backend_gpu.c gpu_device.c gpu_pool.c gpu_job.c gpu_select.c gpu_launch.c gpu_choose.c gpu_shared.c gpu_queue.c
+  backend_gpu.c gpu_device.c gpu_pool.c gpu_job.c gpu_select.c gpu_launch.c gpu_choose.c gpu_shared.c heads/gpu_heads.c gpu_queue.c
   gpu_moves.c gpu_peers.c ../bench/gpu_bench.c vendor/runtime_cuda.c
-  prep.cu blocks.cu choose.cu sums.cu merge.cu ../bench/read.cu ../bench/project.cu
+  prep.cu blocks.cu choose.cu heads/heads.cu sums.cu merge.cu ../bench/read.cu ../bench/project.cu
   attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu attend_rows_bf16.cu attend_rows_f16.cu attend_codes.cu attend_f32.cu
   ../bench/ladder.cu ${tuned})
 set_target_properties(attnd-cuda PROPERTIES PREFIX "" CUDA_STANDARD 17

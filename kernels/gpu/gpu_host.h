@@ -5,6 +5,7 @@
  *   gpu_pool.c          pools
  *   gpu_job.c           one batch as launches; gpu_launch.c makes them
  *   gpu_choose.c        what is kept for items that choose blocks, and their choice
+ *   heads/gpu_heads.c   projections of items that carry heads, and their weights
  *   gpu_queue.c         submit, poll, block transfers
  *   gpu_moves.c         blocks that move beside batches
  *   gpu_peers.c         other devices
@@ -103,6 +104,8 @@ struct gpu_staging {
     uint64_t q_bytes;
     char *kv; /* device: k and v of up to GPU_BRING_TOKENS tokens of the widest pool */
     uint64_t kv_bytes;
+    char *heads; /* device: [max_batch_tokens] rows of gpu_heads_row_bytes of the widest pool */
+    uint64_t heads_bytes;
     void *scratch; /* device: PREFILL_SCRATCH_BYTES, then that of the decode kernels */
     uint64_t scratch_bytes;
 };
@@ -129,6 +132,10 @@ struct gpu_job {
     struct gpu_block_layer *missing; /* [n_missing] whose extremes the batch makes */
     uint32_t n_missing, missing_capacity;
     struct gpu_join join; /* n_items 0: nothing was found in common */
+    struct gpu_heads heads; /* n_tiles 0: none are projected */
+    struct gpu_head_row *head_rows; /* host: as heads.rows */
+    struct gpu_head_tile *head_tiles;
+    uint32_t n_head_rows;
     uint64_t kv_bytes, kv_shared_bytes;
     uint32_t n_splits;
     bool has_append;
@@ -198,6 +205,7 @@ struct backend_pool {
     struct gpu_known *known; /* [n_table_rows][num_layers], with has_extremes */
     uint32_t known_turn;
     struct kv_range extremes_range; /* as gpu_extremes has them */
+    uint64_t *weights_have; /* [num_layers] bytes (weights.h); NULL: no projections */
 };
 
 /* What the latest batch was; layers of a model's step follow each other. */
@@ -324,6 +332,20 @@ attn_status gpu_choice_note(struct gpu_job *j, const struct backend_batch *batch
 int gpu_extremes_make(const struct gpu_job *j, runtime_stream *s);
 int gpu_choice_launch(const struct backend_pool *p, const struct gpu_range *r, runtime_stream *s,
                       bool is_chained);
+
+/* ---- heads/gpu_heads.c: two slots of the table; what is there as the pool is opened. */
+
+attn_status gpu_weights_write(struct backend_pool *p, uint32_t layer, uint64_t offset,
+                              const void *bytes, uint64_t n);
+uint64_t gpu_weights_have(const struct backend_pool *p, uint32_t layer);
+attn_status gpu_weights_open(struct backend_pool *p); /* errors: ATTN_ENOMEM, ATTN_EDEVICE */
+/* Of a token of the widest of what lies in staging.heads; 0: the pool has no projections. */
+uint64_t gpu_heads_row_bytes(const struct backend_pool *p);
+/* Makes j->heads for j->n_head_rows tokens, without any, its lists at host_at of the staging: a row
+ * and a tile for each. Then add: one of the job's items, as written; outs go to out, as the batch's
+ * item has them. */
+void gpu_heads_begin(struct gpu_job *j, uint64_t host_at);
+void gpu_heads_add(struct gpu_job *j, const struct gpu_item *it, char *out);
 
 /* ---- gpu_shared.c */
 

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #define UPLOAD_ALIGN PREFILL_UPLOAD_ALIGN
+#define HEAD_ROW_BYTES (sizeof(struct gpu_head_row) + sizeof(struct gpu_head_tile))
 #define FIXED_SPLIT_TOKENS 1024
 #define MIN_SPLIT_TOKENS 256
 /* What a thread block joins at most of its rows' partial results; more are joined by another
@@ -57,6 +58,7 @@ uint64_t gpu_staging_bytes(const struct backend *b, const struct backend_pool *p
            align_up(tokens * sizeof(struct tree_node), UPLOAD_ALIGN) +
            align_up((tokens + items) * sizeof(uint32_t), UPLOAD_ALIGN) +
            BACKEND_MAX_LISTED * sizeof(uint32_t) + UPLOAD_ALIGN +
+           (p->config.q_nope_dim > 0 ? align_up(tokens * HEAD_ROW_BYTES, UPLOAD_ALIGN) : 0) +
            align_up(GPU_MAX_PATCHES * sizeof(struct gpu_patch), UPLOAD_ALIGN);
 }
 
@@ -117,6 +119,8 @@ static attn_status check_item(struct backend *b, const struct backend_pool *p,
     if (it->table_row >= c->n_table_rows)
         return gpu_fail(b, ATTN_EINVAL, "item %u: table_row %u of %u", i, it->table_row,
                         c->n_table_rows);
+    if ((it->flags & BACKEND_ATTEND) && gpu_weights_have(p, it->layer) < backend_weights_bytes(c))
+        return gpu_fail(b, ATTN_EINVAL, "item %u: weights of its layer is missing", i);
     if (backend_item_end(c, it) > (uint64_t)c->max_row_blocks * c->block_tokens)
         return gpu_fail(b, ATTN_EINVAL, "item %u: pos %u + n_tokens %u is beyond max_row_blocks %u",
                         i, it->pos, it->n_tokens, c->max_row_blocks);
@@ -496,6 +500,10 @@ static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
     j->prep.n_patches = batch->n_patches < GPU_MAX_PATCHES ? batch->n_patches : GPU_MAX_PATCHES;
     j->prep.out_start_ns = NULL;
     j->prep.brought = NULL;
+    j->prep.heads = NULL;
+    j->prep.q_dim = backend_q_dim(&batch->pool->config);
+    j->heads.n_tiles = 0;
+    j->n_head_rows = 0;
 }
 
 /* Small batches travel in the parameters of prep, which stores the items on the device. n_pieces:
@@ -514,10 +522,12 @@ static struct job_lists place_lists(struct gpu_job *j, const struct backend_batc
         n_listed += backend_listed(&it->lists, it->n_tokens);
         if (gpu_item_chooses(batch->pool, it))
             n_chosen += backend_item_listed(&batch->pool->config, it);
+        if (batch->pool->config.q_nope_dim > 0 && (it->flags & BACKEND_ATTEND))
+            j->n_head_rows += it->n_tokens;
     }
     bool is_inline = n_pieces == 0 && batch->n_items <= GPU_INLINE_ITEMS &&
                      n_blocks <= GPU_INLINE_BLOCKS && prep->n_patches <= GPU_INLINE_PATCHES &&
-                     n_nodes == 0 && n_starts == 0;
+                     n_nodes == 0 && n_starts == 0 && j->n_head_rows == 0;
     uint64_t joined_at =
         align_up((batch->n_items + n_pieces) * sizeof(struct gpu_item), UPLOAD_ALIGN);
     uint64_t n_joined = n_pieces > 0 ? batch->n_items : 0;
@@ -527,7 +537,8 @@ static struct job_lists place_lists(struct gpu_job *j, const struct backend_batc
         patches_at + align_up(prep->n_patches * sizeof(struct gpu_patch), UPLOAD_ALIGN);
     uint64_t starts_at = nodes_at + align_up(n_nodes * sizeof(struct tree_node), UPLOAD_ALIGN);
     uint64_t listed_at = starts_at + align_up(n_starts * sizeof(uint32_t), UPLOAD_ALIGN);
-    uint64_t end = listed_at + align_up(n_listed * sizeof(uint32_t), UPLOAD_ALIGN);
+    uint64_t heads_at = listed_at + align_up(n_listed * sizeof(uint32_t), UPLOAD_ALIGN);
+    uint64_t end = heads_at + align_up(j->n_head_rows * HEAD_ROW_BYTES, UPLOAD_ALIGN);
     char *host = j->staging.host, *device = j->staging.device;
     /* at its end: what is written on the device is behind all that is uploaded */
     j->chosen = (uint32_t *)(device + j->staging.bytes) - n_chosen;
@@ -548,6 +559,8 @@ static struct job_lists place_lists(struct gpu_job *j, const struct backend_batc
     prep->blocks = is_inline ? NULL : (uint32_t *)(device + blocks_at);
     prep->patches = is_inline ? NULL : (struct gpu_patch *)(device + patches_at);
     prep->out_items = is_inline ? (struct gpu_item *)device : NULL;
+    if (j->n_head_rows > 0)
+        gpu_heads_begin(j, heads_at);
     j->upload_from = is_inline ? end : 0;
     j->upload_bytes = end - j->upload_from;
     return l;
@@ -595,7 +608,7 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
     const struct backend_pool *p = j->pool;
     uint64_t heads = p->config.num_q_heads, size = attn_dtype_bytes(p->config.q_dtype);
     uint64_t q_row = heads * p->config.head_dim_k * size;
-    uint64_t out_row = heads * p->config.head_dim_v * size;
+    uint64_t out_row = heads * backend_out_dim(&p->config) * size;
     uint32_t token0 = 0, blocks0 = 0, node0 = 0, n_starts = 0, n_listed = 0, n_chosen = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *it = &batch->items[j->order[i]];
@@ -616,6 +629,11 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
             .blocks0 = blocks0,
             .node0 = node0,
         };
+        if (is_attend && p->config.q_nope_dim > 0) {
+            char *out = l->items[i].out;
+            l->items[i].out = j->staging.heads + token0 * heads * p->config.head_dim_v * size;
+            gpu_heads_add(j, &l->items[i], out);
+        }
         if (it->nodes != NULL) {
             memcpy(l->nodes + node0, it->nodes, it->n_tokens * sizeof *it->nodes);
             node0 += it->n_tokens;

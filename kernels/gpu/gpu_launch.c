@@ -14,7 +14,7 @@ int gpu_job_upload(const struct gpu_job *j, runtime_stream *s)
 bool gpu_job_can_be_direct(const struct gpu_job *j)
 {
     return j->has_tuned && j->tuned.n_items == j->prep.n_items && j->join.n_items == 0 &&
-           decode_can_be_direct(&j->tuned);
+           j->heads.n_tiles == 0 && decode_can_be_direct(&j->tuned);
 }
 
 bool gpu_job_has_parts(const struct gpu_job *j)
@@ -28,7 +28,7 @@ bool gpu_job_has_parts(const struct gpu_job *j)
 bool gpu_job_is_brought(const struct gpu_job *j)
 {
     const struct backend_pool_config *c = &j->pool->config;
-    uint64_t q = (uint64_t)c->num_q_heads * c->head_dim_k * attn_dtype_bytes(c->q_dtype);
+    uint64_t q = (uint64_t)c->num_q_heads * backend_q_dim(c) * attn_dtype_bytes(c->q_dtype);
     uint64_t bytes = j->prep.n_tokens * (q + gpu_kv_row_bytes(j->pool));
     return j->prep.n_tokens > 0 && j->prep.n_tokens <= GPU_BRING_TOKENS && bytes >= GPU_BRING_BYTES;
 }
@@ -119,8 +119,12 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
                    bool is_chained)
 {
     const uint32_t n_beside = gpu_job_beside(j);
-    int code = gpu_extremes_make(j, s);
+    const bool has_heads = j->heads.n_tiles > 0;
+    int code =
+        has_heads ? runtime_check("absorb kernel", gpu_absorb_launch(&j->heads, s, is_chained)) : 0;
     bool is_signalled = false;
+    if (!code)
+        code = gpu_extremes_make(j, s);
     is_chained &= j->n_missing == 0;
     if (code)
         return code;
@@ -129,8 +133,8 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
         is_chained = false;
     } else {
         if (j->has_tuned) {
-            is_signalled =
-                finish && j->n_ranges == 0 && j->n_prefills == 0 && decode_can_finish(&j->tuned);
+            is_signalled = finish && j->n_ranges == 0 && j->n_prefills == 0 && !has_heads &&
+                           decode_can_finish(&j->tuned);
             code = launch_decodes(j, is_signalled ? finish : NULL, s, is_chained && !j->is_direct);
             is_chained = true;
         }
@@ -151,6 +155,8 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
     }
     if (!code && j->join.n_items > 0)
         code = runtime_check("join kernel", gpu_join_launch(&j->join, s, is_chained));
+    if (!code && has_heads)
+        code = runtime_check("expand kernel", gpu_expand_launch(&j->heads, s, n_beside == 0));
     if (!code && finish && !is_signalled)
         code = runtime_check("finish kernel", gpu_finish_launch(finish, s, n_beside == 0));
     return code;

@@ -5,6 +5,7 @@
  */
 #include "kernels/gpu/gpu_host.h"
 #include "kernels/layer_visible.h"
+#include "kernels/weights.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -39,7 +40,7 @@ attn_status gpu_pool_check(struct backend *b, const struct backend_pool_config *
 uint64_t gpu_pool_bytes(const struct backend *b, const struct backend_pool_config *c)
 {
     (void)b;
-    uint64_t bytes = kv_layout_of(c).block_bytes * c->n_blocks;
+    uint64_t bytes = weights_room(c) + kv_layout_of(c).block_bytes * c->n_blocks;
     return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
 }
 
@@ -51,7 +52,7 @@ static void describe(struct backend_pool *p)
     for (uint32_t i = 0; i < c->num_layers; i++)
         has_dilated |= p->specs[i].n_branches > 0;
     p->kv = (struct gpu_kv){
-        .base = (char *)p->b->kv.p + p->range.offset,
+        .base = (char *)p->b->kv.p + p->range.offset + weights_room(c),
         .block_bytes = l->block_bytes,
         .layer_bytes = l->layer_bytes,
         .v_offset = l->v_offset,
@@ -139,6 +140,7 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
 {
     uint64_t staging = gpu_staging_bytes(b, p), q = gpu_q_bytes(b, p);
     uint64_t kv = gpu_brought_bytes(b, p), scratch = 0;
+    uint64_t heads = b->config.max_batch_tokens * gpu_heads_row_bytes(p);
     if (p->tuned)
         scratch =
             decode_scratch_bytes(p->tuned, b->config.max_batch_items, b->config.max_batch_tokens);
@@ -159,6 +161,8 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
             st = grow_device(b, (void **)&s->q, &s->q_bytes, q);
         if (st == ATTN_OK)
             st = grow_device(b, (void **)&s->kv, &s->kv_bytes, kv);
+        if (st == ATTN_OK)
+            st = grow_device(b, (void **)&s->heads, &s->heads_bytes, heads);
         if (st == ATTN_OK)
             st = grow_device(b, &s->scratch, &s->scratch_bytes, scratch);
         if (st == ATTN_OK && s->scratch &&
@@ -266,6 +270,7 @@ void gpu_pool_free(struct backend_pool *p)
     free(p->touched);
     free(p->has_extremes);
     free(p->known);
+    free(p->weights_have);
     free(p->specs);
     free(p);
 }
@@ -315,6 +320,8 @@ attn_status gpu_pool_open(struct backend *b, const struct backend_pool_config *c
     st = open_tuned(p);
     if (st == ATTN_OK)
         st = grow_workspace(b, p);
+    if (st == ATTN_OK)
+        st = gpu_weights_open(p);
     if (st != ATTN_OK)
         goto fail;
     for (uint32_t i = 0; i < c->num_layers; i++)
@@ -343,7 +350,8 @@ uint64_t gpu_pool_place(const struct backend_pool *p)
 uint32_t gpu_pool_room(const struct backend_pool *p)
 {
     gpu_extremes_make_way(p->b);
-    uint64_t n = kv_range_room(&p->range, p->b->kv.bytes) / p->layout.block_bytes;
+    uint64_t room = kv_range_room(&p->range, p->b->kv.bytes);
+    uint64_t n = (room - weights_room(&p->config)) / p->layout.block_bytes;
     return n < INT32_MAX ? (uint32_t)n : INT32_MAX;
 }
 

@@ -202,6 +202,8 @@ void gpu_pool_kernels(const struct backend_pool *p, char *out, size_t bytes)
             }
         append(out, bytes, &at, ": %s", kinds[i].family);
     }
+    if (p->config.q_nope_dim > 0)
+        append(out, bytes, &at, "; heads to latents and back: heads");
     if (p->tuned || p->prefill)
         return;
     if (decode_supported(&p->config, 9, 0) || prefill_supported(&p->config, 9))

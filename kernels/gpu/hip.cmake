@@ -68,7 +68,7 @@ set(hip_objects)
 set(rung_objects) # attnbench's, for a module of their own
 set(out ${CMAKE_CURRENT_BINARY_DIR}/hip)
 file(MAKE_DIRECTORY ${out})
-foreach(file prep attend_vector attend_matrix_bf16 attend_matrix_f16 attend_codes_none attend_f32_none blocks choose sums merge
+foreach(file prep attend_vector attend_matrix_bf16 attend_matrix_f16 attend_codes_none attend_f32_none blocks choose heads/heads sums merge
     ../bench/read ../bench/project ../bench/ladder ../bench/rungs/rung_naive ../bench/rungs/rung_vectorised
     ../bench/rungs/rung_shared ../bench/rungs/rung_warp ../bench/rungs/rung_matrix ../bench/rungs/encoder)
   set(source ${CMAKE_CURRENT_SOURCE_DIR}/${file}.cu)
@@ -111,7 +111,7 @@ endforeach()
 set_source_files_properties(${hip_objects} ${rung_objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
 
 add_library(attnd-hip MODULE
-  backend_gpu.c gpu_device.c gpu_pool.c gpu_job.c gpu_select.c gpu_launch.c gpu_choose.c gpu_shared.c gpu_queue.c
+  backend_gpu.c gpu_device.c gpu_pool.c gpu_job.c gpu_select.c gpu_launch.c gpu_choose.c gpu_shared.c heads/gpu_heads.c gpu_queue.c
   gpu_moves.c gpu_peers.c ../bench/gpu_bench.c sm90/none.c
   vendor/runtime_hip.c ${hip_objects})
 set_target_properties(attnd-hip PROPERTIES PREFIX "" C_VISIBILITY_PRESET hidden

@@ -97,7 +97,11 @@ struct gpu_prep {
      * brought */
     char *brought;
     uint64_t *out_start_ns; /* host memory, NULL: not wanted */
-    uint32_t n_items, n_patches, n_tokens, pad;
+    /* device, [n_tokens] each token's q as it comes, which the projections read; NULL: q goes to
+     * where its item has it */
+    char *heads;
+    uint32_t n_items, n_patches, n_tokens;
+    uint32_t q_dim; /* of a head's q as it comes */
     struct gpu_item inline_items[GPU_INLINE_ITEMS];
     struct gpu_patch inline_patches[GPU_INLINE_PATCHES];
     uint32_t inline_blocks[GPU_INLINE_BLOCKS];
@@ -106,6 +110,37 @@ int gpu_prep_launch(const struct gpu_prep *a, void *stream);
 int gpu_bring_launch(const struct gpu_prep *a, void *stream);
 /* Settles how the kernels around attention share a processor with it. */
 int gpu_prep_init(void);
+
+/* A query token whose heads are projected (heads/heads.cu). */
+struct gpu_head_row {
+    char *out; /* [num_q_heads][out_dim], where its item has it */
+    uint32_t token, layer; /* token: of the batch, as gpu_item.token0 counts them */
+};
+/* Rows of one layer, GPU_HEAD_ROWS at most. */
+#define GPU_HEAD_ROWS 64
+struct gpu_head_tile {
+    uint32_t first, n;
+};
+
+/* The projections of a batch (backend.h, q_nope_dim): absorb makes q of heads, expand makes outs of
+ * latents, both rounded to q_dtype. A row's bytes depend on its own elements and the weights only.
+ *
+ * Shapes   rows [n_rows], tiles [n_tiles]: device; heads [n_tokens][num_q_heads][nope + dk - dv];
+ *          q [n_tokens][num_q_heads][dk]; latents [n_tokens][num_q_heads][dv], which may lie where
+ *          heads do; weights: as kernels/weights.h has them, layer_bytes apart. */
+struct gpu_heads {
+    const char *weights;
+    uint64_t layer_bytes;
+    const struct gpu_head_row *rows;
+    const struct gpu_head_tile *tiles;
+    const char *heads;
+    char *q;
+    const char *latents;
+    uint32_t n_tiles; /* 0: the pool has no projections, or no item attends */
+    uint32_t num_q_heads, dk, dv, nope, out_dim, q_dtype, pad;
+};
+int gpu_absorb_launch(const struct gpu_heads *a, void *stream, int chained);
+int gpu_expand_launch(const struct gpu_heads *a, void *stream, int chained);
 
 /* Whole blocks, up to GPU_LIST / 2 pairs (src, dst) a launch. */
 struct gpu_copy {

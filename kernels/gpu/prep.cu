@@ -19,12 +19,25 @@ GPU_DEVICE uint64_t kv_row_bytes(const gpu_kv &kv)
     return (uint64_t)kv.num_kv_heads * (kv.dk + kv.dv) * element_bytes(kv.q_dtype);
 }
 
-/* One token's q to the device. */
-GPU_DEVICE void bring_q(const gpu_kv &kv, const gpu_item &it, uint32_t token)
+/* 16 bytes each of a token's q as it comes. */
+GPU_DEVICE uint32_t q_pieces(const gpu_prep &a)
 {
-    uint32_t n = kv.num_q_heads * kv.dk * element_bytes(kv.q_dtype) / 16;
+    return a.kv.num_q_heads * a.q_dim * element_bytes(a.kv.q_dtype) / 16;
+}
+
+/* Where they go on the device. */
+GPU_DEVICE uint4 *q_place(const gpu_prep &a, const gpu_item &it, uint32_t token)
+{
+    return a.heads ? (uint4 *)a.heads + (uint64_t)(it.token0 + token) * q_pieces(a)
+                   : (uint4 *)it.q + (uint64_t)token * q_pieces(a);
+}
+
+/* One token's q to the device. */
+GPU_DEVICE void bring_q(const gpu_prep &a, const gpu_item &it, uint32_t token)
+{
+    const uint32_t n = q_pieces(a);
     const uint4 *src = (const uint4 *)it.q_src + (uint64_t)token * n;
-    uint4 *dst = (uint4 *)it.q + (uint64_t)token * n;
+    uint4 *dst = q_place(a, it, token);
     for (uint32_t i0 = threadIdx.x; i0 < n; i0 += prep_threads * at_once) {
         uint4 x[at_once];
 #pragma unroll
@@ -80,7 +93,7 @@ __global__ void __launch_bounds__(prep_threads) prep(GPU_PARAM(gpu_prep, by_valu
     const gpu_item it = item_of(a, items, blockIdx.x);
     uint32_t token = blockIdx.x - it.token0;
     if (!is_first && it.q_src && !a.brought)
-        bring_q(a.kv, it, token);
+        bring_q(a, it, token);
     if (is_first && it.k_src)
         append_token(a.kv, it, a.blocks ? a.blocks : a.inline_blocks, token,
                      a.brought ? a.brought + blockIdx.x * kv_row_bytes(a.kv) : nullptr);
@@ -94,7 +107,7 @@ __global__ void __launch_bounds__(bring_threads) bring(GPU_PARAM(gpu_prep, by_va
     const gpu_prep &a = params(by_value);
     const gpu_kv &kv = a.kv;
     const gpu_item *items = a.items ? a.items : a.inline_items;
-    const uint32_t size = element_bytes(kv.q_dtype), nq = kv.num_q_heads * kv.dk * size / 16;
+    const uint32_t size = element_bytes(kv.q_dtype), nq = q_pieces(a);
     const uint32_t nk = kv.num_kv_heads * kv.dk * size / 16;
     const uint32_t n = nq + (uint32_t)(kv_row_bytes(kv) / 16);
     const uint32_t pieces = (n + bring_threads * at_once - 1) / (bring_threads * at_once);
@@ -105,7 +118,7 @@ __global__ void __launch_bounds__(bring_threads) bring(GPU_PARAM(gpu_prep, by_va
         const uint4 *q = (const uint4 *)it.q_src, *k = (const uint4 *)it.k_src; /* or NULL */
         const uint4 *v = (const uint4 *)it.v_src;
         const uint64_t q0 = token * nq, k0 = token * nk, v0 = token * (n - nq - nk);
-        uint4 *to_q = (uint4 *)it.q + token * nq;
+        uint4 *to_q = q_place(a, it, (uint32_t)token);
         uint4 *to_kv = (uint4 *)(a.brought + row * kv_row_bytes(kv));
         uint32_t i0 = piece % pieces * bring_threads * at_once + threadIdx.x;
         uint4 x[at_once];

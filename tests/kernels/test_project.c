@@ -1,9 +1,10 @@
-/* test_project.c: pools whose items carry heads, which the cpu backend projects to latents and
- * back, against the whole chain in float64; where the weights are, and what is refused.
+/* test_project.c: pools whose items carry heads, which the backend projects to latents and back,
+ * against the whole chain in float64; where the weights are, and what is refused.
  *
  * Errors are of a row's size: elements of it are sums of terms that cancel, each rounded to q_dtype
  * twice on the way.
  */
+#include "kernels/load.h"
 #include "kernels/reference.h"
 
 #include <math.h>
@@ -18,6 +19,7 @@
 // clang-format on
 
 enum { N_SEQS = 4, N_LAYERS = 2, MAX_TOKENS = 256, BLOCK_TOKENS = 16, N_BLOCKS = 128 };
+enum { ROW_BLOCKS = MAX_TOKENS / BLOCK_TOKENS };
 #define POISON 0xa5
 #define GUARD 64
 
@@ -34,7 +36,7 @@ struct rig {
     struct attn_layer_spec layers[N_LAYERS];
     uint8_t *weights[N_LAYERS];
     uint8_t *k[N_SEQS][N_LAYERS]; /* [MAX_TOKENS][head_dim_k] */
-    uint32_t tables[N_SEQS][MAX_TOKENS / BLOCK_TOKENS];
+    uint32_t tables[N_SEQS][ROW_BLOCKS];
 };
 
 /* One item, with memory of its own. */
@@ -43,6 +45,8 @@ struct piece {
     uint8_t *q, *out;
     float *lse;
 };
+
+static const struct backend_ops *ops;
 
 static uint64_t state_of_random = 0x9e3779b97f4a7c15u;
 
@@ -68,6 +72,28 @@ static uint8_t *random_array(attn_dtype d, size_t n, double size)
 
 /* --- the rig ---------------------------------------------------------------------------------- */
 
+/* Memory that the device reads and writes. */
+static uint8_t *rig_alloc(const struct rig *r, size_t bytes)
+{
+    void *p;
+    assert_int_equal(r->ops->host_alloc(r->b, bytes, &p), ATTN_OK);
+    return p;
+}
+
+/* The same with random elements. */
+static uint8_t *rig_array(const struct rig *r, attn_dtype d, size_t n, double size)
+{
+    uint8_t *from = random_array(d, n, size), *a = rig_alloc(r, n * attn_dtype_bytes(d));
+    memcpy(a, from, n * attn_dtype_bytes(d));
+    free(from);
+    return a;
+}
+
+static size_t k_bytes(const struct rig *r)
+{
+    return (size_t)MAX_TOKENS * r->c.head_dim_k * attn_dtype_bytes(r->c.q_dtype);
+}
+
 static void open_backend(struct rig *r, int import_fd)
 {
     const struct backend_config config = {.kv_bytes = 64u << 20,
@@ -75,7 +101,7 @@ static void open_backend(struct rig *r, int import_fd)
                                           .max_batch_tokens = 1024,
                                           .n_threads = 2,
                                           .import_fd = import_fd};
-    r->ops = backend_cpu();
+    r->ops = ops;
     const attn_status st = r->ops->open(&config, &r->b);
     if (st == ATTN_ENOTSUP) { /* ATTND_CPU_ISA names what is not here */
         r->ops->close(r->b);
@@ -99,7 +125,7 @@ static struct backend_pool_config config_of(struct rig *r, const struct geometry
                                         .block_tokens = BLOCK_TOKENS,
                                         .n_blocks = N_BLOCKS,
                                         .n_table_rows = N_SEQS,
-                                        .max_row_blocks = MAX_TOKENS / BLOCK_TOKENS,
+                                        .max_row_blocks = ROW_BLOCKS,
                                         .q_dtype = d,
                                         .kv_dtype = d,
                                         .layers = r->layers};
@@ -135,22 +161,22 @@ static void rig_begin(struct rig *r, const struct geometry *g, attn_dtype d, boo
             give_weights(r, l);
     }
     for (uint32_t s = 0, block = 0; s < N_SEQS; s++) {
-        for (uint32_t i = 0; i < MAX_TOKENS / BLOCK_TOKENS; i++)
+        for (uint32_t i = 0; i < ROW_BLOCKS; i++)
             r->tables[s][i] = (block++ * 37 + 5) % N_BLOCKS; /* 37 and 128 share no factor */
         for (uint32_t l = 0; l < N_LAYERS; l++)
-            r->k[s][l] = random_array(d, (size_t)MAX_TOKENS * r->c.head_dim_k, 1);
+            r->k[s][l] = rig_array(r, d, (size_t)MAX_TOKENS * r->c.head_dim_k, 1);
     }
 }
 
 static void rig_end(struct rig *r)
 {
     r->ops->pool_close(r->pool);
-    r->ops->close(r->b);
     for (uint32_t l = 0; l < N_LAYERS; l++) {
         free(r->weights[l]);
         for (uint32_t s = 0; s < N_SEQS; s++)
-            free(r->k[s][l]);
+            r->ops->host_free(r->b, r->k[s][l], k_bytes(r));
     }
+    r->ops->close(r->b);
 }
 
 static size_t out_bytes(const struct rig *r, const struct piece *p)
@@ -165,18 +191,20 @@ static struct piece piece_of(const struct rig *r, uint32_t seq, uint32_t layer, 
     if ((flags & BACKEND_ATTEND) == 0)
         return p;
     const size_t rows = (size_t)n_tokens * r->c.num_q_heads;
-    p.q = random_array(r->c.q_dtype, rows * backend_q_dim(&r->c), 2);
-    p.out = aligned_alloc(64, (out_bytes(r, &p) + GUARD + 63) / 64 * 64);
-    p.lse = malloc(rows * sizeof *p.lse);
+    p.q = rig_array(r, r->c.q_dtype, rows * backend_q_dim(&r->c), 2);
+    p.out = rig_alloc(r, out_bytes(r, &p) + GUARD);
+    p.lse = (float *)(void *)rig_alloc(r, rows * sizeof *p.lse);
     return p;
 }
 
-static void pieces_free(struct piece *p, uint32_t n)
+static void pieces_free(const struct rig *r, struct piece *p, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
-        free(p[i].q);
-        free(p[i].out);
-        free(p[i].lse);
+        const size_t rows = (size_t)p[i].n_tokens * r->c.num_q_heads;
+        r->ops->host_free(r->b, p[i].q,
+                          rows * backend_q_dim(&r->c) * attn_dtype_bytes(r->c.q_dtype));
+        r->ops->host_free(r->b, p[i].out, out_bytes(r, &p[i]) + GUARD);
+        r->ops->host_free(r->b, p[i].lse, rows * sizeof *p[i].lse);
     }
 }
 
@@ -184,6 +212,10 @@ static void pieces_free(struct piece *p, uint32_t n)
 static attn_status submit(struct rig *r, const struct piece *p, uint32_t n)
 {
     struct backend_item items[16] = {0};
+    struct backend_patch patches[N_SEQS * ROW_BLOCKS];
+    for (uint32_t i = 0; i < N_SEQS * ROW_BLOCKS; i++)
+        patches[i] = (struct backend_patch){i / ROW_BLOCKS, i % ROW_BLOCKS,
+                                            r->tables[i / ROW_BLOCKS][i % ROW_BLOCKS]};
     for (uint32_t i = 0; i < n; i++) {
         items[i] = (struct backend_item){.flags = p[i].flags,
                                          .layer = p[i].layer,
@@ -200,7 +232,11 @@ static attn_status submit(struct rig *r, const struct piece *p, uint32_t n)
         if (p[i].out != NULL)
             memset(p[i].out, POISON, out_bytes(r, &p[i]) + GUARD);
     }
-    struct backend_batch batch = {.pool = r->pool, .items = items, .n_items = n};
+    struct backend_batch batch = {.pool = r->pool,
+                                  .items = items,
+                                  .n_items = n,
+                                  .patches = patches,
+                                  .n_patches = N_SEQS * ROW_BLOCKS};
     attn_status st = r->ops->submit(r->b, &batch);
     if (st != ATTN_OK)
         return st;
@@ -331,16 +367,46 @@ static void heads_agree_with_the_chain_in_float64(void **state)
                                    piece_of(&r, 3, 1, 6, 1, BACKEND_ATTEND)};
             assert_int_equal(submit(&r, next, 3), ATTN_OK);
             assert_right(&r, next, 3);
-            pieces_free(first, 5);
-            pieces_free(next, 3);
+            pieces_free(&r, first, 5);
+            pieces_free(&r, next, 3);
             rig_end(&r);
         }
 }
 
-/* 32 MiB of projected queries are 120 tokens here. */
+/* Backends may read what their tables have in common once for all. */
+static void sequences_that_begin_alike_have_heads(void **state)
+{
+    (void)state;
+    for (uint32_t d = 0; d < 3; d++) {
+        enum { COMMON = 3 * BLOCK_TOKENS };
+        struct rig r;
+        rig_begin(&r, &geometries[2], dtypes[d], true);
+        const size_t row = r.c.head_dim_k * attn_dtype_bytes(dtypes[d]);
+        for (uint32_t s = 1; s < N_SEQS; s++) {
+            memcpy(r.tables[s], r.tables[0], COMMON / BLOCK_TOKENS * sizeof r.tables[0][0]);
+            for (uint32_t l = 0; l < N_LAYERS; l++)
+                memcpy(r.k[s][l], r.k[0][l], COMMON * row);
+        }
+        struct piece all = piece_of(&r, 0, 1, 0, COMMON, BOTH);
+        assert_int_equal(submit(&r, &all, 1), ATTN_OK);
+        assert_right(&r, &all, 1);
+        struct piece p[] = {
+            piece_of(&r, 0, 1, COMMON, 1, BOTH), piece_of(&r, 1, 1, COMMON, 4, BOTH),
+            piece_of(&r, 2, 1, COMMON, 1, BOTH), piece_of(&r, 3, 1, COMMON, 2, BOTH)};
+        assert_int_equal(submit(&r, p, 4), ATTN_OK);
+        assert_right(&r, p, 4);
+        pieces_free(&r, &all, 1);
+        pieces_free(&r, p, 4);
+        rig_end(&r);
+    }
+}
+
+/* 32 MiB of projected queries are 120 tokens here, up to where the cpu backend cuts; others have
+ * fewer tokens, which are more than a tile. */
 static void long_items_are_cut_and_full_ones_are_not(void **state)
 {
     const struct geometry g = {64, 512, 64, 8, 8};
+    const uint32_t part = ops == backend_cpu() ? 1 : 4;
     (void)state;
     struct rig r;
     rig_begin(&r, &g, ATTN_F32, true);
@@ -349,15 +415,16 @@ static void long_items_are_cut_and_full_ones_are_not(void **state)
     assert_int_equal(r.ops->pool_open(r.b, &r.c, &r.pool), ATTN_OK);
     give_weights(&r, 0);
     give_weights(&r, 1);
-    struct piece p[] = {piece_of(&r, 0, 0, 0, 50, BOTH), piece_of(&r, 1, 0, 0, 250, BOTH),
-                        piece_of(&r, 2, 1, 0, 130, BOTH), piece_of(&r, 3, 0, 0, 1, BOTH)};
+    struct piece p[] = {piece_of(&r, 0, 0, 0, 50 / part, BOTH),
+                        piece_of(&r, 1, 0, 0, 250 / part, BOTH),
+                        piece_of(&r, 2, 1, 0, 130 / part, BOTH), piece_of(&r, 3, 0, 0, 1, BOTH)};
     assert_int_equal(submit(&r, p, 4), ATTN_OK);
     for (uint32_t i = 0; i < 4; i++)
         for (uint32_t n = 0; n < 8; n++)
             assert_true(row_is_right(
                 &r, &p[i], n < 4 ? (p[i].n_tokens - 1) * n / 3 : random_below(p[i].n_tokens),
                 random_below(g.heads)));
-    pieces_free(p, 4);
+    pieces_free(&r, p, 4);
     rig_end(&r);
 }
 
@@ -386,7 +453,7 @@ static void bytes_do_not_depend_on_what_else_is_in_the_batch(void **state)
             assert_memory_equal(p[i].out, together[i], out_bytes(&r, &p[i]));
             free(together[i]);
         }
-        pieces_free(p, 5);
+        pieces_free(&r, p, 5);
         rig_end(&r);
     }
 }
@@ -409,7 +476,7 @@ static void a_row_of_nan_is_alone(void **state)
                     assert_true(isnan(p.lse[t * r.c.num_q_heads + h]));
                 else
                     assert_true(row_is_right(&r, &p, t, h));
-        pieces_free(&p, 1);
+        pieces_free(&r, &p, 1);
         rig_end(&r);
     }
 }
@@ -442,7 +509,7 @@ static void weights_are_taken_once_and_from_the_start(void **state)
     assert_int_equal(r.ops->weights_have(r.pool, 1), 0);
     assert_int_equal(submit(&r, &p, 1), ATTN_OK);
     assert_right(&r, &p, 1);
-    pieces_free(&p, 1);
+    pieces_free(&r, &p, 1);
     free(other);
     rig_end(&r);
 }
@@ -480,7 +547,7 @@ static void weights_stay_where_they_are(void **state)
     assert_int_equal(r.ops->pool_open(r.b, &r.c, &r.pool), ATTN_OK);
     assert_int_equal(r.ops->weights_have(r.pool, 0), 0);
     assert_int_equal(r.ops->weights_have(r.pool, 1), 0);
-    pieces_free(&p, 1);
+    pieces_free(&r, &p, 1);
     rig_end(&r);
 }
 
@@ -510,12 +577,18 @@ static void geometries_without_sense_are_refused_by_name(void **state)
     r.ops->close(r.b);
 }
 
-int main(int argc, char **argv) /* test_project [TESTS]: those whose names match */
+int main(int argc, char **argv) /* test_project [BACKEND [TESTS]]: those whose names match */
 {
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
+    char why[256];
+    if (backend_load(argc > 1 ? argv[1] : "cpu", &ops, why, sizeof why) != ATTN_OK) {
+        fprintf(stderr, "%s\n", why);
+        return 1;
+    }
+    if (argc > 2)
+        cmocka_set_test_filter(argv[2]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(heads_agree_with_the_chain_in_float64),
+        cmocka_unit_test(sequences_that_begin_alike_have_heads),
         cmocka_unit_test(long_items_are_cut_and_full_ones_are_not),
         cmocka_unit_test(bytes_do_not_depend_on_what_else_is_in_the_batch),
         cmocka_unit_test(a_row_of_nan_is_alone),

@@ -31,6 +31,8 @@ ceilings() { # KERNEL: vector registers, spilled scalar registers, bytes of LDS 
   *make_bounds*) echo "112 48 0" ;; # the loads of several blocks are in flight together
   *make_extremes*) echo "112 0 0" ;; # likewise, of a block's tokens
   *prep*) echo "112 16 0" ;; # what quantises new rows is in it
+  *project_f32*gpu_heads*) echo "104 0 0" ;;
+  *project*gpu_heads*) echo "144 0 0" ;; # a step's copies, and what is read transposed, are in flight
   *project_f32*) echo "88 0 0" ;;
   *add_up*) echo "88 0 192" ;; # a KiB's loads are in flight together; the secret
   *merge_parts*) echo "104 0 0" ;; # the loads of eight parts are in flight together

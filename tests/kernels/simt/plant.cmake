@@ -384,3 +384,18 @@ plant(109 merge.cu "(uint64_t)k * a.stripe <= last" "(simt::planted == 109 || (u
 plant(110 merge.cu "* log2e) / sum" "* log2e) / (simt::planted == 110 ? 1.0f : sum)")
 plant(111 gpu_queue.c "i < batch->n_merge_waits && !code" "i < batch->n_merge_waits && !simt_has_bug(111) && !code")
 plant(112 gpu_queue.c "        a.n_items = a.n_rows = 0;" "        a.n_items = 0, a.n_rows *= simt_has_bug(112);")
+
+# ---- heads and latents
+
+# products before what they need is there; a stage is filled while it is read; what follows a row
+# counts; the rotated part comes from the row's beginning; weights of another layer; other weights
+# are not refused; blocks lie where weights do; a row's outs go on behind its end
+plant(230 heads/heads.cu "        __syncthreads(); /* the step is there */" "        if (simt::planted != 230) __syncthreads();")
+plant(231 heads/heads.cu "        __syncthreads(); /* its stage may be filled again */" "        if (simt::planted != 231) __syncthreads();")
+plant(232 heads/heads.cu "        const bool has_x = r < p.n_rows && k < p.k;\n        copy16" "        const bool has_x = r < p.n_rows && (simt::planted == 232 || k < p.k);\n        copy16")
+plant(233 heads/heads.cu "(x_row<false>(a, p, r) + a.nope * e))[piece];" "(x_row<false>(a, p, r) + (simt::planted == 233 ? 0 : a.nope * e)))[piece];")
+plant(234 heads/gpu_heads.c "${declared}" "${declared}\nint simt_has_bug(int bug);")
+plant(234 heads/gpu_heads.c "j->head_rows[at - 1].layer == it->layer)" "(simt_has_bug(234) || j->head_rows[at - 1].layer == it->layer))")
+plant(235 heads/gpu_heads.c "memcmp(there, bytes, n) != 0)" "memcmp(there, bytes, n) != 0 && !simt_has_bug(235))")
+plant(236 heads/heads.cu "        if (column < p.n)\n            *(uint4 *)" "        if (column < p.n || simt::planted == 236)\n            *(uint4 *)")
+plant(237 heads/gpu_heads.c "weights_counted(&p->config, p->weights_have[i]);" "simt_has_bug(237) ? 0 : weights_counted(&p->config, p->weights_have[i]);")
