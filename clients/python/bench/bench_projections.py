@@ -6,7 +6,9 @@ or in the daemon, over each transport.
 Decode steps of one layer of DeepSeek-V3's geometry (128 heads, latents of 512 and 64, heads of 128 and 128) in
 bf16, of --batch sequences with --context tokens each. `worker` is torch's two products and a step of 576 in and
 512 out a head, `daemon` a step of 192 in and 128 out; `products` is the worker's part of its own, `step` the rest.
-Medians of --runs, by turns. Torch's threads are --threads, as many as the daemon's.
+Medians of --runs, by turns. Torch's threads are --threads, as many as the daemon's. With --worker cuda torch
+multiplies on a card, where q begins and outputs end, and what goes to the daemon is copied to the host: so
+`daemon` has copies, too.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ def measure(args, transport: str, url: str) -> None:
 
     import attnd
 
+    wait = torch.cuda.synchronize if args.worker == "cuda" else lambda: None
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     weights = torch.randn(HEADS, NOPE + OUT, LATENT).to(torch.bfloat16) / 16
@@ -86,6 +89,7 @@ def measure(args, transport: str, url: str) -> None:
         layers=(attnd.LayerSpec(scale=192**-0.5),),
         is_v_in_k=True,
     )
+    on = weights.to(args.worker)
     with attnd.connect(url, timeout=600) as client:
         here = client.create_pool(spec)
         there = client.create_pool(spec._replace(name="heads", q_nope_dim=NOPE, out_dim=OUT))
@@ -96,7 +100,7 @@ def measure(args, transport: str, url: str) -> None:
             for pool, s in zip((here, there), pair):
                 pool.step(0, [(s, 0, args.context)], None, k)
         for n in args.batch:
-            q = torch.randn(n, HEADS, NOPE + ROPE).to(torch.bfloat16)
+            q = torch.randn(n, HEADS, NOPE + ROPE).to(torch.bfloat16).to(args.worker)
             k = torch.randn(n, 1, LATENT + ROPE).to(torch.bfloat16)
             items = [pool.items([(pair[i], args.context, 1) for pair in sequences[:n]]) for i, pool in
                      enumerate((here, there))]
@@ -105,14 +109,17 @@ def measure(args, transport: str, url: str) -> None:
             with torch.inference_mode():
                 for run in range(args.runs + 2):
                     began = time.perf_counter()
-                    wide = torch.matmul(q[..., :NOPE].transpose(0, 1), weights[:, :NOPE])
-                    wide = torch.cat((wide.transpose(0, 1), q[..., NOPE:]), dim=-1).contiguous()
+                    wide = torch.matmul(q[..., :NOPE].transpose(0, 1), on[:, :NOPE])
+                    wide = torch.cat((wide.transpose(0, 1), q[..., NOPE:]), dim=-1).contiguous().cpu()
                     sent = time.perf_counter()
                     result = here.step(0, items[0], wide, k)
                     got = time.perf_counter()
-                    out = torch.matmul(result.out.transpose(0, 1), weights[:, NOPE:].transpose(1, 2))
+                    out = torch.matmul(result.out.to(args.worker).transpose(0, 1), on[:, NOPE:].transpose(1, 2))
+                    wait()
                     ended = time.perf_counter()
-                    other = there.step(0, items[1], q, k)
+                    other = there.step(0, items[1], q.cpu(), k)
+                    have = other.out.to(args.worker)
+                    wait()
                     last = time.perf_counter()
                     if run < 2:
                         continue
@@ -122,13 +129,13 @@ def measure(args, transport: str, url: str) -> None:
                     times["daemon"].append(last - ended)
                     device["worker"].append(result.device_ns)
                     device["daemon"].append(other.device_ns)
-            want, have = out.transpose(0, 1).float(), other.out.float()
+            want, have = out.transpose(0, 1).float(), have.float()
             error = float((want - have).norm() / want.norm())
             worker, daemon = median_ms(times["worker"]), median_ms(times["daemon"])
             print(
-                f"| {transport} | {n} | {worker:.2f} | {daemon:.2f} | {daemon / worker:.2f} |"
-                f" {median_ms(times['products']):.2f} | {median_ms(times['step']):.2f} | {statistics.median(device['worker']) / 1e6:.2f} |"
-                f" {statistics.median(device['daemon']) / 1e6:.2f} | {error:.1e} |",
+                f"| {transport} | {n} | {worker:.3f} | {daemon:.3f} | {daemon / worker:.2f} |"
+                f" {median_ms(times['products']):.3f} | {median_ms(times['step']):.3f} | {statistics.median(device['worker']) / 1e6:.3f} |"
+                f" {statistics.median(device['daemon']) / 1e6:.3f} | {error:.1e} |",
                 flush=True,
             )
 
@@ -140,6 +147,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--worker", default="cpu", choices=("cpu", "cuda"), help="where torch multiplies")
     args = parser.parse_args()
     own_daemon.use_library(args)
     if args.backend == "auto":
