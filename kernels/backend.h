@@ -25,7 +25,7 @@
 #include "kernels/tree.h"
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 19
+#define BACKEND_ABI 20
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* What leaves f32 room on the way to a score, at any distance, of values of about unit size.
@@ -84,13 +84,18 @@ struct backend_pool_config {
     bool is_batch_invariant; /* an item's bytes do not depend on what else is in the batch */
     /* Its tokens are the stripe-th of n_stripes stripes of block_tokens in every block of a longer
      * sequence (stripes.h): 2, 4 or 8; 0: they are all there are. Items of dilated layers that
-     * attend, and only those, have positions of the longer sequence, and do not append; each query
-     * sees which of its keys are here, maybe none. */
+     * attend, those that choose blocks, and no others, have positions of the longer sequence, and
+     * do not append; each query sees which of its keys are here, maybe none. */
     uint32_t n_stripes, stripe;
     uint32_t first_kv_head; /* of the sequence's, whose numbers are those of branches */
     const struct attn_layer_spec *layers; /* [num_layers] */
 };
 
+/* Holds every value that a key can have. */
+static inline attn_dtype backend_extremes_dtype(const struct backend_pool_config *c)
+{
+    return c->kv_dtype == c->q_dtype ? c->kv_dtype : ATTN_F32;
+}
 /* Elements of a head's q, and of its out, as items have them. */
 static inline uint32_t backend_q_dim(const struct backend_pool_config *c)
 {
@@ -156,7 +161,9 @@ struct backend_item {
      * newest block is one of them, the sequence's first the second, and the others are those whose
      * keys could have the largest product with a q of the kv head's q heads, by each dimension's
      * largest and smallest value of a block's keys. Of items that attend; not of trees, with lists,
-     * in pools of stripes, nor in layers with a window, branches or ALiBi */
+     * nor in layers with a window, branches or ALiBi. In pools of stripes blocks are the longer
+     * sequence's, of which the last query sees more, and the batch's extremes say what is known of
+     * their keys */
     uint32_t n_chosen;
     /* The sequence is a part of a longer one, where its first token is the key_base-th: sink tokens
      * are the longer one's, and sink logits count where it is 0. A multiple of the segments of the
@@ -218,6 +225,25 @@ struct backend_merges {
     const void *parts[BACKEND_MAX_PARTS]; /* 16-byte aligned, memory that the device reads */
 };
 
+struct backend_block_layer {
+    uint32_t block, layer;
+};
+
+/* What choices go by in a pool of stripes, where no device has all keys of a block: of n blocks in
+ * one layer each, for each kv head the largest value of their keys in each dimension, then the
+ * smallest, as backend_extremes_dtype has them. Either they are made of the keys that are here,
+ * behind the appends of the batch; or they are given, joined of all stripes, and choices of this
+ * batch and of later ones go by them until anything is written to the block in that layer, or the
+ * pool is resized. Every block that a query has the choice of, but the sequence's first and the
+ * query's newest, must have been given. */
+struct backend_extremes {
+    const struct backend_block_layer *list; /* [n] */
+    uint32_t n;
+    bool is_given;
+    void *bytes; /* [n][num_kv_heads][2][head_dim_k], 64-byte aligned, of host_alloc; written before
+                    poll returns the batch where they are made */
+};
+
 struct backend_pool;
 
 struct backend_batch {
@@ -239,6 +265,7 @@ struct backend_batch {
     const struct backend_merges *merges;
     const struct backend_word *merge_waits; /* [n_merge_waits] */
     uint32_t n_merge_waits;
+    const struct backend_extremes *extremes; /* where info says BACKEND_HAS_EXTREMES, else NULL */
     void *user; /* the caller's, untouched */
 
     /* written by the backend before poll returns the batch */
@@ -294,6 +321,8 @@ enum {
     BACKEND_HAS_LISTS = 1 << 5, /* items may have lists */
     BACKEND_HAS_CHOICE = 1 << 6, /* items may have n_chosen */
     BACKEND_HAS_PARTS = 1 << 7, /* items may have key_base and ahead */
+    BACKEND_HAS_EXTREMES =
+        1 << 8, /* batches may have extremes, items of pools of stripes n_chosen */
 };
 
 /* Which device it is, for a process that would share memory of it. All zeros: host memory. */
@@ -462,6 +491,11 @@ const char *backend_item_fault(const struct backend_pool_config *c,
 uint64_t backend_item_listed(const struct backend_pool_config *c, const struct backend_item *item);
 /* One past the last of the pool's own tokens that the item is about. */
 uint64_t backend_item_end(const struct backend_pool_config *c, const struct backend_item *item);
+
+/* Checks a batch's extremes, NULL is fine. ATTN_EINVAL: why names what it is. Backends that have
+ * them call it in submit. */
+attn_status backend_extremes_check(const struct backend_pool_config *c,
+                                   const struct backend_extremes *x, char *why, size_t why_bytes);
 
 /* Checks a batch's wait, signals and merges for a backend of that name and info.features.
  * ATTN_EINVAL, ATTN_ENOTSUP: why names what it is. Backends with any of them call it in submit. */

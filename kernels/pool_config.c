@@ -237,6 +237,13 @@ static bool lists_are_good(const struct backend_item *item, bool is_full)
     return true;
 }
 
+/* Blocks of the sequence that the item's last query sees. */
+static uint64_t blocks_seen(const struct backend_pool_config *c, const struct backend_item *item)
+{
+    const uint64_t tokens = (uint64_t)c->block_tokens * (c->n_stripes > 0 ? c->n_stripes : 1);
+    return ((uint64_t)item->pos + item->n_tokens + tokens - 1) / tokens;
+}
+
 const char *backend_item_fault(const struct backend_pool_config *c, const struct backend_item *item)
 {
     const struct attn_layer_spec *l = &c->layers[item->layer];
@@ -265,9 +272,12 @@ const char *backend_item_fault(const struct backend_pool_config *c, const struct
     if (item->n_chosen > 0 &&
         (item->nodes != NULL || item->lists.starts != NULL || !(item->flags & BACKEND_ATTEND)))
         return "n_chosen, of a tree, with lists or without attention";
-    if (item->n_chosen > 0 && (l->window_tokens != 0 || l->n_branches != 0 ||
-                               l->alibi_slopes != NULL || c->n_stripes > 0))
-        return "n_chosen, with a window, branches or ALiBi, or in a pool of stripes";
+    if (item->n_chosen > 0 &&
+        (l->window_tokens != 0 || l->n_branches != 0 || l->alibi_slopes != NULL))
+        return "n_chosen, with a window, branches or ALiBi";
+    if (item->n_chosen > 0 && c->n_stripes > 0 &&
+        ((item->flags & both) == both || item->n_chosen >= blocks_seen(c, item)))
+        return "n_chosen, in a pool of stripes, of an item that appends or sees no more blocks";
     if (c->n_stripes > 0 && l->n_branches > 0 && (item->flags & both) == both)
         return "appends and attends, in a dilated layer of a pool of stripes";
     return NULL;
@@ -275,9 +285,7 @@ const char *backend_item_fault(const struct backend_pool_config *c, const struct
 
 uint64_t backend_item_listed(const struct backend_pool_config *c, const struct backend_item *item)
 {
-    const uint64_t n_blocks =
-        ((uint64_t)item->pos + item->n_tokens + c->block_tokens - 1) / c->block_tokens;
-    if (item->n_chosen == 0 || item->n_chosen >= n_blocks)
+    if (item->n_chosen == 0 || item->n_chosen >= blocks_seen(c, item))
         return backend_listed(&item->lists, item->n_tokens);
     return (uint64_t)item->n_chosen * item->n_tokens * c->num_kv_heads;
 }
@@ -285,7 +293,8 @@ uint64_t backend_item_listed(const struct backend_pool_config *c, const struct b
 uint64_t backend_item_end(const struct backend_pool_config *c, const struct backend_item *item)
 {
     const uint64_t end = (uint64_t)item->pos + item->n_tokens;
-    const bool is_whole = (item->flags & BACKEND_ATTEND) && c->layers[item->layer].n_branches > 0;
+    const bool is_whole = (item->flags & BACKEND_ATTEND) &&
+                          (item->n_chosen > 0 || c->layers[item->layer].n_branches > 0);
     return is_whole && end <= INT32_MAX ? stripes_before(stripes_of(c), (uint32_t)end) : end;
 }
 
@@ -335,6 +344,27 @@ static attn_status check_merges(const struct backend_merges *m, const char *name
                      m->list[i].n_tokens);
             return st;
         }
+    return ATTN_OK;
+}
+
+attn_status backend_extremes_check(const struct backend_pool_config *c,
+                                   const struct backend_extremes *x, char *why, size_t why_bytes)
+{
+    if (x == NULL)
+        return ATTN_OK;
+    if (c->n_stripes == 0 || x->bytes == NULL || x->list == NULL) {
+        snprintf(why, why_bytes, "extremes: list or bytes are missing, or n_stripes is 0");
+        return ATTN_EINVAL;
+    }
+    for (uint32_t i = 0; i < x->n; i++) {
+        if (x->list[i].block < c->n_blocks && x->list[i].layer < c->num_layers)
+            continue;
+        snprintf(why, why_bytes,
+                 "extremes: list[%" PRIu32 "] is block %" PRIu32 " of %" PRIu32 ", layer %" PRIu32
+                 " of %" PRIu32,
+                 i, x->list[i].block, c->n_blocks, x->list[i].layer, c->num_layers);
+        return ATTN_EINVAL;
+    }
     return ATTN_OK;
 }
 

@@ -100,8 +100,10 @@ static void compute(struct backend *b, struct backend_batch *batch)
     uint64_t start = attn_now_ns();
     /* the block tables are read from the items, so there is no mirror to patch */
     cpu_append(b, batch);
-    batch->status = batch->pool->weights != NULL ? cpu_project_attend(b, b->isa, batch)
-                                                 : cpu_attend(b, b->isa, batch, 0);
+    batch->status = cpu_extremes_exchange(b, b->isa, batch);
+    if (batch->status == ATTN_OK)
+        batch->status = batch->pool->weights != NULL ? cpu_project_attend(b, b->isa, batch)
+                                                     : cpu_attend(b, b->isa, batch, 0);
     batch->device_ns = attn_now_ns() - start;
     b->is_attended = true;
 }
@@ -158,6 +160,9 @@ attn_status cpu_submit(struct backend *b, struct backend_batch *batch)
     attn_status st = check_batch(b, batch);
     if (st == ATTN_OK)
         st = backend_words_check(batch, "cpu", CPU_FEATURES, b->error, sizeof b->error);
+    if (st == ATTN_OK)
+        st = backend_extremes_check(&batch->pool->config, batch->extremes, b->error,
+                                    sizeof b->error);
     if (st != ATTN_OK)
         return st;
     b->batch = batch;

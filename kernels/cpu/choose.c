@@ -5,7 +5,8 @@
  * q[d] * max[d] where q[d] is positive, and of q[d] * min[d] where it is negative. It is made from
  * the cached keys when a query first has the choice of the block, and forgotten when anything of
  * the block is written, so it need not be copied, moved, exported or recovered: the keys say it
- * all.
+ * all. A pool of stripes has no block's keys all: it hands over the extremes of its own, and goes
+ * by those that it was given (backend_extremes).
  *
  * Each query chooses for each kv head: its newest block, the sequence's first, and of the others
  * those whose bound is highest, for whichever of the kv head's q heads that is.
@@ -31,7 +32,8 @@ static uint32_t end_of(const struct backend_pool *p, const struct backend_item *
 static struct choice_size choice_at(const struct backend_pool *p, const struct backend_item *item,
                                     uint32_t token)
 {
-    return choice_of(item->n_chosen, p->geometry.block_shift, end_of(p, item, token));
+    return choice_of(item->n_chosen, p->geometry.block_shift, p->geometry.stripes,
+                     end_of(p, item, token));
 }
 
 /* That the item's last query sees. */
@@ -88,6 +90,11 @@ void cpu_extremes_forget_item(struct backend_pool *p, const struct backend_item 
         p->has_extremes[(size_t)item->block_table[i] * p->config.num_layers + item->layer] = 0;
 }
 
+bool cpu_extremes_can_go(const struct backend_pool *p)
+{
+    return p->extremes != NULL && p->config.n_stripes == 0;
+}
+
 void cpu_extremes_free(struct backend_pool *p)
 {
     if (p->extremes != NULL)
@@ -132,7 +139,9 @@ struct choose_job {
     struct backend *b;
     const struct cpu_isa *isa;
     const struct backend_batch *batch;
-    uint32_t n_missing; /* in choice.missing */
+    const struct backend_block_layer *missing; /* [n_missing] whose extremes are made */
+    uint8_t *to; /* [n_missing][num_kv_heads] of them; NULL: they are kept */
+    uint32_t n_missing;
     uint32_t longest; /* blocks that a query sees, of the longest item */
     _Atomic uint32_t next;
 };
@@ -156,8 +165,16 @@ static attn_status find_missing(struct choose_job *job)
                 &p->has_extremes[(size_t)item->block_table[j] * p->config.num_layers + item->layer];
             if (*has)
                 continue;
+            if (p->config.n_stripes > 0) {
+                cpu_fail(job->b,
+                         "item %" PRIu32 ": extremes of block_table[%" PRIu32 "], in layer %" PRIu32
+                         ", were not given",
+                         i, j, item->layer);
+                return ATTN_EINVAL;
+            }
             *has = 1;
-            c->missing[job->n_missing++] = (struct block_layer){item->block_table[j], item->layer};
+            c->missing[job->n_missing++] =
+                (struct backend_block_layer){item->block_table[j], item->layer};
         }
     }
     return ATTN_OK;
@@ -172,14 +189,40 @@ static void make_extremes(void *arg, uint32_t thread)
     const struct kv_layout *l = &g->layout;
     uint32_t i;
     while ((i = atomic_fetch_add(&job->next, 1)) < job->n_missing) {
-        const struct block_layer at = job->b->choice.missing[i];
+        const struct backend_block_layer at = job->missing[i];
         const uint8_t *k = p->base + at.block * l->block_bytes + at.layer * l->layer_bytes;
         for (uint32_t h = 0; h < p->config.num_kv_heads; h++) {
             const uint64_t row = (uint64_t)h * g->block_tokens;
+            const size_t nth = (size_t)i * p->config.num_kv_heads + h;
             job->isa->extremes(g, k + h * l->k_head_bytes, k + l->k_scales + row * l->k_scale_bytes,
-                               extremes_of(p, at.block, at.layer, h));
+                               job->to != NULL ? job->to + nth * extremes_bytes(p)
+                                               : extremes_of(p, at.block, at.layer, h));
         }
     }
+}
+
+attn_status cpu_extremes_exchange(struct backend *b, const struct cpu_isa *isa,
+                                  const struct backend_batch *batch)
+{
+    const struct backend_extremes *x = batch->extremes;
+    const struct backend_pool *p = batch->pool;
+    struct choose_job job = {.b = b, .isa = isa, .batch = batch};
+    const size_t each = p->config.num_kv_heads * extremes_bytes(p);
+    attn_status st = x != NULL ? extremes_open(batch->pool) : ATTN_OK;
+    if (x == NULL || st != ATTN_OK)
+        return st;
+    for (uint32_t i = 0; x->is_given && i < x->n; i++) {
+        memcpy(extremes_of(p, x->list[i].block, x->list[i].layer, 0),
+               (const uint8_t *)x->bytes + i * each, each);
+        p->has_extremes[(size_t)x->list[i].block * p->config.num_layers + x->list[i].layer] = 1;
+    }
+    if (x->is_given)
+        return ATTN_OK;
+    job.missing = x->list;
+    job.n_missing = x->n;
+    job.to = x->bytes;
+    cpu_threads_run(b->threads, make_extremes, &job);
+    return ATTN_OK;
 }
 
 /* Does a go in front of b? Of blocks with the same bound the newer one. */
@@ -312,6 +355,7 @@ attn_status cpu_choose(struct backend *b, const struct cpu_isa *isa,
     st = extremes_open(batch->pool);
     if (st == ATTN_OK)
         st = find_missing(&job);
+    job.missing = c->missing;
     if (job.n_missing > 0)
         cpu_threads_run(b->threads, make_extremes, &job);
     atomic_store(&job.next, 0);

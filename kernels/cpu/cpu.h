@@ -31,7 +31,8 @@
 #define CPU_MAX_TAKERS 8
 #define CPU_FEATURES                                                                               \
     (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES | \
-     BACKEND_HAS_TREES | BACKEND_HAS_LISTS | BACKEND_HAS_CHOICE | BACKEND_HAS_PARTS)
+     BACKEND_HAS_TREES | BACKEND_HAS_LISTS | BACKEND_HAS_CHOICE | BACKEND_HAS_PARTS |              \
+     BACKEND_HAS_EXTREMES)
 
 /* Memory that is made ready for a pool by a thread of its own: its pages taken, what was in them
  * zeroed. */
@@ -101,15 +102,11 @@ struct shared {
     size_t results_capacity;
 };
 
-struct block_layer {
-    uint32_t block, layer;
-};
-
 /* What a batch's choosing items visit. */
 struct choice {
     size_t *first; /* [n_items] where an item's lists begin in blocks; SIZE_MAX: it visits all */
     uint32_t *blocks; /* of an item [token][kv_head] lists of cpu_chosen_blocks, or shorter */
-    struct block_layer *missing; /* blocks of which nothing is kept yet */
+    struct backend_block_layer *missing; /* blocks of which nothing is kept yet */
     float *bounds; /* of each thread */
     uint32_t first_capacity, blocks_capacity, missing_capacity, bounds_capacity;
 };
@@ -168,7 +165,7 @@ struct backend_pool {
     struct attn_layer_spec *layers; /* config.layers, with the arrays they point to */
     float *layer_arrays;
     /* choose.c; NULL before any of its items chose */
-    uint8_t *has_extremes; /* [n_blocks][num_layers] */
+    uint8_t *has_extremes; /* [n_blocks][num_layers]; of pools of stripes: those given */
     uint8_t *extremes; /* [n_blocks][num_layers][num_kv_heads] maxima and minima of keys */
     struct kv_range extremes_range;
 };
@@ -212,6 +209,9 @@ uint64_t cpu_weights_have(const struct backend_pool *p, uint32_t layer);
 attn_status cpu_choose(struct backend *b, const struct cpu_isa *isa,
                        const struct backend_batch *batch);
 void cpu_choice_fini(struct choice *c);
+/* Makes or keeps the batch's extremes. ATTN_ENOMEM: error is set. */
+attn_status cpu_extremes_exchange(struct backend *b, const struct cpu_isa *isa,
+                                  const struct backend_batch *batch);
 /* The most blocks that a query of the item visits; 0: all. */
 uint32_t cpu_chosen_blocks(const struct backend_pool *p, const struct backend_item *item);
 /* Keys of the blocks that the query visits for a kv head. */
@@ -226,6 +226,8 @@ void cpu_extremes_forget(struct backend_pool *p, uint32_t block);
 void cpu_extremes_forget_item(struct backend_pool *p, const struct backend_item *item);
 /* Gives back what they take of the KV memory; a choice takes it again. */
 void cpu_extremes_free(struct backend_pool *p);
+/* Can they be made again? Not in a pool of stripes, which knows its own keys alone. */
+bool cpu_extremes_can_go(const struct backend_pool *p);
 
 /* attend_shared.c: finds what the batch's items have in common where computing that once for all
  * pays. ATTN_ENOMEM. */

@@ -46,7 +46,7 @@ struct attend_geometry {
     attn_dtype q_dtype, kv_dtype;
 };
 
-/* Holds every value that a key can have. */
+/* As backend_extremes_dtype says it. */
 static inline attn_dtype cpu_extremes_dtype(const struct attend_geometry *g)
 {
     return g->layout.is_quantised ? ATTN_F32 : g->kv_dtype;

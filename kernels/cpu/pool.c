@@ -43,12 +43,14 @@ static bool copy_layers(struct backend_pool *p, const struct backend_pool_config
     return true;
 }
 
-/* What can be made again leaves its room to pools. false: there is none. */
+/* Extremes that can be made again leave their room to pools. false: there is none. */
 static bool extremes_make_way(struct backend *b)
 {
     bool had_any = false;
     for (struct backend_pool *p = b->pools; p != NULL; p = p->next) {
-        had_any |= p->extremes != NULL;
+        if (!cpu_extremes_can_go(p))
+            continue;
+        had_any = true;
         cpu_extremes_free(p);
     }
     return had_any;
@@ -95,7 +97,10 @@ bool cpu_pool_memory_ready(struct backend *b, struct backend_pool *p,
 uint32_t cpu_pool_room(const struct backend_pool *p)
 {
     extremes_make_way(p->b);
-    const uint64_t room = kv_range_room(&p->range, p->b->memory.bytes);
+    const struct kv_range *own = &p->extremes_range;
+    uint64_t room = kv_range_room(&p->range, p->b->memory.bytes);
+    if (p->extremes != NULL && p->range.next == own) /* its own go as it is resized */
+        room = own->offset - p->range.offset + kv_range_room(own, p->b->memory.bytes);
     uint64_t n = (room - weights_room(&p->config)) / p->geometry.layout.block_bytes;
     return n < INT32_MAX ? (uint32_t)n : INT32_MAX;
 }

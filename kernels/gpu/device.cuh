@@ -355,7 +355,8 @@ GPU_DEVICE choice_size choice_at(const gpu_kv &kv, const gpu_item &it, uint32_t 
                                  uint32_t token)
 {
     const bool is_full = it.is_full || kv.layers[it.layer].is_full;
-    return choice_of(n_chosen, kv.block_shift, it.pos + (is_full ? it.n_tokens : token + 1));
+    return choice_of(n_chosen, kv.block_shift, kv.stripes,
+                     it.pos + (is_full ? it.n_tokens : token + 1));
 }
 
 /* Where the blocks that it chose for the kv head begin. */

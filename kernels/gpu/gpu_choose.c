@@ -27,7 +27,7 @@ static struct choice_size choice_at(const struct backend_pool *p, const struct b
                                     uint32_t token)
 {
     const uint32_t n_seen = is_full(p, it) ? it->n_tokens : token + 1;
-    return choice_of(it->n_chosen, p->kv.block_shift, it->pos + n_seen);
+    return choice_of(it->n_chosen, p->kv.block_shift, p->kv.stripes, it->pos + n_seen);
 }
 
 bool gpu_item_chooses(const struct backend_pool *p, const struct backend_item *it)

@@ -114,6 +114,8 @@ static attn_status check_item(struct backend *b, const struct backend_pool *p,
     if (it->layer >= c->num_layers)
         return gpu_fail(b, ATTN_EINVAL, "item %u: layer %u of %u", i, it->layer, c->num_layers);
     const char *fault = backend_item_fault(c, it);
+    if (!fault && it->n_chosen > 0 && c->n_stripes > 0)
+        fault = "n_chosen, in a pool of stripes";
     if (fault)
         return gpu_fail(b, ATTN_EINVAL, "item %u: %s", i, fault);
     if (it->table_row >= c->n_table_rows)
@@ -322,7 +324,8 @@ static attn_status plan_choice(struct backend *b, struct gpu_job *j, struct gpu_
                                const struct gpu_item *it)
 {
     const struct gpu_kv *kv = &j->pool->kv;
-    const uint32_t n_blocks = choice_of(1, kv->block_shift, it->pos + it->n_tokens).n_blocks;
+    const uint32_t n_blocks =
+        choice_of(1, kv->block_shift, kv->stripes, it->pos + it->n_tokens).n_blocks;
     if (n_blocks > (uint64_t)GPU_PART_SLOTS * b->part_dv)
         return gpu_fail(b, ATTN_ENOTSUP, "a choice of %u blocks: there is room for %llu bounds",
                         n_blocks, (unsigned long long)GPU_PART_SLOTS * b->part_dv);

@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { Q = SURVIVE_Q_HEADS, DIM = SURVIVE_DIM, MAX_STEP = 12 };
+enum { Q = SURVIVE_Q_HEADS, DIM = SURVIVE_DIM, MAX_STEP = 12, BLOCK = 16 };
+#define TOO_CLOSE 1e-3 /* two blocks' bounds: either may be chosen */
 #define TIMEOUT_US 120000000u /* a busy machine is no failure */
 
 /* Element i of a token's k (kind 0), v (1) or of its query of head kind - 2; -1 to 1. */
@@ -30,9 +31,16 @@ static uint32_t unit_of(uint32_t pos, uint32_t head)
     return (pos * Q + head) % DIM;
 }
 
-static float query(uint32_t stream, uint32_t layer, uint32_t pos, uint32_t head, uint32_t i)
+static bool sees_newest_only(const struct survive_worker *w, uint32_t layer)
 {
-    return layer == 0 ? (float)(unit_of(pos, head) == i) : element(stream, layer, pos, 2 + head, i);
+    return layer == 0 && w->choose_blocks == 0;
+}
+
+static float query(const struct survive_worker *w, uint32_t stream, uint32_t layer, uint32_t pos,
+                   uint32_t head, uint32_t i)
+{
+    return sees_newest_only(w, layer) ? (float)(unit_of(pos, head) == i)
+                                      : element(stream, layer, pos, 2 + head, i);
 }
 
 /* A token's k (kind 0) or v (1) as the cache has it. */
@@ -100,7 +108,7 @@ static bool run_step(struct survive_worker *w, const struct survive_seq *s, uint
                 v[t * n_heads + h][i] = element(stream, layer, pos + t, 1, i);
             }
             for (uint32_t h = 0; h < Q; h++)
-                q[t][h][i] = query(stream, layer, pos + t, h, i);
+                q[t][h][i] = query(w, stream, layer, pos + t, h, i);
         }
     }
     struct attn_item item = {.seq = s->seq, .pos = pos, .n_tokens = n};
@@ -113,6 +121,7 @@ static bool run_step(struct survive_worker *w, const struct survive_seq *s, uint
                              .v = has_kv ? v : NULL,
                              .out = a->out,
                              .lse = &a->lse[0][0],
+                             .choose_blocks = w->choose_blocks,
                              .timeout_us = TIMEOUT_US};
     memset(a, 0xa5, sizeof *a);
     return is_ok(w, attn_step(w->p, &step, NULL), has_kv ? "append" : "read", s->seq.id);
@@ -153,21 +162,40 @@ static bool check_bits(struct survive_worker *w, struct survive_seq *s, uint32_t
     return true;
 }
 
-static bool check_attention(struct survive_worker *w, const struct survive_seq *s, uint32_t pos,
-                            uint32_t n, const struct answer *a)
+/* The tokens that the head's query at `at` visits; 0: its choice is too close to say. */
+static uint32_t visited_by(const struct survive_worker *w, const struct survive_seq *s,
+                           uint32_t layer, uint32_t at, uint32_t head, const float *k,
+                           uint32_t *list)
+{
+    const uint32_t group = Q / kv_heads(), n = w->choose_blocks;
+    float q[Q][DIM];
+    double margin;
+    for (uint32_t h = 0; h < group; h++)
+        for (uint32_t i = 0; i < DIM; i++)
+            q[h][i] = query(w, s->stream[layer][at], layer, at, head / group * group + h, i);
+    const uint32_t n_visited = reference_choose(n > 0 ? n : UINT32_MAX, BLOCK, group, DIM, q[0], k,
+                                                at + 1, list, &margin, NULL);
+    return margin < TOO_CLOSE ? 0 : n_visited;
+}
+
+static bool check_attention(struct survive_worker *w, const struct survive_seq *s, uint32_t layer,
+                            uint32_t pos, uint32_t n, const struct answer *a)
 {
     float k[SURVIVE_TOKENS][DIM], v[SURVIVE_TOKENS][DIM];
     for (uint32_t j = 0; j < pos + n; j++) {
-        cached(w, s->stream[1][j], 1, j, 0, k[j]);
-        cached(w, s->stream[1][j], 1, j, 1, v[j]);
+        cached(w, s->stream[layer][j], layer, j, 0, k[j]);
+        cached(w, s->stream[layer][j], layer, j, 1, v[j]);
     }
     for (uint32_t t = 0; t < n; t++) {
         uint32_t at = pos + t;
         for (uint32_t h = 0; h < Q; h++) {
             double sum = 0, out[DIM] = {0}, q[DIM];
+            uint32_t list[SURVIVE_TOKENS];
+            const uint32_t n_visited = visited_by(w, s, layer, at, h, k[0], list);
             for (uint32_t i = 0; i < DIM; i++)
-                q[i] = (double)query(s->stream[1][at], 1, at, h, i);
-            for (uint32_t j = 0; j <= at; j++) {
+                q[i] = (double)query(w, s->stream[layer][at], layer, at, h, i);
+            for (uint32_t x = 0; x < n_visited; x++) {
+                const uint32_t j = list[x];
                 double score = 0;
                 for (uint32_t i = 0; i < DIM; i++)
                     score += q[i] * (double)k[j][i];
@@ -176,7 +204,7 @@ static bool check_attention(struct survive_worker *w, const struct survive_seq *
                 for (uint32_t i = 0; i < DIM; i++)
                     out[i] += e * (double)v[j][i];
             }
-            for (uint32_t i = 0; i < DIM; i++)
+            for (uint32_t i = 0; n_visited > 0 && i < DIM; i++)
                 if (!(fabs(out[i] / sum - (double)a->out[t][h][i]) < 2e-5))
                     return failed(w,
                                   "worker %u: sequence %llu: output of token %u is %.9g, not %.9g",
@@ -190,7 +218,8 @@ static bool check_attention(struct survive_worker *w, const struct survive_seq *
 static bool check(struct survive_worker *w, struct survive_seq *s, uint32_t layer, uint32_t pos,
                   uint32_t n, bool is_new, const struct answer *a)
 {
-    return layer == 0 ? check_bits(w, s, pos, n, is_new, a) : check_attention(w, s, pos, n, a);
+    return sees_newest_only(w, layer) ? check_bits(w, s, pos, n, is_new, a)
+                                      : check_attention(w, s, layer, pos, n, a);
 }
 
 /* --- operations ------------------------------------------------------------------------------- */
@@ -309,8 +338,11 @@ static void *run(void *arg)
 bool survive_start(struct survive_worker *w, const char *url, uint32_t number, uint64_t seed)
 {
     struct attn_layer layers[SURVIVE_LAYERS] = {{.scale = 1, .window_tokens = 1}};
-    const char *kv_dtype = getenv("SURVIVE_KV_DTYPE");
+    const char *kv_dtype = getenv("SURVIVE_KV_DTYPE"), *choose = getenv("SURVIVE_CHOOSE");
     memset(w, 0, sizeof *w);
+    w->choose_blocks = choose == NULL ? 0 : (uint32_t)strtoul(choose, NULL, 10);
+    if (w->choose_blocks > 0)
+        layers[0] = layers[1];
     w->kv_dtype = kv_dtype == NULL ? ATTN_F32 : attn_dtype_parse(kv_dtype);
     if (w->kv_dtype == ATTN_DTYPE_NONE)
         return failed(w, "SURVIVE_KV_DTYPE is %s", kv_dtype);
@@ -320,6 +352,7 @@ bool survive_start(struct survive_worker *w, const char *url, uint32_t number, u
                                   .num_layers = SURVIVE_LAYERS,
                                   .num_q_heads = Q,
                                   .num_kv_heads = kv_heads(),
+                                  .block_tokens = BLOCK,
                                   .head_dim_k = DIM,
                                   .n_blocks = 2048,
                                   .q_dtype = ATTN_F32,

@@ -3,9 +3,10 @@
  *
  * Layer 0 sees one key only, the newest, and its queries are unit vectors: out is the token's v,
  * lse has as many elements of its k as there are heads, so what the daemon has stored can be read
- * back and compared to the bit. Layer 1 is plain attention, compared with a float64 reference. What
- * a token's k and v are follows from (stream, layer, position), and from the dtype that they are
- * stored as (SURVIVE_KV_DTYPE); a stream is a number that the model notes for every token.
+ * back and compared to the bit. Layer 1 is plain attention, compared with a float64 reference; with
+ * SURVIVE_CHOOSE=n both layers are so, and their queries choose n blocks. What a token's k and v
+ * are follows from (stream, layer, position), and from the dtype that they are stored as
+ * (SURVIVE_KV_DTYPE); a stream is a number that the model notes for every token.
  */
 #ifndef TESTS_CLIENTS_SURVIVE_H
 #define TESTS_CLIENTS_SURVIVE_H
@@ -36,6 +37,7 @@ struct survive_worker {
     attn_pool *p;
     uint32_t number;
     attn_dtype kv_dtype;
+    uint32_t choose_blocks;
     /* outputs of one token are the same to the bit, whatever they are computed with */
     bool is_exact;
     uint64_t random;

@@ -37,6 +37,18 @@ static const char *last_error(const struct backend *b)
     return b->why;
 }
 
+/* Devices of one backend choose the same blocks from the same extremes. */
+static bool all_choose_alike(const struct engine *e)
+{
+    const uint32_t needs = BACKEND_HAS_CHOICE | BACKEND_HAS_EXTREMES;
+    bool do_all = true;
+    for (uint32_t i = 0; i < e->peers->n; i++) {
+        const struct engine *other = peers_at(e, i);
+        do_all &= peers_are_alike(e, other) && (other->info.features & needs) == needs;
+    }
+    return do_all;
+}
+
 static void info(const struct backend *b, struct backend_info *out)
 {
     const struct engine *e = engine_of(b);
@@ -44,6 +56,8 @@ static void info(const struct backend *b, struct backend_info *out)
     out->features = e->info.features & BACKEND_HAS_LISTS;
     if (b->how == ATTN_SPLIT_HEADS)
         out->features |= e->info.features & (BACKEND_HAS_TREES | BACKEND_HAS_CHOICE);
+    else if (all_choose_alike(e))
+        out->features |= BACKEND_HAS_CHOICE;
 }
 
 /* --- pools ------------------------------------------------------------------------------------ */
@@ -235,6 +249,7 @@ static attn_status shrink(struct backend_pool *p, uint32_t n_blocks, uint32_t ro
 
 static attn_status resize(struct backend_pool *p, uint32_t n_blocks, uint32_t row_blocks)
 {
+    extremes_forget_all(&p->extremes);
     if (!is_primary(engine_of(p->backend)))
         return resize_device(p, n_blocks, row_blocks);
     return n_blocks > p->config.n_blocks ? grow(p, n_blocks, row_blocks)
@@ -283,6 +298,8 @@ static attn_status block_copy(struct backend_pool *p, uint32_t block, uint8_t *b
     struct backend *b = p->backend;
     struct engine *e = engine_of(b);
     uint32_t n_done;
+    if (is_write)
+        extremes_forget(&p->extremes, &p->config, block);
     struct block_copy c = {
         {ATTN_OK, b->why, sizeof b->why}, index_of(e, p), block, bytes, is_write};
     if (!peers_all_live(e))
@@ -331,6 +348,8 @@ static attn_status tokens_copy(struct backend_pool *p, const struct backend_toke
     struct engine *e = engine_of(b);
     uint32_t n_done;
     struct tokens_ask c = {{ATTN_OK, b->why, sizeof b->why}, index_of(e, p), n, list};
+    for (uint32_t i = 0; i < n; i++)
+        extremes_forget(&p->extremes, &p->config, list[i].to_block);
     if (!peers_all_live(e))
         return FAIL(b, ATTN_EDEVICE, "a card with a part of the pool is lost");
     tokens_copy_here(e, &c);

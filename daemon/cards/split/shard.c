@@ -30,10 +30,14 @@ struct shard {
     struct split *split; /* the engine that computes it */
     struct shard_tensors tensors;
     uint32_t items_capacity, n_sent; /* n_sent: items that were sent to the device */
+    struct backend_extremes extremes; /* of the batch's joins */
     size_t staging_bytes;
     uint64_t device_ns, kv_bytes, kv_shared_bytes, n_splits; /* sums over all that was sent */
     char why[WHY_BYTES];
 };
+
+/* What of a batch is sent; see shard.h. */
+enum split_stage { STAGE_ALL, STAGE_APPENDS, STAGE_REST };
 
 /* A batch of the primary's on its way over the devices. */
 struct split_batch {
@@ -42,8 +46,11 @@ struct split_batch {
     uint32_t pool_index;
     struct shard *shards; /* [devices] */
     struct cards_outputs *outputs; /* split by tokens */
-    attn_status outputs_status; /* not ATTN_OK: there is no memory for them */
+    attn_status outputs_status; /* not ATTN_OK: there is no memory for them, or for joins */
     uint32_t n_out; /* shards that are not back */
+    enum split_stage stage;
+    bool is_held; /* it waits for one before it to be joined */
+    struct extremes_list joins; /* blocks whose extremes are joined between its two stages */
     /* its number, and that of the oldest batch still out when it was sent */
     uint64_t order, oldest;
     bool has_bells; /* some tensors lie in regions of lanes */
@@ -104,6 +111,7 @@ void split_pool_add(struct split *s, struct backend_pool *p)
 void split_pool_free(struct backend_pool *p)
 {
     LIST_REMOVE(p, link);
+    extremes_forget_all(&p->extremes);
     pool_split_fini(&p->shard);
     free(p);
 }
@@ -119,6 +127,7 @@ void split_close(struct split *s)
             free(b->shards[k].tensors.items);
         }
         free(b->shards);
+        free(b->joins.list);
         cards_outputs_free(s->engine, b->outputs);
     }
     while (!LIST_EMPTY(&s->pools))
@@ -178,7 +187,8 @@ static attn_status shard_scatter(struct shard *h, const struct backend_pool *p)
     t->n_whole = b->whole->n_items;
     t->outputs = cards_outputs_of(b->outputs, e->env.card);
     uint32_t n_items = is_heads ? t->n_whole : tokens_items_max(t);
-    uint64_t bytes = is_heads ? heads_staging_bytes(t) : tokens_staging_bytes(t);
+    const uint64_t tensors = is_heads ? heads_staging_bytes(t) : tokens_staging_bytes(t);
+    const uint64_t bytes = tensors + b->joins.n * extremes_bytes(t->config);
     attn_status st = array_reserve(&t->items, &h->items_capacity, n_items, sizeof *t->items);
     if (st == ATTN_OK)
         st = staging_grow(h, bytes);
@@ -187,6 +197,8 @@ static attn_status shard_scatter(struct shard *h, const struct backend_pool *p)
                  bytes);
         return st;
     }
+    h->extremes = (struct backend_extremes){
+        .list = b->joins.list, .n = b->joins.n, .bytes = t->staging + tensors};
     t->rows_copy = b->has_bells ? e->env.ops->rows_copy : NULL;
     t->backend = e->env.backend;
     t->copied = ATTN_OK;
@@ -228,14 +240,37 @@ static const struct backend_pool *pool_here(const struct shard *h)
     return p == NULL || engine_health(e) != ATTN_OK || !pool_spans(e, p) ? NULL : p->device;
 }
 
-/* Sends as many of the shard's items to the device as one batch may have. */
+/* Items up to here are sent in the batch's stage. */
+static uint32_t stage_end(const struct shard *h)
+{
+    const struct shard_tensors *t = &h->tensors;
+    return h->batch->stage == STAGE_APPENDS ? t->n_appends : t->n_items;
+}
+
+/* What follows the stage's last items, or precedes its first. */
+static void shard_attach(struct shard *h, uint32_t first)
+{
+    const struct split_batch *b = h->batch;
+    const bool is_last = h->n_sent == stage_end(h);
+    const bool is_rest = b->stage == STAGE_REST && first == h->tensors.n_appends;
+    if (is_last && b->stage != STAGE_APPENDS && b->pool->shard.how == ATTN_SPLIT_TOKENS)
+        cards_outputs_attach(b->outputs, h->split->engine->env.card, &h->device);
+    if (is_rest || (is_last && b->stage == STAGE_APPENDS)) {
+        h->extremes.is_given = is_rest;
+        h->device.extremes = &h->extremes;
+    }
+}
+
+/* Sends as many of the stage's items to the device as one batch may have. */
 static void shard_send(struct shard *h, const struct backend_pool *p)
 {
     struct engine *e = h->split->engine;
     const struct backend_batch *whole = h->batch->whole;
     const struct shard_tensors *t = &h->tensors;
-    uint32_t first = h->n_sent, n = 0, n_tokens = 0;
-    while (first + n < t->n_items && n < e->env.cfg->max_batch_items &&
+    const bool is_first = h->n_sent == 0 && h->batch->stage != STAGE_REST;
+    const uint32_t first = h->n_sent, end = stage_end(h);
+    uint32_t n = 0, n_tokens = 0;
+    while (first + n < end && n < e->env.cfg->max_batch_items &&
            n_tokens + t->items[first + n].n_tokens <= e->env.cfg->max_batch_tokens)
         n_tokens += t->items[first + n++].n_tokens;
     h->n_sent += n;
@@ -245,12 +280,11 @@ static void shard_send(struct shard *h, const struct backend_pool *p)
         .patches = whole->patches,
         .copies = whole->copies,
         .n_items = n,
-        .n_patches = first == 0 ? whole->n_patches : 0,
-        .n_copies = first == 0 ? whole->n_copies : 0,
+        .n_patches = is_first ? whole->n_patches : 0,
+        .n_copies = is_first ? whole->n_copies : 0,
         .user = h,
     };
-    if (h->n_sent == t->n_items && p->shard.how == ATTN_SPLIT_TOKENS)
-        cards_outputs_attach(h->batch->outputs, e->env.card, &h->device);
+    shard_attach(h, first);
     attn_status st = e->env.ops->submit(e->env.backend, &h->device);
     if (st != ATTN_OK) {
         shard_fail(h, st, e->env.ops->last_error(e->env.backend));
@@ -264,21 +298,23 @@ static void shard_begin(struct shard *h)
 {
     const struct split_batch *b = h->batch;
     const struct backend_pool *p = pool_here(h);
-    h->n_sent = 0;
-    h->device_ns = h->kv_bytes = h->kv_shared_bytes = h->n_splits = 0;
+    if (b->stage != STAGE_REST) {
+        h->n_sent = 0;
+        h->device_ns = h->kv_bytes = h->kv_shared_bytes = h->n_splits = 0;
+    }
     if (p == NULL) {
         shard_fail(h, ATTN_EDEVICE, "a card with a part of the pool is lost");
         return;
     }
     if (b->outputs_status != ATTN_OK) {
-        shard_fail(h, b->outputs_status, "no memory for the outputs of a split batch");
+        shard_fail(h, b->outputs_status, "no memory for the outputs or choices of a split batch");
         return;
     }
     if (b->oldest <= h->split->failed) {
         shard_fail(h, ATTN_EINTERNAL, "a batch before it failed on one of the pool's cards");
         return;
     }
-    attn_status st = shard_scatter(h, p);
+    attn_status st = b->stage != STAGE_REST ? shard_scatter(h, p) : ATTN_OK;
     if (st != ATTN_OK)
         shard_fail(h, st, h->why);
     else
@@ -316,7 +352,7 @@ void shard_done(struct split *s, struct backend_batch *d)
         return;
     }
     const struct pool *p = pool_of_kv(e, (kv_pool_id){h->batch->pool_index});
-    if (h->n_sent < h->tensors.n_items) {
+    if (h->n_sent < stage_end(h)) {
         shard_send(h, p->device);
         return;
     }
@@ -392,6 +428,8 @@ static struct split_batch *batch_begin(struct split *s, struct backend_batch *wh
             b->oldest = other->order < b->oldest ? other->order : b->oldest;
     }
     b->whole = whole;
+    b->stage = STAGE_ALL;
+    b->is_held = true;
     b->pool = whole->pool;
     b->pool_index = of_engine->pool->id.index;
     b->n_out = s->engine->peers->n;
@@ -430,36 +468,97 @@ static void shard_give(struct split *s, struct split_batch *b, uint32_t device)
 }
 
 /* The primary's own shard comes last, since it may be computed within the call. */
-void split_submit(struct split *s, struct backend_batch *whole)
+static void batch_give(struct split *s, struct split_batch *b)
 {
-    struct split_batch *b = batch_begin(s, whole);
+    b->n_out = s->engine->peers->n;
     for (uint32_t k = b->n_out; k-- > 0;)
         shard_give(s, b, k);
 }
 
-/* Adds a shard's result to its batch: status, times and counts. */
+/* Decides in how many stages the batch goes. Not earlier than now: batches before it change what is
+ * known of blocks. */
+static void batch_plan(struct split_batch *b)
+{
+    b->is_held = false;
+    b->joins.n = 0;
+    if (b->pool->shard.how != ATTN_SPLIT_TOKENS)
+        return;
+    attn_status st = extremes_find(&b->pool->extremes, &b->pool->config, b->whole, &b->joins);
+    if (b->outputs_status == ATTN_OK)
+        b->outputs_status = st;
+    if (b->joins.n > 0)
+        b->stage = STAGE_APPENDS;
+}
+
+/* The next batch that may go to the devices; NULL: there is none. */
+static struct split_batch *next_held(struct split *s)
+{
+    struct split_batch *next = NULL;
+    for (uint32_t i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
+        struct split_batch *b = &s->batches[i];
+        if (b->whole != NULL && !b->is_held && b->stage == STAGE_APPENDS)
+            return NULL;
+        if (b->whole != NULL && b->is_held && (next == NULL || b->order < next->order))
+            next = b;
+    }
+    return next;
+}
+
+static void release(struct split *s)
+{
+    struct split_batch *b;
+    while ((b = next_held(s)) != NULL) {
+        batch_plan(b);
+        batch_give(s, b);
+    }
+}
+
+void split_submit(struct split *s, struct backend_batch *whole)
+{
+    batch_begin(s, whole);
+    release(s);
+}
+
+/* All devices have made their extremes: joins them, and gives the rest of the batch. */
+static void batch_join(struct split *s, struct split_batch *b)
+{
+    void *bytes[BACKEND_MAX_PARTS];
+    for (uint32_t i = 0; i < s->engine->peers->n; i++)
+        bytes[i] = b->shards[i].extremes.bytes;
+    extremes_join(&b->pool->config, bytes, s->engine->peers->n, b->joins.n);
+    extremes_note(&b->pool->extremes, &b->pool->config, &b->joins);
+    b->stage = STAGE_REST;
+    batch_give(s, b);
+    release(s);
+}
+
+/* Adds a shard's result to its batch: status, and behind its last stage times and counts. */
 static void shard_count(struct split_batch *b, const struct shard *h)
 {
     struct backend_batch *whole = b->whole;
+    b->n_out--;
     if (h->device.status != ATTN_OK && whole->status == ATTN_OK) {
         whole->status = h->device.status;
         snprintf(b->why, sizeof b->why, "%s", h->why);
     }
+    if (b->stage == STAGE_APPENDS)
+        return;
     whole->device_ns = h->device_ns > whole->device_ns ? h->device_ns : whole->device_ns;
     whole->kv_bytes += h->kv_bytes;
     whole->kv_shared_bytes += h->kv_shared_bytes;
     whole->n_splits += (uint32_t)h->n_splits;
-    b->n_out--;
 }
 
-static struct backend_batch *batch_end(struct split_batch *b)
+static struct backend_batch *batch_end(struct split *s, struct split_batch *b)
 {
     struct backend_batch *whole = b->whole;
-    if (whole->status != ATTN_OK)
+    if (whole->status != ATTN_OK) {
         snprintf(b->pool->backend->why, sizeof b->pool->backend->why, "%s", b->why);
-    else if (b->pool->shard.how == ATTN_SPLIT_TOKENS)
+        extremes_forget_all(&b->pool->extremes); /* a device may lack what it was to be given */
+    } else if (b->pool->shard.how == ATTN_SPLIT_TOKENS)
         cards_outputs_merge(b->outputs, &b->pool->config);
     b->whole = NULL;
+    release(s);
     return whole;
 }
 
@@ -470,9 +569,13 @@ struct backend_batch *split_poll(struct split *s)
     while (s->came != NULL) {
         struct shard *h = s->came;
         s->came = h->next;
-        shard_count(h->batch, h);
-        if (h->batch->n_out == 0)
-            return batch_end(h->batch);
+        struct split_batch *b = h->batch;
+        shard_count(b, h);
+        if (b->n_out > 0)
+            continue;
+        if (b->stage != STAGE_APPENDS || b->whole->status != ATTN_OK)
+            return batch_end(s, b);
+        batch_join(s, b);
     }
     return NULL;
 }

@@ -6,10 +6,15 @@
  * done when all are back. If one fails, the batch fails: nothing is committed, and the step may be
  * repeated. A failed shard may not have applied its table updates and copies, so batches that were
  * already on their way to that device fail, too; later ones repeat what was not applied.
+ *
+ * A batch whose queries choose blocks of a pool that is split by tokens goes in two stages where a
+ * block's extremes are to be joined first (extremes.h): its appends, behind which each device makes
+ * the extremes of its keys; then, given those of all, the rest. Batches behind it wait meanwhile.
  */
 #ifndef ATTND_DAEMON_CARDS_SPLIT_SHARD_H
 #define ATTND_DAEMON_CARDS_SPLIT_SHARD_H
 
+#include "daemon/cards/split/extremes.h"
 #include "daemon/cards/split/geometry.h"
 #include "daemon/engine/core/state.h"
 
@@ -30,6 +35,7 @@ struct backend_pool {
     struct backend_pool_config config; /* of the whole pool */
     struct pool_split shard; /* this device's shard */
     struct backend_pool *device; /* the shard as a pool of the device's own backend */
+    struct split_extremes extremes; /* the primary's: which all devices have */
 };
 
 struct split *split_open(struct engine *e); /* NULL: no memory */

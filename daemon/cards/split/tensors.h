@@ -14,7 +14,7 @@ struct shard_tensors {
     const struct backend_item *whole; /* [n_whole] */
     uint32_t n_whole;
     struct backend_item *items; /* items for the device, appends first; grown as needed */
-    uint32_t n_items;
+    uint32_t n_items, n_appends;
     uint8_t *staging; /* as large as needed, in memory of the device's host_alloc */
     uint8_t *outputs; /* split by tokens: as large as needed, where the device writes */
     /* Copies tensors that lie in memory which the host can't access (as backend_ops.rows_copy);
@@ -46,8 +46,8 @@ void heads_gather(struct shard_tensors *t);
 /* Split by tokens: a device has its tokens of a sequence one behind another. An item becomes an
  * append of the card's tokens and queries over the card's keys. Queries make one item as long as
  * each sees one key more than the one before, or the same keys (BACKEND_FULL); those of a dilated
- * layer are one item at their positions in the sequence. Outputs are partial, with an lse, and lie
- * at the same place in each card's outputs. */
+ * layer, and those that choose blocks, are one item at their positions in the sequence. Outputs are
+ * partial, with an lse, and lie at the same place in each card's outputs. */
 uint32_t tokens_items_max(const struct shard_tensors *t);
 uint64_t tokens_staging_bytes(const struct shard_tensors *t);
 uint64_t tokens_output_bytes(const struct shard_tensors *t); /* a multiple of 64 */

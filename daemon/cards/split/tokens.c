@@ -8,10 +8,12 @@
  * over them. A prompt is ring attention without the ring: every device reads all queries from the
  * message, and its keys stay where they are. Queries of a stripe that the device has are one causal
  * item; queries between two such stripes see the same keys and are one full item (BACKEND_FULL), so
- * larger blocks make larger items. Queries of a dilated layer are one item at their positions in
- * the sequence (kernels/stripes.h). Of a query's list a device has the tokens that are there. Where
- * a query sees no key of a device, that device's lse is minus infinity and has no weight.
+ * larger blocks make larger items. Queries of a dilated layer, or that choose blocks, are one item
+ * at their positions in the sequence (kernels/stripes.h). Of a query's list a device has the tokens
+ * that are there. Where a query sees no key of a device, that device's lse is minus infinity and
+ * has no weight.
  */
+#include "daemon/cards/split/extremes.h"
 #include "daemon/cards/split/tensors.h"
 #include "kernels/layer_visible.h"
 
@@ -233,10 +235,11 @@ static void cut_queries(struct shard_tensors *t, const struct backend_item *d, c
     }
 }
 
-/* Queries of a dilated layer are one item, from the first whose range reaches a key of the card:
- * the device decides which keys each sees, and gives an output even for those that see none. */
-static void cut_dilated(struct shard_tensors *t, const struct backend_item *d, const struct rows *r,
-                        uint8_t *out, uint8_t *lse)
+/* Queries of a dilated layer, or that choose, are one item, from the first whose range reaches a
+ * key of the card: the device decides which keys each sees, and gives an output even for those that
+ * see none. */
+static void cut_whole(struct shard_tensors *t, const struct backend_item *d, const struct rows *r,
+                      uint8_t *out, uint8_t *lse)
 {
     uint32_t i = 0;
     while (i < d->n_tokens && n_seen(t, d, i) == 0)
@@ -245,8 +248,10 @@ static void cut_dilated(struct shard_tensors *t, const struct backend_item *d, c
         return;
     struct backend_item *to = &t->items[t->n_items++];
     *to = query_item(d, r, i, out, lse);
+    to->flags |= d->flags & BACKEND_FULL;
     to->pos = d->pos + i; /* in the sequence */
     to->n_tokens = d->n_tokens - i;
+    to->n_chosen = d->n_chosen;
 }
 
 void tokens_scatter(struct shard_tensors *t)
@@ -257,11 +262,14 @@ void tokens_scatter(struct shard_tensors *t)
     for (uint32_t i = 0; i < t->n_whole; i++)
         if (t->whole[i].flags & BACKEND_APPEND)
             cut_append(t, &t->whole[i], &r, &staging);
+    t->n_appends = t->n_items;
     for (uint32_t i = 0; i < t->n_whole; i++) {
         const struct backend_item *d = &t->whole[i];
         uint8_t *lse = output + aligned(d->n_tokens * r.out);
-        if ((d->flags & BACKEND_ATTEND) && t->config->layers[d->layer].n_branches > 0)
-            cut_dilated(t, d, &r, output, lse);
+        const bool is_whole =
+            t->config->layers[d->layer].n_branches > 0 || extremes_item_chooses(t->config, d);
+        if ((d->flags & BACKEND_ATTEND) && is_whole)
+            cut_whole(t, d, &r, output, lse);
         else if (d->flags & BACKEND_ATTEND)
             cut_queries(t, d, &r, output, lse, &staging);
         output += output_bytes(d, &r);

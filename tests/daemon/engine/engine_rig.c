@@ -162,6 +162,7 @@ void rig_close(struct rig *r)
     assert_false(r->backend.has_conflict);
     assert_false(r->backend.has_patch_conflict || r->second_backend.has_patch_conflict);
     assert_false(r->backend.has_table_conflict || r->second_backend.has_table_conflict);
+    assert_false(r->backend.has_choice_conflict || r->second_backend.has_choice_conflict);
     if (kv_check(r->kv) != ATTN_OK)
         fail_msg("the cache is inconsistent: %s", kv_last_error(r->kv));
     for (uint32_t i = 0; i < r->cfg.max_sequences; i++)

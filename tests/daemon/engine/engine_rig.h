@@ -13,10 +13,12 @@ enum {
     RIG_KV_HEADS = 2,
     RIG_DIM = 8,
     RIG_BLOCK_TOKENS = 8,
+    RIG_SPLIT_TOKENS = 16, /* of blocks that are split by tokens */
     RIG_MAX_HELD_MOVES = 64,
     RIG_MAX_LOGGED = 4096,
     RIG_MAX_ROWS = 256,
     RIG_MAX_ROW_BLOCKS = 514,
+    RIG_MAX_GIVEN = 64,
     RIG_UID = 5000,
 };
 
@@ -29,6 +31,7 @@ struct rig_item {
 struct rig_batch {
     uint32_t first_item, n_items, n_patches;
     uint32_t first_copy, n_copies;
+    uint32_t n_made, n_given; /* extremes */
 };
 
 /* The fake backend (rig_backend.c). Computes out = pos + t + 1 in every element and lse = -(pos +
@@ -47,6 +50,7 @@ struct backend {
     uint32_t n_registered;
     uint64_t launch_ns, batch_ns, item_ns; /* by the engine's clock: to a start; of a batch */
     attn_status fail_submit, fail_batch; /* of the next one; then ATTN_OK again */
+    uint32_t n_spared; /* so many come before that */
     uint32_t n_in_flight;
     struct backend_batch *in_flight[BACKEND_MAX_IN_FLIGHT];
     uint64_t end_ns[BACKEND_MAX_IN_FLIGHT]; /* of each in flight */
@@ -79,6 +83,8 @@ struct backend {
     /* block tables as it was told, one more each */
     uint32_t mirror[RIG_MAX_ROWS][RIG_MAX_ROW_BLOCKS];
     bool has_table_conflict; /* an item's table was another one */
+    bool given[RIG_MAX_GIVEN][RIG_LAYERS]; /* blocks whose extremes it has, of all stripes */
+    bool has_choice_conflict; /* a query had the choice of others, or they were of one stripe */
 };
 
 struct rig_answer {

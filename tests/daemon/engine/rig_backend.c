@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "kernels/kv_layout.h"
+#include "kernels/layer_visible.h"
 #include "kernels/moves.h"
 #include "tests/daemon/engine/fake_host.h"
 
@@ -37,7 +37,7 @@ static void fake_info(const struct backend *b, struct backend_info *out)
                                  .n_processors = 1,
                                  .features = b->features | BACKEND_HAS_TREES};
     out->features |= b->lacks_lists ? 0 : BACKEND_HAS_LISTS;
-    out->features |= b->lacks_choice ? 0 : BACKEND_HAS_CHOICE;
+    out->features |= b->lacks_choice ? 0 : BACKEND_HAS_CHOICE | BACKEND_HAS_EXTREMES;
     out->features |= b->lacks_parts ? 0 : BACKEND_HAS_PARTS;
 }
 
@@ -197,6 +197,8 @@ static void note_conflicts(struct backend *b, const struct backend_batch *batch)
 {
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *x = &batch->items[i];
+        if (batch->pool->config.n_stripes > 0 && !(x->flags & BACKEND_APPEND))
+            continue; /* behind its own append */
         for (uint32_t k = 0; k < i; k++)
             b->has_conflict |=
                 x->table_row == batch->items[k].table_row && x->layer == batch->items[k].layer;
@@ -221,7 +223,10 @@ static void note_patch_conflicts(struct backend *b, const struct backend_batch *
 
 static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
 {
-    if (b->fail_submit != ATTN_OK) {
+    const struct backend_extremes *e = batch->extremes;
+    if (b->fail_submit != ATTN_OK && b->n_spared > 0) {
+        b->n_spared--;
+    } else if (b->fail_submit != ATTN_OK) {
         attn_status st = b->fail_submit;
         b->fail_submit = ATTN_OK;
         return st;
@@ -232,8 +237,13 @@ static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
         note_patch_conflicts(b, batch);
     if (b->n_batches < RIG_MAX_LOGGED && b->n_items + batch->n_items <= RIG_MAX_LOGGED &&
         b->n_copies + batch->n_copies <= RIG_MAX_LOGGED) {
-        b->batches[b->n_batches++] = (struct rig_batch){
-            b->n_items, batch->n_items, batch->n_patches, b->n_copies, batch->n_copies};
+        b->batches[b->n_batches++] = (struct rig_batch){b->n_items,
+                                                        batch->n_items,
+                                                        batch->n_patches,
+                                                        b->n_copies,
+                                                        batch->n_copies,
+                                                        e != NULL && !e->is_given ? e->n : 0,
+                                                        e != NULL && e->is_given ? e->n : 0};
         for (uint32_t i = 0; i < batch->n_copies; i++)
             b->copies[b->n_copies++] = batch->copies[i];
         for (uint32_t i = 0; i < batch->n_items; i++) {
@@ -277,12 +287,59 @@ static void patch(struct backend *b, const struct backend_batch *batch)
     }
 }
 
+/* Makes a block's maxima 1 + the stripe, the minima 0 - the stripe; or is given those of all. */
+static void exchange(struct backend *b, const struct backend_batch *batch)
+{
+    const struct backend_pool_config *c = &batch->pool->config;
+    const struct backend_extremes *x = batch->extremes;
+    float *row = x != NULL ? x->bytes : NULL;
+    for (uint32_t i = 0; x != NULL && i < x->n; i++) {
+        assert_true(x->list[i].block < RIG_MAX_GIVEN);
+        for (uint32_t k = 0; k < 2 * c->num_kv_heads; k++)
+            for (uint32_t d = 0; d < c->head_dim_k; d++, row++) {
+                const uint32_t stripe = x->is_given ? c->n_stripes - 1 : c->stripe;
+                const float want = k % 2 == 0 ? 1 + (float)stripe : 0 - (float)stripe;
+                if (x->is_given)
+                    b->has_choice_conflict |= *row != want;
+                else
+                    *row = want;
+            }
+        b->given[x->list[i].block][x->list[i].layer] = x->is_given;
+    }
+}
+
+/* Appends: the block's extremes are those of other keys. */
+static void forget(struct backend *b, const struct backend_pool_config *c,
+                   const struct backend_item *x)
+{
+    for (uint32_t k = x->pos / c->block_tokens; k * c->block_tokens < x->pos + x->n_tokens; k++)
+        if (x->block_table[k] < RIG_MAX_GIVEN)
+            b->given[x->block_table[k]][x->layer] = false;
+}
+
+static void note_choice_conflict(struct backend *b, const struct backend_pool_config *c,
+                                 const struct backend_item *x)
+{
+    const uint32_t every = c->block_tokens * c->n_stripes;
+    for (uint32_t k = 1; x->n_chosen > 2 && (k + 1) * every < x->pos + x->n_tokens; k++)
+        b->has_choice_conflict |= !b->given[x->block_table[k]][x->layer];
+}
+
 static void compute(struct backend *b, const struct backend_batch *batch)
 {
     const struct backend_pool_config *c = &batch->pool->config;
+    for (uint32_t i = 0; c->n_stripes > 0 && i < batch->n_items; i++)
+        if (batch->items[i].flags & BACKEND_APPEND)
+            forget(b, c, &batch->items[i]);
+    for (uint32_t i = 0; c->n_stripes > 0 && i < batch->n_copies; i++)
+        memset(b->given[batch->copies[i].dst % RIG_MAX_GIVEN], 0, sizeof b->given[0]);
+    exchange(b, batch);
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *x = &batch->items[i];
-        uint32_t n_blocks = (x->pos + x->n_tokens + c->block_tokens - 1) / c->block_tokens;
+        const uint32_t end = (uint32_t)backend_item_end(c, x);
+        uint32_t n_blocks = (end + c->block_tokens - 1) / c->block_tokens;
+        if (c->n_stripes > 0 && x->n_chosen > 0)
+            note_choice_conflict(b, c, x);
         assert_true(n_blocks <= c->max_row_blocks);
         for (uint32_t k = 0; k < n_blocks; k++)
             assert_true(x->block_table[k] < c->n_blocks);
@@ -313,13 +370,15 @@ static struct backend_batch *fake_poll(struct backend *b, uint64_t wait_ns)
         b->in_flight[i] = b->in_flight[i + 1];
         b->end_ns[i] = b->end_ns[i + 1];
     }
-    batch->status = b->n_unpatched > 0 ? ATTN_EINTERNAL : b->fail_batch;
-    if (b->fails_unpatched && b->fail_batch != ATTN_OK)
+    const attn_status fails = b->n_spared == 0 ? b->fail_batch : ATTN_OK;
+    b->n_spared -= b->fail_batch != ATTN_OK && b->n_spared > 0;
+    batch->status = b->n_unpatched > 0 ? ATTN_EINTERNAL : fails;
+    if (b->fails_unpatched && fails != ATTN_OK)
         b->n_unpatched = 1 + b->n_in_flight;
     b->n_unpatched -= b->n_unpatched > 0;
-    if (b->fail_batch != ATTN_OK && !b->fails_unpatched)
+    if (fails != ATTN_OK && !b->fails_unpatched)
         patch(b, batch);
-    b->fail_batch = ATTN_OK;
+    b->fail_batch = fails != ATTN_OK ? ATTN_OK : b->fail_batch;
     batch->device_ns = b->item_ns ? b->batch_ns + batch->n_items * b->item_ns : 1000;
     if (batch->status == ATTN_OK) {
         patch(b, batch);

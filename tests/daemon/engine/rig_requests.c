@@ -34,7 +34,7 @@ static const Attnd__Reply *pool_create_reply(struct rig *r, const char *name, ui
     spec.num_q_heads = RIG_Q_HEADS;
     spec.num_kv_heads = RIG_KV_HEADS;
     spec.head_dim_k = RIG_DIM;
-    spec.block_tokens = RIG_BLOCK_TOKENS;
+    spec.block_tokens = split == ATTND__SPLIT__SPLIT_TOKENS ? RIG_SPLIT_TOKENS : RIG_BLOCK_TOKENS;
     spec.n_blocks = n_blocks;
     spec.q_dtype = ATTND__DTYPE__F32;
     spec.layers = &of_all;

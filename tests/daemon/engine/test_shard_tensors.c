@@ -1,11 +1,13 @@
 /* test_shard_tensors.c: pools split over several devices: what each is told of a batch, and what
  * becomes of their outputs, over the product of geometries, dtypes and options, against the float64
- * reference; with layers that are dilated, too. And blocks in shards.
+ * reference; with layers that are dilated, and with queries that choose blocks, too. And blocks in
+ * shards.
  *
  *     test_shard_tensors [NAME [EVERY [OFFSET [TESTS]]]]
  *
  * NAME is cpu (the default) or a module of the executor; the product is walked in steps of about
- * EVERY, of dilated layers twice that, from OFFSET on.
+ * EVERY, of dilated layers twice that, from OFFSET on. Queries of which two blocks' bounds are too
+ * close to say which is chosen are left out: few, which is asserted.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -16,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/cards/split/extremes.h"
 #include "daemon/cards/split/tensors.h"
 #include "kernels/kv_layout.h"
 #include "kernels/load.h"
@@ -31,6 +34,7 @@ enum {
     MAX_HEADS = 160,
     MAX_BATCH_ITEMS = 256,
 };
+#define TOO_CLOSE 1e-3 /* what f32 sums may be off, and more */
 
 static const struct backend_ops *ops;
 #ifndef EVERY
@@ -39,6 +43,7 @@ static const struct backend_ops *ops;
 static uint32_t every = EVERY, offset; /* no factor of the tables' sizes */
 static struct backend *backends[1 + MAX_CARDS]; /* the last computes what one device would */
 static uint64_t n_unseeing; /* rows of which a card has no key */
+static uint64_t n_choices, n_left_out, n_joined;
 static float sinks[MAX_HEADS], slopes[MAX_HEADS];
 static uint64_t random_state = 11;
 
@@ -99,7 +104,13 @@ struct split_run {
     struct backend_patch patches[N_BLOCKS]; /* all of table */
     uint32_t n_patches;
     float *rk[N_SEQS], *rv[N_SEQS]; /* what was appended, as the cache reads it */
+    bool is_choosing; /* queries choose blocks, and have no lists */
+    struct split_extremes extremes;
 };
+
+/* What a step is of: new tokens; queries of tokens that are there; or those are written once more,
+ * with other keys. */
+enum step_kind { MORE, AGAIN, ANEW };
 
 static attn_status run_begin(struct split_run *r, const struct case_geometry *g,
                              struct case_dtype d, const struct case_options *o,
@@ -154,6 +165,7 @@ static void run_end(struct split_run *r)
         pool_split_fini(&r->splits[i]);
     }
     ops->pool_close(r->whole);
+    extremes_forget_all(&r->extremes);
     for (uint32_t s = 0; s < N_SEQS; s++) {
         free(r->rk[s]);
         free(r->rv[s]);
@@ -161,14 +173,16 @@ static void run_end(struct split_run *r)
 }
 
 static void compute(const struct split_run *r, struct backend *b, struct backend_pool *p,
-                    const struct backend_item *items, uint32_t n)
+                    const struct backend_item *items, uint32_t n, const struct backend_extremes *x)
 {
-    for (uint32_t first = 0; first < n; first += MAX_BATCH_ITEMS) {
+    for (uint32_t first = 0; first < n || (first == 0 && x != NULL); first += MAX_BATCH_ITEMS) {
         uint32_t left = n - first;
+        const bool has_extremes = x != NULL && (x->is_given ? first == 0 : left <= MAX_BATCH_ITEMS);
         struct backend_batch batch = {.pool = p,
                                       .items = items + first,
                                       .patches = r->patches,
                                       .n_patches = r->n_patches,
+                                      .extremes = has_extremes ? x : NULL,
                                       .n_items = left < MAX_BATCH_ITEMS ? left : MAX_BATCH_ITEMS};
         if (ops->submit(b, &batch) != ATTN_OK)
             fail_msg("%s", ops->last_error(b));
@@ -197,12 +211,33 @@ static void count_unseeing(const struct shard_tensors *t)
                 n_unseeing += t->items[i].lse[row] == -INFINITY;
 }
 
+/* What queries choose by is made on all cards behind their appends, joined, and given to all. */
+static void join(struct split_run *r, struct shard_tensors *shards, struct extremes_list *list,
+                 struct backend_extremes *x)
+{
+    void *bytes[MAX_CARDS];
+    const size_t n_bytes = list->n * extremes_bytes(&r->config);
+    n_joined += list->n;
+    for (uint32_t i = 0; i < r->n_cards; i++) {
+        bytes[i] = aligned_alloc(64, n_bytes + 64 - n_bytes % 64);
+        memset(bytes[i], 0xff, n_bytes);
+        x[i] = (struct backend_extremes){.list = list->list, .n = list->n, .bytes = bytes[i]};
+        compute(r, backends[i], r->shards[i], shards[i].items, shards[i].n_appends, &x[i]);
+        x[i].is_given = true;
+    }
+    extremes_join(&r->config, bytes, r->n_cards, list->n);
+    extremes_note(&r->extremes, &r->config, list);
+}
+
 /* The batch, in shards: outputs where the items say. */
 static void compute_split(struct split_run *r, const struct backend_item *items, uint32_t n)
 {
     struct shard_tensors shards[MAX_CARDS] = {0};
     struct backend_merge list[N_SEQS];
     struct backend_merges merges = {.list = list, .n_parts = r->n_cards};
+    struct extremes_list lacking = {0};
+    struct backend_extremes x[MAX_CARDS] = {0};
+    const struct backend_batch batch = {.items = items, .n_items = n};
     bool is_heads = r->splits[0].how == ATTN_SPLIT_HEADS;
     for (uint32_t i = 0; i < r->n_cards; i++) {
         struct shard_tensors *t = &shards[i];
@@ -222,7 +257,16 @@ static void compute_split(struct split_run *r, const struct backend_item *items,
         else
             tokens_scatter(t);
         assert_true(t->n_items <= n_items);
-        compute(r, backends[i], r->shards[i], t->items, t->n_items);
+    }
+    if (!is_heads)
+        assert_int_equal(extremes_find(&r->extremes, &r->config, &batch, &lacking), ATTN_OK);
+    if (lacking.n > 0)
+        join(r, shards, &lacking, x);
+    for (uint32_t i = 0; i < r->n_cards; i++) {
+        struct shard_tensors *t = &shards[i];
+        const uint32_t first = lacking.n > 0 ? t->n_appends : 0;
+        compute(r, backends[i], r->shards[i], t->items + first, t->n_items - first,
+                lacking.n > 0 ? &x[i] : NULL);
         if (is_heads)
             heads_gather(t);
         else
@@ -234,7 +278,9 @@ static void compute_split(struct split_run *r, const struct backend_item *items,
         free(shards[i].items);
         free(shards[i].staging);
         free(shards[i].outputs);
+        free(x[i].bytes);
     }
+    free(lacking.list);
 }
 
 /* --- steps ------------------------------------------------------------------------------------ */
@@ -272,6 +318,71 @@ static void check_outputs(const struct split_run *r, const struct backend_item *
     free(want_lse);
 }
 
+static void compare(const double *want, const void *got, attn_dtype dtype, size_t first, size_t n,
+                    double atol, double rtol, const char *name)
+{
+    for (size_t i = 0; i < n; i++) {
+        const double x = reference_get(dtype, got, first + i);
+        if (x != want[i] && !(fabs(x - want[i]) <= atol + rtol * fabs(want[i])))
+            fail_msg("%s: element %zu is %g, not %g", name, first + i, x, want[i]);
+    }
+}
+
+/* One query that chooses, and one kv head; k and v are [token][dim] of it. */
+static void check_choice(const struct split_run *r, const struct backend_item *d, uint32_t token,
+                         uint32_t head, const float *k, const float *v, const char *name)
+{
+    const struct backend_pool_config *c = &r->config;
+    const uint32_t group = c->num_q_heads / c->num_kv_heads, dk = c->head_dim_k;
+    const uint32_t end = d->pos + (r->layer.is_full ? d->n_tokens : token + 1);
+    const size_t row = (size_t)token * c->num_q_heads + (size_t)head * group;
+    const struct reference_bound bound = reference_bound_of(c->q_dtype, c->q_dtype);
+    struct attn_layer_spec layer = r->layer;
+    uint32_t list[MAX_TOKENS];
+    double margin;
+    float *q = calloc((size_t)group * dk, sizeof *q);
+    double *out = calloc((size_t)group * c->head_dim_v, sizeof *out), lse[MAX_HEADS];
+    for (size_t i = 0; i < (size_t)group * dk; i++)
+        q[i] = (float)reference_get(c->q_dtype, d->q, row * dk + i);
+    const uint32_t n =
+        reference_choose(d->n_chosen, c->block_tokens, group, dk, q, k, end, list, &margin, NULL);
+    const uint32_t starts[] = {0, n};
+    const struct reference_seen seen = {.starts = starts, .tokens = list};
+    if (layer.sink_logits != NULL)
+        layer.sink_logits += head * group;
+    n_choices++;
+    n_left_out += margin < TOO_CLOSE;
+    if (margin >= TOO_CLOSE) {
+        assert_int_equal(reference_attend_seen(&layer, group, 1, dk, c->head_dim_v, ATTN_F32, q, 1,
+                                               end - 1, k, v, end, &seen, out, lse),
+                         ATTN_OK);
+        compare(out, d->out, c->q_dtype, row * c->head_dim_v, (size_t)group * c->head_dim_v,
+                bound.atol, bound.rtol, name);
+        compare(lse, d->lse, ATTN_F32, row, group, bound.lse_atol, bound.lse_rtol, name);
+    }
+    free(q);
+    free(out);
+}
+
+static void check_choices(const struct split_run *r, const struct backend_item *d, const char *name)
+{
+    const struct backend_pool_config *c = &r->config;
+    const uint32_t dk = c->head_dim_k, dv = c->head_dim_v, end = d->pos + d->n_tokens;
+    float *k = calloc((size_t)end * dk, sizeof *k), *v = calloc((size_t)end * dv, sizeof *v);
+    for (uint32_t h = 0; h < c->num_kv_heads; h++) {
+        for (size_t j = 0; j < end; j++) {
+            const size_t row = j * c->num_kv_heads + h;
+            memcpy(k + j * dk, r->rk[d->table_row] + row * dk, dk * sizeof *k);
+            memcpy(v + j * dv, r->rv[d->table_row] + row * dv, dv * sizeof *v);
+        }
+        for (uint32_t t = 0; t < d->n_tokens; t++)
+            if (d->n_tokens < 8 || random_below(&random_state, 8) == 0) /* of long items some */
+                check_choice(r, d, t, h, k, v, name);
+    }
+    free(k);
+    free(v);
+}
+
 /* What the cache has of an appended row's heads. */
 static void remember(float *to, const struct split_run *r, const void *rows, uint32_t n,
                      uint32_t dim)
@@ -300,10 +411,11 @@ static struct backend_lists lists_of(const struct split_run *r, uint32_t pos, ui
     return (struct backend_lists){.starts = starts, .tokens = tokens};
 }
 
-/* n_tokens more of each sequence, of the second one some fewer; or (is_again) queries of some that
- * are there. The second sequence's have lists, unless its layer is dilated. */
-static void step(struct split_run *r, uint32_t n_tokens, bool is_again, const char *name)
+/* n_tokens of each sequence, of the second one some fewer. The second sequence's have lists, unless
+ * its layer is dilated or they choose. */
+static void step(struct split_run *r, uint32_t n_tokens, enum step_kind kind, const char *name)
 {
+    static const uint32_t numbers[] = {1, 2, 3, 4, 5, 8, 100};
     const struct backend_pool_config *c = &r->config;
     struct backend_item items[N_SEQS], alone[N_SEQS];
     size_t el = attn_dtype_bytes(c->q_dtype), out_bytes[N_SEQS], lse_bytes[N_SEQS];
@@ -312,10 +424,10 @@ static void step(struct split_run *r, uint32_t n_tokens, bool is_again, const ch
         size_t q_heads = (size_t)n * c->num_q_heads, kv_heads = (size_t)n * c->num_kv_heads;
         out_bytes[s] = q_heads * c->head_dim_v * el;
         lse_bytes[s] = q_heads * sizeof(float);
-        uint32_t more = is_again ? 0 : n, back = r->len[s] - n;
-        uint32_t pos = is_again ? (uint32_t)((next_random() + 1) / 2 * back) : r->len[s];
+        uint32_t more = kind == AGAIN ? 0 : n, back = r->len[s] - n;
+        uint32_t pos = kind == MORE ? r->len[s] : (uint32_t)((next_random() + 1) / 2 * back);
         items[s] = (struct backend_item){
-            .flags = BACKEND_ATTEND | (is_again ? 0 : BACKEND_APPEND),
+            .flags = BACKEND_ATTEND | (kind == AGAIN ? 0 : BACKEND_APPEND),
             .table_row = s,
             .pos = pos,
             .n_tokens = n,
@@ -325,7 +437,9 @@ static void step(struct split_run *r, uint32_t n_tokens, bool is_again, const ch
             .v = c->is_v_in_k ? NULL : filled(c->q_dtype, kv_heads * c->head_dim_v),
             .out = filled(c->q_dtype, q_heads * c->head_dim_v),
             .lse = filled(ATTN_F32, q_heads)};
-        if (s == 1 && r->layer.n_branches == 0)
+        if (r->is_choosing)
+            items[s].n_chosen = numbers[random_below(&random_state, CASE_COUNT(numbers))];
+        else if (s == 1 && r->layer.n_branches == 0)
             items[s].lists = lists_of(r, pos, n);
         alone[s] = items[s];
         alone[s].out = filled(c->q_dtype, q_heads * c->head_dim_v);
@@ -338,13 +452,16 @@ static void step(struct split_run *r, uint32_t n_tokens, bool is_again, const ch
                    c->head_dim_v * sizeof(float));
         if (!c->is_v_in_k)
             remember(r->rv[s] + row0 * c->head_dim_v, r, items[s].v, more, c->head_dim_v);
-        r->len[s] += more;
+        r->len[s] += kind == MORE ? more : 0;
         assert_true(r->len[s] <= MAX_TOKENS);
     }
     compute_split(r, items, N_SEQS);
-    compute(r, backends[MAX_CARDS], r->whole, alone, N_SEQS);
+    compute(r, backends[MAX_CARDS], r->whole, alone, N_SEQS, NULL);
     for (uint32_t s = 0; s < N_SEQS; s++) {
-        check_outputs(r, &items[s], items[s].out, items[s].lse, name);
+        if (r->is_choosing)
+            check_choices(r, &items[s], name);
+        else
+            check_outputs(r, &items[s], items[s].out, items[s].lse, name);
         if (c->is_batch_invariant && r->splits[0].how == ATTN_SPLIT_HEADS) {
             assert_memory_equal(items[s].out, alone[s].out, out_bytes[s]);
             assert_memory_equal(items[s].lse, alone[s].lse, lse_bytes[s]);
@@ -386,6 +503,19 @@ static void check_blocks(const struct split_run *r)
     free(together);
 }
 
+/* Chunks that fill a few blocks, and single tokens; queries anywhere, keys that change. */
+static void run_choices(struct split_run *r, const char *name)
+{
+    static const uint32_t pieces[] = {90, 1, 37, 5, 60, 1, 1};
+    for (size_t i = 0; i < CASE_COUNT(pieces); i++)
+        step(r, pieces[i], MORE, name);
+    for (uint32_t i = 0; i < 3; i++) {
+        step(r, i == 0 ? 33 : 1, AGAIN, name);
+        step(r, 20, ANEW, name);
+        step(r, 1, MORE, name);
+    }
+}
+
 /* Of dilated layers as many tokens as a few segments have, in chunks, and queries anywhere. */
 static void run_steps(struct split_run *r, const char *name)
 {
@@ -395,9 +525,9 @@ static void run_steps(struct split_run *r, const char *name)
     const uint32_t *n = is_dilated && is_quick && n_most > 180 ? more : pieces;
     size_t n_pieces = n == more ? CASE_COUNT(more) : CASE_COUNT(pieces);
     for (size_t i = 0; i < n_pieces; i++)
-        step(r, n[i], false, name);
+        step(r, n[i], MORE, name);
     for (uint32_t i = 0; is_dilated && i < 3; i++)
-        step(r, i == 0 ? 9 : 1, true, name);
+        step(r, i == 0 ? 9 : 1, AGAIN, name);
 }
 
 /* Not the plain one: those of a table, or random ones. A rate that divides no stripe, rates larger
@@ -424,7 +554,14 @@ static struct dilation dilation_of(uint32_t at)
     return d;
 }
 
-static bool run(uint32_t at, attn_split how, uint32_t n_cards, struct dilation dilation)
+/* May its queries choose blocks? */
+static bool can_choose(const struct case_options *o)
+{
+    return o->window_tokens == 0 && !o->has_alibi;
+}
+
+static bool run(uint32_t at, attn_split how, uint32_t n_cards, struct dilation dilation,
+                bool is_choosing)
 {
     const struct case_geometry *g = &case_geometries[at % CASE_N_PRODUCT];
     at /= CASE_N_PRODUCT;
@@ -440,9 +577,14 @@ static bool run(uint32_t at, attn_split how, uint32_t n_cards, struct dilation d
              o->name, dilation.n, dilation.n ? dilation.branches[dilation.n - 1].segment_tokens : 0,
              dilation.n ? dilation.branches[dilation.n - 1].rate : 0);
     if ((dilation.n > 0 && o->window_tokens > 0) || !case_fits(g, d) ||
+        (is_choosing && !can_choose(o)) ||
         run_begin(&r, g, d, o, &dilation, how, n_cards) != ATTN_OK)
         return false;
-    run_steps(&r, name);
+    r.is_choosing = is_choosing;
+    if (is_choosing)
+        run_choices(&r, name);
+    else
+        run_steps(&r, name);
     check_blocks(&r);
     run_end(&r);
     return true;
@@ -457,7 +599,7 @@ static uint32_t over_the_product(attn_split how, bool is_dilated, const uint32_t
     const uint32_t apart = is_dilated ? 2 * every + 5 : every + 1;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t at = offset + i, k = offset; at < n_all; at += apart + i, k++)
-            n_run += run(at, how, n_cards[i], is_dilated ? dilation_of(k) : none);
+            n_run += run(at, how, n_cards[i], is_dilated ? dilation_of(k) : none, false);
     print_message("%u of the product\n", n_run);
     assert_true(n_run >= n_all / apart / 4);
     return n_run;
@@ -489,6 +631,28 @@ static void every_option_of_dilated_layers_by_tokens(void **state)
     uint32_t n_run = over_the_product(ATTN_SPLIT_TOKENS, true, (const uint32_t[]){2, 4}, 2);
     print_message("%llu rows of which a card has no key\n", (unsigned long long)n_unseeing);
     assert_true(n_run == 0 || n_unseeing > 0);
+}
+
+/* By heads each card has all keys of its heads; by tokens all choose by what they have together. */
+static void choices_are_those_of_one_device(void **state)
+{
+    (void)state;
+    static const uint32_t n_cards[] = {2, 4, 3};
+    const uint32_t n_all = CASE_N_PRODUCT * CASE_COUNT(case_dtypes) * CASE_COUNT(case_options);
+    uint32_t n_run = 0;
+    struct backend_info info;
+    ops->info(backends[0], &info);
+    if (!(info.features & BACKEND_HAS_EXTREMES))
+        skip();
+    n_choices = n_left_out = n_joined = 0;
+    for (uint32_t i = 0; i < CASE_COUNT(n_cards); i++)
+        for (uint32_t at = offset + i; at < n_all; at += every + 1 + i)
+            n_run += run(at, n_cards[i] == 3 ? ATTN_SPLIT_HEADS : ATTN_SPLIT_TOKENS, n_cards[i],
+                         (struct dilation){0}, true);
+    print_message("%u of the product, %llu choices, %llu left out, %llu blocks joined\n", n_run,
+                  (unsigned long long)n_choices, (unsigned long long)n_left_out,
+                  (unsigned long long)n_joined);
+    assert_true(n_run > 0 && n_joined > 0 && n_left_out <= n_choices / 20);
 }
 
 static attn_status try_item(struct backend_pool *p, struct backend_item item)
@@ -543,6 +707,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_option_of_dilated_layers_by_heads),
         cmocka_unit_test(tokens_compute_what_one_device_does),
         cmocka_unit_test(every_option_of_dilated_layers_by_tokens),
+        cmocka_unit_test(choices_are_those_of_one_device),
         cmocka_unit_test(items_of_stripes_are_refused_by_what_is_wrong),
     };
     if (argc > 2)

@@ -19,13 +19,15 @@ static void tweak(struct rig *rig)
     rig->second_backend.max_in_flight = second_in_flight;
 }
 
+static Attnd__Split split = ATTND__SPLIT__SPLIT_HEADS;
+
 /* A test between opening and closing: what the rig keeps would count as the test's leak. */
 static void run(void **state)
 {
     void (*const *test)(void **) = *state;
     for (second_in_flight = 1; second_in_flight <= 2; second_in_flight++) {
         rig_open(&r, tweak);
-        r.pool = rig_pool_of_split(&r, "split", 64, ATTND__SPLIT__SPLIT_HEADS);
+        r.pool = rig_pool_of_split(&r, "split", 64, split);
         (*test)(NULL);
         rig_close(&r);
     }
@@ -36,11 +38,23 @@ static attn_status status_of(uint64_t id)
     return (attn_status)rig_answer(&r, id)->status;
 }
 
+/* Appends to layer 0 and attends, choosing 3 blocks. */
+static uint64_t send_choosing(uint64_t seq, uint32_t pos, uint32_t n)
+{
+    const struct rig_step s = {.flags = WIRE_STEP_ATTEND | WIRE_STEP_APPEND | WIRE_STEP_CHOOSE,
+                               .n_items = 1,
+                               .seq = &seq,
+                               .pos = &pos,
+                               .n_tokens = &n,
+                               .choose_blocks = 3};
+    return rig_send_step(&r, &s);
+}
+
 /* A batch of its own, whose part is on its way to the second card. */
-static uint64_t launch(uint64_t seq, uint32_t pos, uint32_t n)
+static uint64_t launch_as(bool is_choosing, uint64_t seq, uint32_t pos, uint32_t n)
 {
     uint32_t n_in_flight = r.engine->n_in_flight;
-    uint64_t id = rig_send_item(&r, seq, 0, pos, n);
+    uint64_t id = is_choosing ? send_choosing(seq, pos, n) : rig_send_item(&r, seq, 0, pos, n);
     r.second->has_thread = true; /* so that it isn't computed on the way */
     for (int i = 0; i < 1000 && r.engine->n_in_flight == n_in_flight; i++) {
         engine_turn(r.engine, 0);
@@ -50,6 +64,11 @@ static uint64_t launch(uint64_t seq, uint32_t pos, uint32_t n)
     assert_int_equal(r.engine->n_in_flight, n_in_flight + 1);
     assert_null(rig_reply(&r, id));
     return id;
+}
+
+static uint64_t launch(uint64_t seq, uint32_t pos, uint32_t n)
+{
+    return launch_as(false, seq, pos, n);
 }
 
 static void a_split_batch_is_computed_on_both_cards(void **state)
@@ -173,8 +192,112 @@ static void whichever_shard_fails_tables_agree_afterwards(void **state)
     }
 }
 
+/* --- split by tokens: what queries choose blocks by (the fake backend looks) ------------------ */
+
+/* The same tests over a pool that is split by tokens. */
+static void run_tokens(void **state)
+{
+    split = ATTND__SPLIT__SPLIT_TOKENS;
+    run(state);
+    split = ATTND__SPLIT__SPLIT_HEADS;
+}
+
+static attn_status choose(uint64_t seq, uint32_t pos, uint32_t n)
+{
+    const uint64_t id = send_choosing(seq, pos, n);
+    rig_run(&r);
+    return status_of(id);
+}
+
+static const struct rig_batch *second_batch(uint32_t from_end)
+{
+    return &r.second_backend.batches[r.second_backend.n_batches - 1 - from_end];
+}
+
+static void blocks_are_joined_once_and_again_when_they_are_written(void **state)
+{
+    (void)state;
+    rig_open_many(&r, 1, 1);
+    assert_int_equal(choose(1, 0, 70), ATTN_OK); /* blocks 1 to 3 of 0 to 4 */
+    assert_int_equal(second_batch(1)->n_made, 3);
+    assert_int_equal(second_batch(0)->n_given, 3);
+    const uint32_t n = r.second_backend.n_batches;
+    for (uint32_t pos = 70; pos < 80; pos++)
+        assert_int_equal(choose(1, pos, 1), ATTN_OK);
+    assert_int_equal(r.second_backend.n_batches, n + 10);
+    assert_int_equal(choose(1, 80, 1), ATTN_OK); /* block 4 is full */
+    assert_int_equal(second_batch(1)->n_made, 1);
+    assert_int_equal(second_batch(0)->n_given, 1);
+    assert_int_equal(rig_truncate(&r, 1, 40), ATTN_OK);
+    assert_int_equal(choose(1, 40, 50), ATTN_OK); /* blocks 2 to 4 are written anew */
+    assert_int_equal(second_batch(1)->n_made, 3);
+    for (uint32_t layer = 1; layer < RIG_LAYERS; layer++)
+        assert_int_equal(rig_item(&r, 1, layer, 0, 50), ATTN_OK);
+    assert_int_equal(rig_fork(&r, 1, 2, 45), ATTN_OK);
+    assert_int_equal(choose(2, 45, 50), ATTN_OK); /* a copy of block 2, new ones */
+    assert_int_equal(second_batch(1)->n_made, 3);
+}
+
+static void a_batch_behind_one_that_is_joined_waits(void **state)
+{
+    (void)state;
+    rig_open_many(&r, 1, 2);
+    assert_int_equal(rig_item(&r, 1, 0, 0, 70), ATTN_OK);
+    const uint32_t n = r.second_backend.n_batches;
+    const uint64_t first = launch_as(true, 1, 70, 1), second = launch_as(true, 2, 0, 100);
+    rig_run(&r);
+    assert_int_equal(status_of(first), ATTN_OK);
+    assert_int_equal(status_of(second), ATTN_OK);
+    assert_int_equal(r.second_backend.n_batches, n + 4);
+    assert_int_equal(second_batch(3)->n_made, 3);
+    assert_int_equal(second_batch(2)->n_given, 3);
+    assert_int_equal(second_batch(1)->n_made, 5);
+    assert_int_equal(second_batch(0)->n_given, 5);
+}
+
+/* In any stage on either card, while another batch is in flight: nothing is committed, and the next
+ * steps are right. */
+static void whichever_stage_fails_choices_are_right_afterwards(void **state)
+{
+    (void)state;
+    rig_open_many(&r, 1, 4);
+    uint32_t len[5] = {0};
+    for (uint32_t round = 0; round < 96; round++) {
+        struct backend *b = round / 2 % 2 == 0 ? &r.second_backend : &r.backend;
+        uint64_t ids[2], seqs[2];
+        uint32_t n[2];
+        for (uint32_t i = 0; i < 2; i++) {
+            seqs[i] = 1 + (round + i) % 4;
+            n[i] = 1 + (round * 7 + i * 11) % 20;
+            ids[i] = launch_as(true, seqs[i], len[seqs[i]], n[i]);
+        }
+        b->n_spared = round / 8 % 4;
+        b->fail_batch = round % 4 == 0 ? ATTN_EINTERNAL : ATTN_OK;
+        b->fail_submit = round % 4 == 1 ? ATTN_EINTERNAL : ATTN_OK;
+        rig_run(&r);
+        b->fail_batch = b->fail_submit = ATTN_OK;
+        for (uint32_t i = 0; i < 2; i++) {
+            const attn_status st = status_of(ids[i]);
+            assert_true(st == ATTN_OK || st == ATTN_EINTERNAL);
+            len[seqs[i]] += st == ATTN_OK ? n[i] : 0;
+            assert_int_equal(rig_len(&r, seqs[i], 0), len[seqs[i]]);
+        }
+        if (len[seqs[0]] > 120) {
+            assert_int_equal(rig_truncate(&r, seqs[0], 20), ATTN_OK);
+            len[seqs[0]] = 20;
+        }
+    }
+}
+
 int main(void)
 {
+#define TOKENS(name)                                                                               \
+    {                                                                                              \
+#name, run_tokens, NULL, NULL, &(void (*)(void **))                                        \
+        {                                                                                          \
+            name                                                                                   \
+        }                                                                                          \
+    }
 #define T(name)                                                                                    \
     {                                                                                              \
 #name, run, NULL, NULL, &(void (*)(void **))                                               \
@@ -188,6 +311,9 @@ int main(void)
         T(a_sequence_opened_behind_a_failed_shard_has_its_table_sent),
         T(tables_that_a_failed_shard_was_to_send_are_sent_again),
         T(whichever_shard_fails_tables_agree_afterwards),
+        TOKENS(blocks_are_joined_once_and_again_when_they_are_written),
+        TOKENS(a_batch_behind_one_that_is_joined_waits),
+        TOKENS(whichever_stage_fails_choices_are_right_afterwards),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
