@@ -226,6 +226,19 @@ def test_what_a_plan_does_not_find_leaves_no_sequence_behind(daemon, monkeypatch
     requests.close()
 
 
+def test_an_engine_that_ends_leaves_no_sequence_behind(daemon):
+    """Nor does it leave those that have filled its graphs."""
+    requests = requests_of(daemon.url, "ends")
+    lane = OverLane(requests, requests.client.open_lane(), 6)
+    lane.warm(torch.device("cpu"))
+    layers(requests, lane, [Row("a", 0, 1, 0, True)], 6, 1)
+    with attnd.connect(daemon.url) as other:
+        assert other.stats()["sequences"] == 6  # a, and what fills a graph of 6 tokens
+        lane.close()
+        requests.close()
+        assert other.stats()["sequences"] == 0
+
+
 def test_a_cpu_has_no_lane():
     assert open_lane(None, torch.device("cpu"), None) is None
 

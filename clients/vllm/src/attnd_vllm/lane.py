@@ -259,8 +259,8 @@ class OverLane:
                 " start vLLM again"
             )
         in_bytes, out_bytes = self._lane.in_bytes, self._lane.out_bytes
-        self.close()
         self._drop_fillers()
+        self.close()
         self._take(self._requests.client.open_lane(in_bytes=in_bytes, out_bytes=out_bytes))
 
     def capture(self, n_tokens: int) -> Metadata:
@@ -296,9 +296,13 @@ class OverLane:
             torch.cuda.current_stream().synchronize()
 
     def close(self) -> None:
-        if not self._lane.is_closed:
-            self.settle()
-            self._lane.close()
+        """Also of what fills the graphs: a session in which a sequence is open outlives its client."""
+        if self._lane.is_closed:
+            return
+        self.settle()
+        self._lane.close()
+        self._requests.end_all(self._fillers)
+        self._fillers = []
 
 
 Way = OverHost | OverLane

@@ -423,15 +423,19 @@ class Requests:
 
     def close(self) -> None:
         """Closes all sequences and the client."""
-        calls = self.pool.calls()
-        for h in self.held.values():
-            calls.close(h.seq)
+        self.end_all([h.seq for h in self.held.values()])
         self.held.clear()
+        self.client.close()
+
+    def end_all(self, seqs: Iterable[attnd.Sequence]) -> None:
+        """Closes sequences of an engine that ends; those that can't be end with their session."""
+        calls = self.pool.calls()
+        for seq in seqs:
+            calls.close(seq)
         try:
             calls.run(timeout=5)
         except attnd.AttndError:
-            pass  # they end with their session
-        self.client.close()
+            pass
 
 
 class Step:
