@@ -674,20 +674,13 @@ def test_model_runner_v2_is_not_refused_on_gpus():
     of_platform.check_config(config(Model(), 8, BLOCK, use_v2_model_runner=True), "cuda")
 
 
-def test_tensor_parallelism_is_refused_on_gpus():
-    of_platform = importlib.import_module("attnd_vllm.platform")
-    c = config(Model(), 8, BLOCK, parallel_config__tensor_parallel_size=2)
-    of_platform.check_config(c, "cpu")
-    with pytest.raises(ValueError, match="attnd-vllm does not support tensor_parallel_size 2"):
-        of_platform.check_config(c, "cuda")
-
-
 def test_endpoints_are_one_or_one_for_each_rank(monkeypatch):
     of_platform = importlib.import_module("attnd_vllm.platform")
     c = config(Model(), 8, BLOCK, parallel_config__tensor_parallel_size=2)
     for urls in "shm:///a", "shm:///a,shm:///b":
         monkeypatch.setenv("ATTND_VLLM", urls)
-        of_platform.check_config(c)
+        of_platform.check_config(c, "cpu")
+        of_platform.check_config(c, "cuda")
     monkeypatch.setenv("ATTND_VLLM", "shm:///a,shm:///b,shm:///c")
     with pytest.raises(ValueError, match="ATTND_VLLM has 3 endpoints, expected .* --tensor-parallel-size 2"):
         of_platform.check_config(c)

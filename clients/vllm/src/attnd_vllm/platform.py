@@ -19,8 +19,6 @@ def check_config(c: Any, device_type: str = "cpu") -> None:
     """Raises ValueError, naming the option, for a configuration that attnd can't serve."""
     parallel, model = c.parallel_config, c.model_config
     n_ranks = getattr(parallel, "tensor_parallel_size", 1)
-    if device_type != "cpu" and n_ranks > 1:
-        _refuse(f"tensor_parallel_size {n_ranks}", "on CPUs it does")
     settings.endpoint(0, n_ranks)
     if device_type == "cpu" and getattr(c, "use_v2_model_runner", False):
         _refuse("model runner V2 on CPUs", "VLLM_USE_V2_MODEL_RUNNER=0 selects V1")
