@@ -22,6 +22,7 @@ import attnd_cluster.hosts
 import attnd_cluster.members
 import attnd_cluster.pool
 import attnd_cluster.sequence
+from attnd_cluster.keys import LEAVING
 
 SEED = random.randrange(1 << 30)
 LONG = 600.0  # seconds that nothing here may wait for: what ends sooner ended by membership
@@ -372,6 +373,29 @@ def test_what_a_move_has_left_elsewhere_is_not_taken_for_the_sequence_and_freed(
             listed = operator.inspect("sequences")["sequences"]
             there = [t.seq.id] if t.seq.where == other.name else []
             assert [int(s["sequence"]) for s in listed] == there
+
+
+def test_what_is_found_after_its_host_s_death_has_its_worker_s_latest_note(cluster, monkeypatch):
+    cluster.start("a", "b")
+    pool = cluster.connect().create_pool(SPEC)
+    t = Text(pool, prompt(np.random.default_rng(SEED), 40))
+    t.seq.set_note(b"new")
+    lost, member = t.seq._host, t.seq._host.member._replace(state=LEAVING)
+    other = cluster.hosts["b" if lost.name == "a" else "a"]
+    with attnd.connect(other.url) as mover:  # that read the note before it was set, and ended then
+        there = mover.create_pool(SPEC)
+        copy = there.open(t.seq.id)
+        copy.set_tokens(0, t.ids)
+        copy.set_note(b"old")
+        for layer in range(L):
+            _, k, v = rows(layer, t.ids, 0)
+            there.step(layer, [(copy, 0, len(t.ids))], k=k, v=v)
+        monkeypatch.setattr(t.seq, "_member", lambda: member)
+        pool.client.hosts.end(member)
+        t.decode()
+        assert (t.seq.where, t.seq.n_rebuilt) == (other.name, 0)
+        assert mover.note(t.seq.id) == b"new"
+    t.verify()
 
 
 def test_a_sequence_is_placed_though_all_that_were_asked_are_gone_when_it_is_opened(

@@ -179,6 +179,8 @@ class ClusterSequence(Closing, NotPicklable):
                 continue
             log.info("sequence %d is at %s now", self.id, name)
             self._set(host, inner)
+            if old.is_gone:  # with all tokens, but what a move has left may have an older note
+                self._set_note_again()
             return True
         return False
 
@@ -206,12 +208,16 @@ class ClusterSequence(Closing, NotPicklable):
         self.n_cached, self.layer_len = inner.n_cached, ()
         self._lens = [inner.n_cached] * self.pool.spec.num_layers
         self.n_rebuilt += 1
-        if self.note:
-            try:
-                inner.set_note(self.note)
-            except attnd.AttndError as e:  # an older daemon, or no room
-                log.warning("sequence %d at %s is without its note: %s", self.id, host.name, e)
+        self._set_note_again()
         rebuild(self)
+
+    def _set_note_again(self) -> None:
+        if not self.note:
+            return
+        try:
+            self._host.call(lambda: self._inner.set_note(self.note))
+        except attnd.AttndError as e:  # an older daemon, or no room
+            log.warning("sequence %d at %s is without its note: %s", self.id, self.where, e)
 
     def _do(self, what: Any) -> Any:
         """what(), which asks of self._inner; again where it is found after a move, or made anew."""
