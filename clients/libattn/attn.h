@@ -768,6 +768,18 @@ ATTN_API attn_status attn_step_start(attn_pool *p, const struct attn_step *s, at
 ATTN_API attn_status attn_step_wait(attn_client *c, attn_ticket ticket,
                                     struct attn_result *out_result);
 
+/* attn_merge: outputs of the same queries over some of the keys each, as one over all: what a
+ * worker does with steps of attn_part, and of is_full. Sums in double.
+ *
+ * Shapes   outs [n_parts][n_rows][dim] and out [n_rows][dim] of dtype f32, f16 or bf16; lses
+ *          [n_parts][n_rows] and out_lse [n_rows], natural logarithms; out_lse may be NULL. A row
+ *          is a head of a token. out is none of outs
+ * Result   a row that sees nothing in any part has zeros, and -inf; parts in which it sees nothing
+ *          are not read
+ * Errors   ATTN_EINVAL */
+ATTN_API attn_status attn_merge(attn_dtype dtype, uint32_t n_parts, uint64_t n_rows, uint32_t dim,
+                                const void *outs, const float *lses, void *out, float *out_lse);
+
 /* ---- lanes: layers without messages ---- */
 
 /* A lane carries one stream of layers to the daemon. A plan says once per decode step what its

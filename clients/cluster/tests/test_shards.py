@@ -2,6 +2,7 @@
 windows, sink tokens, ALiBi and sink logits, while shards begin, are cut off, and are lost."""
 
 import concurrent.futures
+import ctypes
 import importlib.util
 import json
 import os
@@ -11,13 +12,16 @@ import signal
 import attnd
 import numpy as np
 import pytest
+from attnd._lib import library
+from attnd._tensor import BF16, F16, F32, FP8_E4M3
+from attnd.errors import check
 from conftest import ROOT
 from ledger import L, VOCAB, Text, rebuild, rows
 from rig import SPEC, Host
 
 import attnd_cluster
 from attnd_cluster import shard_decode
-from attnd_cluster.shard_steps import merge, narrow, wide
+from attnd_cluster.shard_steps import merge
 from attnd_cluster.shards import LongSequence, ShardLostError
 
 _at = ROOT / "clients" / "python" / "tests" / "reference.py"
@@ -35,6 +39,18 @@ LAYERS = {
         attnd.LayerSpec(sink_logits=[0.5, -1.0, 2.0, 0.0], soft_cap=5.0),
     ],
 }
+
+
+def wide(x):
+    """As floats that numpy has; uint16 is bf16."""
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+
+def narrow(x, dtype):
+    if dtype != np.uint16:
+        return x.astype(dtype)
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 @pytest.fixture
@@ -149,6 +165,7 @@ def test_steps_of_one_token_are_made_once_and_give_the_same_bytes(hosts, monkeyp
         return n_done[-1]
 
     monkeypatch.setattr(shard_decode, "decode", decode)
+    monkeypatch.setattr(shard_decode, "_HAS_SPARE_CORES", True)
     got = {}
     for pos in range(90, 101):  # a third shard begins at 96
         for layer in range(L):
@@ -445,29 +462,72 @@ def test_what_is_wrong_with_shards_to_adopt_is_said(hosts):
     assert (e.value.first, e.value.past) == (48, 96)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
-def test_merges_agree_with_float64(dtype):
+def merged(kind, outs, lses):
+    out, lse = np.full(outs.shape[1:], 77, outs.dtype), np.full(lses.shape[1:], 77, np.float32)
+    merge(kind, outs, lses, out, lse)
+    return out, lse
+
+
+@pytest.mark.parametrize("kind", [F32, F16, BF16])
+def test_merges_agree_with_float64(kind):
+    dtype = {F32: np.float32, F16: np.float16, BF16: np.uint16}[kind]
     rng = np.random.default_rng(SEED)
     s = rng.normal(size=(5, 3, 40)) * 20
-    v = rng.normal(size=(40, 8))
+    v = rng.normal(size=(40, 200))
     s[0, :, :20] = s[1] = -np.inf  # queries that see nothing of a part, or at all
-    parts = []
+    outs, lses = [], []
     for keys in (slice(0, 20), slice(20, 25), slice(25, 40)):
         most = s[..., keys].max(-1, keepdims=True)
         e = np.exp(s[..., keys] - np.where(np.isneginf(most), 0, most))
         total = e.sum(-1)
         with np.errstate(divide="ignore"):
             lse = np.log(total) + np.where(np.isneginf(most), 0, most)[..., 0]
-        out = e @ v[keys] / np.where(total == 0, 1, total)[..., None]
-        parts.append((narrow(out, np.dtype(dtype)), lse.astype(np.float32)))
-    out, lse = merge(np.stack([o for o, _ in parts]), np.stack([x for _, x in parts]))
+        out = narrow(e @ v[keys] / np.where(total == 0, 1, total)[..., None], np.dtype(dtype))
+        out[np.isneginf(lse)] = narrow(np.array([np.nan]), np.dtype(dtype))  # is not looked at
+        outs.append(out)
+        lses.append(lse.astype(np.float32))
+    out, lse = merged(kind, np.stack(outs), np.stack(lses))
     assert np.isneginf(lse[1]).all() and (out[1] == 0).all()
     keep = [0, 2, 3, 4]
     w = np.exp(s[keep] - s[keep].max(-1, keepdims=True))
     want = w @ v / w.sum(-1)[..., None]
-    bound = {np.float32: 1e-5, np.float16: 2e-3, np.uint16: 2e-2}[dtype]
-    np.testing.assert_allclose(out[keep], want, atol=bound)
-    np.testing.assert_allclose(wide(narrow(out, np.dtype(dtype)))[keep], want, atol=2 * bound)
+    bound = {F32: 1e-5, F16: 2e-3, BF16: 2e-2}[kind]
+    np.testing.assert_allclose(wide(out)[keep], want, atol=2 * bound)
     np.testing.assert_allclose(
         lse[keep], np.log(w.sum(-1)) + s[keep].max(-1), rtol=1e-6, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("kind", [F16, BF16])
+def test_merges_round_to_the_nearest(kind):
+    rng = np.random.default_rng(SEED)
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    outs = np.stack([bits, rng.permutation(bits)]).reshape(2, 1, 64, 1024)
+    lses = np.zeros((2, 1, 64), np.float32)
+    lses[1, 0, 32:] = -np.inf  # of the second half the first part is all: every number stays as it is
+
+    def as_floats(x):
+        return wide(x) if kind == BF16 else x.view(np.float16).astype(np.float32)
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        want = as_floats(outs).astype(np.float64).sum(0) / 2
+        want[:, 32:] = as_floats(outs)[0, :, 32:]
+        want = want.astype(np.float32)
+        want = narrow(want, np.dtype(np.uint16)) if kind == BF16 else want.astype(np.float16)
+    outs = outs if kind == BF16 else outs.view(np.float16)
+    out, _ = merged(kind, outs, lses)
+    have, want = (as_floats(x.view(np.uint16)) for x in (out, want))
+    np.testing.assert_array_equal(np.isnan(have), np.isnan(want))
+    np.testing.assert_array_equal(have[~np.isnan(want)], want[~np.isnan(want)])
+
+
+def test_wrong_merges_are_refused_by_name():
+    lib, x = library(), (ctypes.c_float * 64)()
+    for args, named in (
+        ((F32, 0, 4, 4, x, x, x, None), "n_parts is 0"),
+        ((F32, 2, 4, 0, x, x, x, None), "dim 0"),
+        ((FP8_E4M3, 2, 4, 4, x, x, x, None), "dtype is fp8_e4m3"),
+        ((F32, 2, 4, 4, None, x, x, None), "outs, lses or out is NULL"),
+    ):
+        with pytest.raises(attnd.InvalidArgumentError, match=named):
+            check(lib.attn_merge(*args))

@@ -1,7 +1,7 @@
 """Steps of sequences that have shards: what goes to each, all at once, and what is merged of it.
 
 The shard that has a query's place appends and attends, those before it attend as parts
-(docs/protocol/step-kinds.md, "Parts"), and outputs are merged here by their lse, in float64.
+(docs/protocol/step-kinds.md, "Parts"), and outputs are merged by their lse (attn_merge).
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 import attnd
 import numpy as np
+from attnd._lib import library
+from attnd._tensor import F32, address_of
+from attnd.errors import check
 
 from .pool import ClusterItems, ClusterPool, _Arrays, together
 from .sequence import ClusterSequence
@@ -80,34 +83,20 @@ def taken(rows: list[Row], of: list[int], array: Any) -> Any:
     return np.concatenate([array[rows[at].first : rows[at].first + rows[at].n] for at in of])
 
 
-def wide(x: np.ndarray) -> np.ndarray:
-    """As floats that numpy has; uint16 is bf16."""
-    if x.dtype == np.uint16:
-        return (x.astype(np.uint32) << 16).view(np.float32)
-    return x if x.dtype.kind == "f" else x.astype(np.float32)
-
-
-def narrow(x: np.ndarray, dtype: Any) -> np.ndarray:
-    if dtype != np.uint16:
-        return x.astype(dtype)
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def merge(outs: np.ndarray, lses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(out, lse) over all keys of outs [parts, n, heads, dim] and lses [parts, n, heads] over some each,
-    in float64. A query that sees nothing anywhere has zeros and -inf."""
-    most = lses.max(0)
-    base = np.where(np.isneginf(most), np.float32(0), most)
-    weights = np.exp(lses - base, dtype=np.float64)
-    total = weights.sum(0)
-    if weights.all():
-        weights /= total
-        return (weights[..., None] * wide(outs)).sum(0), base + np.log(total)
-    weights /= np.where(total == 0, 1.0, total)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        out = np.where(weights[..., None] == 0, 0.0, weights[..., None] * wide(outs)).sum(0)
-        return out, base + np.log(total)
+def merge(kind: int, outs: Any, lses: Any, out: Any, lse: Any) -> None:
+    """out [n, heads, dim] and lse [n, heads], or None, over all keys of outs [parts, n, heads, dim] and
+    lses [parts, n, heads] over some each. kind: of outs and out."""
+    parts, n, heads, dim = outs.shape
+    at = [
+        0 if x is None else address_of(x, name, dtype, shape, is_output)[0]
+        for x, name, dtype, shape, is_output in (
+            (outs, "outs", kind, outs.shape, False),
+            (lses, "lses", F32, outs.shape[:3], False),
+            (out, "out", kind, outs.shape[1:], True),
+            (lse, "lse", F32, outs.shape[1:3], True),
+        )
+    ]
+    check(library().attn_merge(kind, parts, n * heads, dim, *at))
 
 
 def nan_of(x: np.ndarray) -> Any:
@@ -206,10 +195,12 @@ def _run_spans(
         if not parts or statuses[r.item] != 0:
             continue
         here = slice(r.first, r.first + r.n)
-        out, lse = parts[0]
-        if len(parts) > 1:
-            out, lse = merge(np.stack([o for o, _ in parts]), np.stack([x for _, x in parts]))
-        arrays.out[here] = out if len(parts) == 1 else narrow(out, arrays.out.dtype)
-        if arrays.lse is not None:
-            arrays.lse[here] = lse
+        out, lse = arrays.out[here], None if arrays.lse is None else arrays.lse[here]
+        if len(parts) == 1:
+            out[...] = parts[0][0]
+            if lse is not None:
+                lse[...] = parts[0][1]
+        else:
+            outs, lses = (np.stack(x) for x in zip(*parts))
+            merge(pool._dtype, outs, lses, out, lse)
     return failed

@@ -432,6 +432,10 @@ _FUNCTIONS = {
     "attn_lane_plan": (c_int, [c_void_p, c_void_p, POINTER(Plan)]),
     "attn_lane_enqueue": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(LaneStep)]),
     "attn_lane_check": (c_int, [c_void_p]),
+    "attn_merge": (
+        c_int,
+        [c_int32, c_uint32, c_uint64, c_uint32, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
     "attn_step_wait": (c_int, [c_void_p, c_uint64, POINTER(StepResult)]),
 }
 
