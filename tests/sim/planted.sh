@@ -14,7 +14,7 @@ case $sim in *cluster*) plants=$here/cluster/plant.cmake ;; esac
 
 # Where bugs that few seeds find were found last; if that is no more so, all seeds are walked.
 declare -A last=([6]=179 [10]=452 [19]=202 [23]=226 [26]=92 [27]=477 [28]=593 [29]=850 [37]=447
-  [38]=16 [39]=2 [40]=11 [41]=3)
+  [38]=16 [39]=2 [40]=11 [41]=3 [45]=3)
 
 finds() { # BUG SEEDS: a run that fails
   ! said=$(SIM_BUG=$1 ASAN_OPTIONS=detect_leaks=0 "$sim" --seeds "$2" 2>&1)

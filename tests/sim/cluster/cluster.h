@@ -25,6 +25,7 @@ enum {
     C_MAX_LEN = 64,
     C_MAX_NODES = SIM_MAX_CARDS,
     C_MAX_SEQS = 10,
+    C_NOTE_BYTES = 4096,
 };
 #define C_TTL_NS (1000 * SIM_MS) /* of a registration */
 #define C_FENCE_NS (600 * SIM_MS) /* engine.fence, in strict mode */
@@ -71,6 +72,7 @@ struct handle {
     /* Nobody may append with it any more: it is somewhere else, or was adopted; or its daemon was
      * declared dead. */
     enum { IN_FORCE, REPLACED, LOST } state;
+    bool is_late; /* made when its daemon was declared dead, by a worker that had not heard of it */
 };
 
 struct ask {
@@ -88,6 +90,7 @@ struct ask {
     /* what those have to know who judge an answer */
     int kind; /* h->body_case */
     const struct handle *appends; /* an append by it */
+    const struct handle *sets_note; /* a note that it sets */
     uint64_t name, at_epoch; /* of the sequence; of a close or locate */
     const struct node *moved_to; /* of a close that ends a move */
     uint64_t moved_id;
@@ -116,6 +119,21 @@ bool agents_are_registered(void);
 void move_begin(struct node *from, uint64_t name, struct node *to);
 uint32_t moves_running(void);
 void moves_begin(void);
+
+/* --- notes (notes.c) -------------------------------------------------------------------------- */
+
+/* Of a sequence: its notes have rising numbers, from 1 on; 0: none. */
+struct note {
+    uint64_t seed;
+    uint64_t latest; /* that was sent */
+    uint64_t least; /* that has to be there: it was acknowledged, or read */
+    bool is_asked; /* it is to be read next */
+    bool is_lost; /* it is to be set next: a copy was found, and who wrote beside it is not known */
+};
+void note_begin(struct note *n); /* of a sequence that is made */
+size_t note_next(struct note *n, uint8_t *out); /* another one's bytes, how many */
+/* Judges what an answer says. */
+void note_is_said(struct note *n, const struct ask *a, const ProtobufCBinaryData *b);
 
 /* --- workers (worker.c) ----------------------------------------------------------------------- */
 
@@ -152,7 +170,8 @@ void workers_check_places(void); /* nothing else is open anywhere */
     X(old_refused)                                                                                 \
     X(old_before_registered)                                                                       \
     X(fenced)                                                                                      \
-    X(located)
+    X(located)                                                                                     \
+    X(notes)
 struct cluster_counts {
 #define X(field) uint64_t field;
     CLUSTER_COUNTS(X)

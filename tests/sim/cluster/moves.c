@@ -1,6 +1,7 @@
 /* moves.c: who takes a sequence from one daemon to another, for somebody else: it adopts the
- * sequence, so that its worker is refused, copies all blocks, and closes it at the source with the
- * place where it goes on. What does not come so far leaves it where it is, and closes the copy. */
+ * sequence, so that its worker is refused, copies all blocks and its note, and closes it at the
+ * source with the place where it goes on. What does not come so far leaves it where it is, and
+ * closes the copy. */
 #include <string.h>
 
 #include "cluster.h"
@@ -10,15 +11,28 @@ struct link {
     uint32_t pool;
 };
 
-enum step { FROM_HELLO, FROM_POOL, TO_HELLO, TO_POOL, ADOPT, EXPORT, OPEN, IMPORT, CLOSE, DONE };
+enum step {
+    FROM_HELLO,
+    FROM_POOL,
+    TO_HELLO,
+    TO_POOL,
+    ADOPT,
+    READ_NOTE,
+    EXPORT,
+    OPEN,
+    WRITE_NOTE,
+    IMPORT,
+    CLOSE,
+    DONE
+};
 
 struct move {
     struct node *from, *to;
     uint64_t name;
     enum step step;
     uint32_t epoch, to_epoch, lens[C_LAYERS];
-    uint8_t *blocks;
-    size_t n_bytes;
+    uint8_t *blocks, note[C_NOTE_BYTES];
+    size_t n_bytes, n_note;
     uint64_t sums[2 * (C_MAX_LEN / C_BLOCK + 1)]; /* old handles may have appended one more */
     size_t n_sums;
     uint64_t attention;
@@ -142,8 +156,9 @@ static void go_on(struct move *m)
     Attnd__Open open = ATTND__OPEN__INIT;
     Attnd__Close close = ATTND__CLOSE__INIT;
     Attnd__Moved moved = ATTND__MOVED__INIT;
+    Attnd__Note note = ATTND__NOTE__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
-    adopt.seq = export.seq = open.seq = close.seq = moved.seq = m->name;
+    note.seq = adopt.seq = export.seq = open.seq = close.seq = moved.seq = m->name;
     switch (m->step) {
     case FROM_HELLO:
         hello(m, m->from);
@@ -161,6 +176,15 @@ static void go_on(struct move *m)
         h.body_case = ATTND__REQUEST__BODY_ADOPT;
         h.adopt = &adopt;
         send(m, m->from, &h, NULL, 0);
+        break;
+    case READ_NOTE:
+    case WRITE_NOTE:
+        note.epoch = m->step == READ_NOTE ? m->epoch : m->to_epoch;
+        note.has_note = m->step == WRITE_NOTE;
+        note.note = (ProtobufCBinaryData){note.has_note ? m->n_note : 0, m->note};
+        h.body_case = ATTND__REQUEST__BODY_NOTE;
+        h.note = &note;
+        send(m, m->step == READ_NOTE ? m->from : m->to, &h, NULL, 0);
         break;
     case EXPORT:
         export.epoch = m->epoch;
@@ -251,6 +275,11 @@ static void take(struct ask *a, const struct wire_reply *w)
         m->epoch = r->seq->epoch;
         memcpy(m->lens, r->seq->layer_len, sizeof m->lens);
         break;
+    case READ_NOTE:
+        m->n_note = r->note->note.len;
+        if (m->n_note > 0)
+            memcpy(m->note, r->note->note.data, m->n_note);
+        break;
     case EXPORT:
         keep_export(m, w);
         break;
@@ -263,6 +292,8 @@ static void take(struct ask *a, const struct wire_reply *w)
     m->step++;
     if (m->step == EXPORT && n_blocks(m) == 0)
         m->step = OPEN;
+    if (m->step == WRITE_NOTE && m->n_note == 0)
+        m->step = IMPORT;
     if (m->step == IMPORT && n_blocks(m) == 0)
         m->step = CLOSE;
     if (m->step == TO_HELLO && link_to(m, m->to)->pool != 0)

@@ -114,7 +114,7 @@ static void judge_place(const struct ask *a, const Attnd__Reply *r)
 static void judge_append(const struct ask *a, const Attnd__Reply *r)
 {
     const struct handle *h = a->appends;
-    if (h->state == IN_FORCE)
+    if (h->state == IN_FORCE || (h->state == LOST && h->is_late))
         return;
     bool is_refused = r->status != ATTN_OK;
     cluster_counts.old_refused += is_refused;
@@ -128,6 +128,12 @@ static void judge_append(const struct ask *a, const Attnd__Reply *r)
     cluster_counts.old_before_registered++; /* in strict mode: see submit */
 }
 
+/* Or it was, and there was no buffer for the answer: whoever repeats it is told so. */
+static bool is_carried_out(const Attnd__Reply *r)
+{
+    return r->status == ATTN_OK || strstr(r->message, "buffer is left for the reply") != NULL;
+}
+
 static void judge(const struct ask *a, const Attnd__Reply *r)
 {
     struct said *s;
@@ -138,17 +144,21 @@ static void judge(const struct ask *a, const Attnd__Reply *r)
         if (a->appends != NULL)
             judge_append(a, r);
         break;
+    case ATTND__REQUEST__BODY_NOTE:
+        if (a->sets_note != NULL && a->sets_note->state == REPLACED && r->status == ATTN_OK)
+            is_wrong(a, r, "a handle that was replaced sets a note");
+        break;
     case ATTND__REQUEST__BODY_OPEN:
-        if (r->status == ATTN_OK)
+        if (is_carried_out(r))
             said_of(a->node, a->name)->is_open = true;
         break;
     case ATTND__REQUEST__BODY_KILL:
-        if (r->status == ATTN_OK)
+        if (is_carried_out(r))
             said_of(a->node, a->name)->is_open = false;
         break;
     case ATTND__REQUEST__BODY_CLOSE:
         s = said_of(a->node, a->name);
-        if (r->status != ATTN_OK)
+        if (!is_carried_out(r))
             break;
         if (a->moved_to != NULL && !s->is_open)
             is_wrong(a, r, "a move is acknowledged twice");

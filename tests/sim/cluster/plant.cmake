@@ -23,3 +23,17 @@ plant(40 cache/dedup.c "        const struct kv_moved_rec *r = rec_of(kv, last -
 plant(41 daemon/engine/seq/sequence.c "    attn_status st = kv_seq_adopt(e->env.kv, seq, info.owner, KV_NO_REQUEST, &epoch);"
   "    attn_status st =
         sim_bug == 41 ? ATTN_OK : kv_seq_adopt(e->env.kv, seq, info.owner, KV_NO_REQUEST, &epoch);")
+# a note that is late goes before one that was set after it
+plant(43 cache/given.c "    if (old.epoch == note.epoch && old.request > request)"
+  "    if (sim_bug != 43 && old.epoch == note.epoch && old.request > request)")
+# a note shorter than the one before it is taken for a repeat
+plant(44 cache/given.c "    if (old.epoch == note.epoch && old.request == request)"
+  "    if (old.epoch == note.epoch &&
+        (old.request == request || (sim_bug == 44 && n_bytes < old.n_bytes && old.request < request)))")
+# a handle that is over still sets a note
+plant(45 daemon/engine/seq/sequence.c "        if (h->note->has_note)
+            return run_as_owner(e, req, session, seq, begun, a);"
+  "        if (sim_bug == 45 && h->note->has_note)
+            return run_note(e, req, seq, a);
+        if (h->note->has_note)
+            return run_as_owner(e, req, session, seq, begun, a);")

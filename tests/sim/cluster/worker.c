@@ -31,6 +31,7 @@ struct seq {
     uint64_t name; /* of the copy that is searched for */
     uint32_t n_searched;
     bool has_read;
+    struct note note;
 };
 
 static struct seq seqs[C_MAX_SEQS];
@@ -162,6 +163,8 @@ static void leave(struct seq *s, int state)
     if (h == NULL)
         return;
     h->state = state;
+    if (h->is_late)
+        return;
     uint32_t i = n_old < MAX_OLD ? n_old++ : sim_below(MAX_OLD);
     old[i].h = h;
     old[i].s = s;
@@ -177,8 +180,11 @@ static void arrive(struct seq *s, struct node *n, const struct link *l, uint64_t
                          .session = l->session,
                          .name = name,
                          .pool = l->pool,
-                         .epoch = epoch};
+                         .epoch = epoch,
+                         .is_late = !registry_has(n)};
     s->at = h;
+    s->note.is_lost |= s->state == SEARCHING;
+    s->note.is_asked = true;
     s->state = READY;
 }
 
@@ -203,6 +209,7 @@ static void make_anew(struct seq *s)
     s->state = HOMELESS;
     memset(s->have, 0, sizeof s->have);
     memcpy(s->maybe, s->len, sizeof s->maybe);
+    note_begin(&s->note);
 }
 
 static bool is_session_gone(const Attnd__Reply *r)
@@ -217,6 +224,10 @@ static void take_open(struct ask *a, const struct wire_reply *w)
     struct seq *s = a->arg;
     const Attnd__Reply *r = w->header;
     struct link *l = &links[s->worker][node_number(a->node)];
+    if (r->status == ATTN_EOVERLOAD || r->status == ATTN_EDEADLINE) {
+        a->is_over = false; /* and so it is sent again: a copy may still be carried out */
+        return;
+    }
     s->ask = NULL;
     if (is_session_gone(r))
         *l = (struct link){0};
@@ -446,7 +457,8 @@ void workers_lose(struct node *n)
             continue;
         }
         s->state = SEARCHING;
-        s->n_searched = sim_chance(500) ? 0 : n_nodes;
+        /* without a fence old handles may have appended to what a move has brought elsewhere */
+        s->n_searched = cluster_plan.is_strict && sim_chance(500) ? 0 : n_nodes;
     }
 }
 
@@ -577,6 +589,48 @@ static void read(struct seq *s)
     ask_send(s->ask);
 }
 
+/* --- notes ------------------------------------------------------------------------------------ */
+
+static void take_note(struct ask *a, const struct wire_reply *w)
+{
+    struct seq *s = a->arg;
+    const Attnd__Reply *r = w->header;
+    s->ask = NULL;
+    if (r->status == ATTN_OK) {
+        note_is_said(&s->note, a, &r->note->note);
+        s->note.is_asked = s->note.is_lost = false;
+    } else if (r->status == ATTN_ESTALE || r->status == ATTN_EMOVED ||
+               r->status == ATTN_ENOTFOUND) {
+        if (is_session_gone(r))
+            *link_of(s) = (struct link){0};
+        go_missing(s);
+    }
+}
+
+/* Sets another note, or asks for what is there. */
+static struct ask *note(struct seq *s, const struct handle *at, const uint8_t *bytes, size_t n)
+{
+    Attnd__Note b = ATTND__NOTE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = at->name;
+    b.epoch = at->epoch;
+    b.has_note = bytes != NULL;
+    b.note = (ProtobufCBinaryData){n, (uint8_t *)(uintptr_t)bytes}; /* packing only reads it */
+    h.body_case = ATTND__REQUEST__BODY_NOTE;
+    h.note = &b;
+    struct ask *a = ask_of(at->node, &h, at->session, NULL, 0, s != NULL ? take_note : NULL, s);
+    a->name = at->name;
+    a->sets_note = bytes != NULL ? at : NULL;
+    return a;
+}
+
+static void set_note(struct seq *s)
+{
+    uint8_t bytes[C_NOTE_BYTES];
+    size_t n = note_next(&s->note, bytes);
+    ask_send(s->ask = note(s, s->at, bytes, n));
+}
+
 static bool is_behind(const struct seq *s)
 {
     return s->have[0] < s->len[0] || s->have[1] < s->len[1];
@@ -586,6 +640,12 @@ static void go_on(struct seq *s)
 {
     if (is_closing) {
         s->state = CLOSING;
+    } else if (s->note.is_lost) {
+        set_note(s);
+    } else if (s->note.is_asked) {
+        ask_send(s->ask = note(s, s->at, NULL, 0));
+    } else if (!is_quiet && sim_chance(60)) {
+        set_note(s);
     } else if (is_behind(s)) {
         append(s);
     } else if (is_quiet && s->have[0] > 0 && s->have[1] > 0) {
@@ -631,8 +691,9 @@ static void on_old(void *arg, uint64_t word)
         return;
     if (n_old > 0) {
         uint32_t i = sim_chance(700) && n_old < MAX_OLD ? n_old - 1 : sim_below(n_old);
-        struct ask *a =
-            step(NULL, old[i].h, 0, old[i].pos, 1, true, false, GARBAGE + i, NULL, NULL);
+        struct ask *a = sim_chance(200) ? note(NULL, old[i].h, (const uint8_t *)"old", 3)
+                                        : step(NULL, old[i].h, 0, old[i].pos, 1, true, false,
+                                               GARBAGE + i, NULL, NULL);
         a->goes_round = true;
         cluster_counts.old_handles++;
         ask_send(a);
@@ -662,6 +723,7 @@ void workers_begin(void)
     is_quiet = is_closing = false;
     for (uint32_t i = 0; i < cluster_plan.n_seqs; i++) {
         seqs[i] = (struct seq){.number = i, .worker = i % N_WORKERS, .seed = sim_random()};
+        note_begin(&seqs[i].note);
         sim_at(cluster_ms(0, 50), SIM_WORLD, on_tick, &seqs[i], 0);
     }
     sim_at(0, SIM_WORLD, on_old, NULL, 0);
@@ -684,6 +746,7 @@ void workers_read_back(void)
 {
     for (uint32_t i = 0; i < cluster_plan.n_seqs; i++) {
         seqs[i].has_read = seqs[i].len[0] + seqs[i].len[1] == 0;
+        seqs[i].note.is_asked = true;
         if (seqs[i].state == READY && seqs[i].ask == NULL)
             read(&seqs[i]);
     }
@@ -693,7 +756,7 @@ bool workers_have_read(void)
 {
     bool have = true;
     for (uint32_t i = 0; i < cluster_plan.n_seqs; i++)
-        have &= seqs[i].has_read;
+        have &= seqs[i].has_read && !seqs[i].note.is_asked;
     return have && workers_are_quiet();
 }
 
