@@ -40,7 +40,7 @@ static int copy_fd;
 static uint64_t n_seeds = M_PAGES > 0 ? 3 : 2; /* or the first argument */
 static uint64_t n_states, n_steps, n_old, n_new, n_moved;
 
-/* Begins every run, so that each kind of truth is in flight: of trees whose first block is shared
+/* Begins the first run, so that each kind of truth is in flight: of trees whose first block is shared
  * paths are committed that move within a block and between blocks, stay where they are, and are
  * empty, a tree is cancelled and another truncated; copies of two blocks are committed, cancelled
  * and closed away, notes are set, and a truncation cuts two layers. */
@@ -231,12 +231,18 @@ static const struct op script[] = {
 };
 #define N_SCRIPT (sizeof script / sizeof script[0])
 
+/* Other runs have random operations alone, of an empty pool. */
+static uint32_t first_op(uint64_t seed)
+{
+    return seed == 1 ? 0 : N_SCRIPT;
+}
+
 static void child_run(struct kv *kv, uint64_t seed)
 {
     static struct test_fx t;
     uint64_t random = seed * UINT64_C(0x9e3779b97f4a7c15);
     model_device = &stage->device;
-    for (uint32_t i = 0; i < N_OPS; i++) {
+    for (uint32_t i = first_op(seed); i < N_OPS; i++) {
         stage->op = i < N_SCRIPT ? script[i] : model_op(&stage->before, &random);
         if (i < N_SCRIPT)
             stage->op.value_seed = (uint32_t)seed * 6; /* a failed batch copies none of 1, 2, 3 */
@@ -371,7 +377,7 @@ static void run_seed(uint64_t seed)
         child_run(kv, seed);
         _exit(0);
     }
-    uint32_t i = 0;
+    uint32_t i = first_op(seed);
     for (int sig = wait_stop(child); sig != 0; sig = wait_stop(child)) {
         if (sig == SIGUSR1)
             step_operation(child, seed, i++);
@@ -397,7 +403,7 @@ static void a_kill_at_any_instruction_leaves_the_state_before_or_after(void **st
     print_message("%llu steps, %llu states recovered: %llu from before, %llu from after\n",
                   (unsigned long long)n_steps, (unsigned long long)n_states,
                   (unsigned long long)n_old, (unsigned long long)n_new);
-    assert_true(n_old > N_OPS && n_new > N_OPS && (M_PAGES > 0 || n_moved > n_seeds));
+    assert_true(n_old > N_OPS && n_new > N_OPS && (M_PAGES > 0 || n_moved > 1));
 }
 
 static bool may_trace(void)
