@@ -1,6 +1,6 @@
 /* libattn_rig.c: opens and closes the client at its fake daemon, and makes steps and the answers
  * that they must have. */
-#include "tests/clients/libattn_rig.h"
+#include "tests/clients/libattn/libattn_rig.h"
 #include "tests/random.h"
 
 #include <unistd.h>

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/clients/seq_rig.h"
+#include "tests/clients/libattn/seq_rig.h"
 #include "tests/random.h"
 
 enum { MOST = 65, N_BLOCKS = 256 };

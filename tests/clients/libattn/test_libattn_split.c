@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "clients/libattn/core/core.h"
-#include "tests/clients/libattn_rig.h"
+#include "tests/clients/libattn/libattn_rig.h"
 #include "tests/random.h"
 
 enum { MAX_PIECES = 64, BIG = 1000 };

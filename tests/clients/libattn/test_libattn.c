@@ -1,6 +1,6 @@
 /* test_libattn.c: the client library at a fake daemon: calls, many in flight, threads, forks. */
 #include "clients/libattn/core/core.h"
-#include "tests/clients/libattn_rig.h"
+#include "tests/clients/libattn/libattn_rig.h"
 
 #include <poll.h>
 #include <semaphore.h>

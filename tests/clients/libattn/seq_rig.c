@@ -1,6 +1,6 @@
 /* seq_rig.c: sequences that tests export, import and move: their tensors, steps at a real daemon,
  * and comparison of what came out. */
-#include "tests/clients/seq_rig.h"
+#include "tests/clients/libattn/seq_rig.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +12,23 @@
 struct e2e seq_daemons[2];
 _Thread_local uint32_t seq_salt;
 uint32_t seq_window, seq_sinks;
+
+int seq_daemons_start(void **state)
+{
+    static const char *const supervise[] = {"--supervise", NULL};
+    (void)state;
+    e2e_start(&seq_daemons[0], supervise);
+    e2e_start(&seq_daemons[1], NULL);
+    return 0;
+}
+
+int seq_daemons_stop(void **state)
+{
+    (void)state;
+    e2e_stop(&seq_daemons[0]);
+    e2e_stop(&seq_daemons[1]);
+    return 0;
+}
 
 attn_client *client_of(int daemon, bool is_shm)
 {
@@ -128,6 +145,14 @@ void assert_gone(attn_pool *p, uint64_t id)
     struct attn_seq seq;
     attn_status st = attn_seq_adopt(p, id, LONG_US, &seq, NULL);
     assert_true(st == ATTN_ENOTFOUND || st == ATTN_EMOVED);
+}
+
+void assert_like_twin(attn_pool *q, const struct attn_seq *got, uint32_t n)
+{
+    const uint32_t lens[LAYERS] = {n, n};
+    struct attn_seq twin = make_seq(q, 8, n, n, 0);
+    assert_same(q, got, q, &twin, lens);
+    ok(attn_seq_close(q, &twin, LONG_US));
 }
 
 void assert_cached(uint32_t n_cached, uint32_t n)

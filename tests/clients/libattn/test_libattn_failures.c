@@ -1,6 +1,6 @@
 /* test_libattn_failures.c: the client library when the daemon, the way to it, or the caller is
  * wrong. */
-#include "tests/clients/libattn_rig.h"
+#include "tests/clients/libattn/libattn_rig.h"
 
 #include <pthread.h>
 #include <sched.h>

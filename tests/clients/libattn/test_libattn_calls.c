@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/clients/seq_rig.h"
+#include "tests/clients/libattn/seq_rig.h"
 #include "tests/random.h"
 
 enum { N_SEQS = 300, N_BLOCKS = 512, PROMPT = 70, FIRST = 1000 };

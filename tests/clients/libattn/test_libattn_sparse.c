@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/clients/seq_rig.h"
+#include "tests/clients/libattn/seq_rig.h"
 #include "tests/random.h"
 
 enum { CACHED = 200, N_BLOCKS = 256, ROW = Q_HEADS * DIM, KV_ROW = KV_HEADS * DIM };

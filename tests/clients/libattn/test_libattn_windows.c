@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/clients/seq_rig.h"
+#include "tests/clients/libattn/seq_rig.h"
 #include "tests/random.h"
 
 enum { WINDOW = 40, SINKS = 5, PROMPT = 300, N_BLOCKS = 64, MOST = 4000 };

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#include "tests/clients/seq_rig.h"
+#include "tests/clients/libattn/seq_rig.h"
 #include "tests/random.h"
 
 static char dir[64], path[96];

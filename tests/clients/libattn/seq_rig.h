@@ -35,6 +35,10 @@ extern uint32_t seq_window, seq_sinks; /* of all layers of pool_of's */
             fail_msg("%s: %s", #call, attn_last_error()->message);                                 \
     } while (0)
 
+/* Both daemons, the first with a keeper; for a group of tests. */
+int seq_daemons_start(void **state);
+int seq_daemons_stop(void **state);
+
 attn_client *client_of(int daemon, bool is_shm);
 /* Of that name for what it is made of; batch-invariant, f32, split as E2E_SPLIT says. */
 attn_pool *pool_of(attn_client *c, attn_dtype kv_dtype, const char *model, float scale,
@@ -47,6 +51,8 @@ struct attn_seq make_seq(attn_pool *p, uint64_t id, uint32_t n, uint32_t n_last,
 /* The last tokens attend alike. */
 void assert_same(attn_pool *p, const struct attn_seq *a, attn_pool *q, const struct attn_seq *b,
                  const uint32_t *lens);
+/* As those of a sequence 8 of n tokens that is made in the same pool. */
+void assert_like_twin(attn_pool *q, const struct attn_seq *got, uint32_t n);
 /* So many of n known tokens are shared; of several cards none where another has them. */
 void assert_cached(uint32_t n_cached, uint32_t n);
 void assert_gone(attn_pool *p, uint64_t id);
