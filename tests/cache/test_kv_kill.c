@@ -40,10 +40,10 @@ static int copy_fd;
 static uint64_t n_seeds = M_PAGES > 0 ? 3 : 2; /* or the first argument */
 static uint64_t n_states, n_steps, n_old, n_new, n_moved;
 
-/* Begins the first run, so that each kind of truth is in flight: of trees whose first block is shared
- * paths are committed that move within a block and between blocks, stay where they are, and are
- * empty, a tree is cancelled and another truncated; copies of two blocks are committed, cancelled
- * and closed away, notes are set, and a truncation cuts two layers. */
+/* Begins the first run, so that each kind of truth is in flight: of trees whose first block is
+ * shared paths are committed that move within a block and between blocks, stay where they are, and
+ * are empty, a tree is cancelled and another truncated; copies of two blocks are committed,
+ * cancelled and closed away, notes are set, and a truncation cuts two layers. */
 static const struct op script[] = {
     {.kind = OP_OPEN, .slot = 0, .n = 12},
     {.kind = OP_RESERVE, .slot = 0, .layer = 0, .pos = 0, .n = 6, .will_commit = true},
