@@ -715,7 +715,7 @@ struct attn_step {
      * with a q of the kv head, by the largest and the smallest value that its keys have in each
      * dimension. With as many as a query sees, or more, it visits all, with the same bytes. 0: all.
      * Of steps that attend, without parents and indices; layers with windows, branches or ALiBi,
-     * lanes, and pools split by tokens over GPUs refuse it (ATTN_ENOTSUP). */
+     * lanes, and pools split by tokens over unlike cards refuse it (ATTN_ENOTSUP). */
     uint32_t choose_blocks;
     /* [n_items] where the items' sequences are in longer ones; NULL: they are whole. Lanes refuse
      * it, and split pools and GPUs where a window, ALiBi, sink logits or branches need it

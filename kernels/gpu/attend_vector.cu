@@ -247,7 +247,7 @@ int launch_attend(const gpu_attend *a, void *stream, bool chained)
         return launch_form<lanes, n_pieces, is_latent, of_list>(a, stream, chained);
     if (a->nodes)
         return launch_form<lanes, n_pieces, is_latent, of_tree>(a, stream, chained);
-    if (a->kv.stripes.every)
+    if (a->kv.stripes.every && a->is_dilated)
         return launch_form<lanes, n_pieces, is_latent, of_stripes>(a, stream, chained);
     return launch_form<lanes, n_pieces, is_latent, of_tokens>(a, stream, chained);
 }

@@ -27,6 +27,12 @@ GPU_DEVICE char *extremes_at(const gpu_kv &kv, const gpu_extremes &x, uint32_t b
     return x.base + row * 2 * kv.dk * element_bytes(extremes_dtype(kv));
 }
 
+/* The same of the nth block that is made or given beside them. */
+GPU_DEVICE uint64_t given_at(const gpu_kv &kv, uint32_t nth, uint32_t head)
+{
+    return ((uint64_t)nth * kv.num_kv_heads + head) * 2 * kv.dk * element_bytes(extremes_dtype(kv));
+}
+
 /* ---- extremes: a thread has 8 dimensions of one (block, layer) and kv head */
 
 constexpr uint32_t make_threads = 128;
@@ -63,9 +69,33 @@ __global__ void __launch_bounds__(make_threads) make_extremes(GPU_PARAM(gpu_extr
         }
     }
     const uint32_t dtype = extremes_dtype(kv), size = element_bytes(dtype);
-    char *to = extremes_at(kv, a.extremes, block, layer, head);
+    char *to = a.bytes ? a.bytes + given_at(kv, nth, head)
+                       : extremes_at(kv, a.extremes, block, layer, head);
     store8(to + e * size, max, dtype);
     store8(to + (kv.dk + e) * size, min, dtype);
+}
+
+/* A thread has 8 dimensions, as above. */
+__global__ void __launch_bounds__(make_threads) keep_extremes(GPU_PARAM(gpu_extremes_make, a))
+{
+    chain_release();
+    chain_wait();
+    const gpu_kv &kv = a.kv;
+    const uint32_t pieces = kv.dk / 8, at = blockIdx.x * make_threads + threadIdx.x;
+    const uint32_t e = at % pieces * 8, head = at / pieces % kv.num_kv_heads;
+    const uint32_t nth = at / pieces / kv.num_kv_heads;
+    if (nth >= a.n)
+        return;
+    const uint32_t dtype = extremes_dtype(kv), size = element_bytes(dtype);
+    const char *from = a.bytes + given_at(kv, nth, head);
+    char *to = extremes_at(kv, a.extremes, a.list[2 * nth], a.list[2 * nth + 1], head);
+#pragma unroll
+    for (uint32_t row = 0; row < 2; ++row) { /* maxima, minima */
+        const uint32_t offset = (row * kv.dk + e) * size;
+        float x[8];
+        load8(x, from + offset, dtype);
+        store8(to + offset, x, dtype);
+    }
 }
 
 /* ---- rows */
@@ -326,8 +356,10 @@ int launch_bounds(const gpu_choose *a, void *stream, bool chained)
 int gpu_extremes_launch(const struct gpu_extremes_make *a, void *stream, int chained)
 {
     const uint32_t n = a->n * a->kv.num_kv_heads * (a->kv.dk / 8);
-    return launch(make_extremes, dim3((n - 1) / make_threads + 1), dim3(make_threads), 0, stream,
-                  chained != 0, *a);
+    const dim3 blocks((n - 1) / make_threads + 1);
+    if (a->is_given)
+        return launch(keep_extremes, blocks, dim3(make_threads), 0, stream, chained != 0, *a);
+    return launch(make_extremes, blocks, dim3(make_threads), 0, stream, chained != 0, *a);
 }
 
 int gpu_choose_launch(const struct gpu_choose *a, void *stream, int chained)

@@ -5,7 +5,8 @@
  * the block, and forgotten when anything of the block is written, so nothing else need know of
  * them. The host knows which blocks have them: every write is its own, and batches begin in their
  * order. Of a row of the table it knows how far all have them, so that a step looks at the new ones
- * only. They lie at the end of the KV memory, and leave that room to pools.
+ * only. They lie at the end of the KV memory, and leave that room to pools; not those of pools of
+ * stripes, which are given them (backend_extremes).
  */
 #include "kernels/gpu/gpu_host.h"
 #include "kernels/grow.h"
@@ -53,7 +54,7 @@ uint64_t gpu_chosen_bytes(const struct backend_pool *p, const struct backend_ite
 static uint64_t extremes_bytes(const struct backend_pool *p)
 {
     const struct backend_pool_config *c = &p->config;
-    const size_t size = attn_dtype_bytes(p->kv.is_quantised ? ATTN_F32 : c->kv_dtype);
+    const size_t size = attn_dtype_bytes(backend_extremes_dtype(c));
     const uint64_t bytes =
         (uint64_t)c->n_blocks * c->num_layers * c->num_kv_heads * 2 * c->head_dim_k * size;
     return (bytes + EXTREMES_ALIGN - 1) / EXTREMES_ALIGN * EXTREMES_ALIGN;
@@ -100,7 +101,9 @@ bool gpu_extremes_make_way(struct backend *b)
 {
     bool had_any = false;
     for (struct backend_pool *p = b->pools; p != NULL; p = p->next) {
-        had_any |= p->has_extremes != NULL;
+        if (p->has_extremes == NULL || p->config.n_stripes > 0)
+            continue;
+        had_any = true;
         gpu_extremes_free(p);
     }
     return had_any;
@@ -203,8 +206,13 @@ static attn_status find_missing(struct gpu_job *j, const struct backend_item *it
         uint8_t *has = has_extremes(p, block, it->layer);
         if (*has)
             continue;
+        if (c->n_stripes > 0)
+            return gpu_fail(p->b, ATTN_EINVAL,
+                            "extremes of block_table[%" PRIu32 "], in layer %" PRIu32
+                            ", were not given",
+                            k, it->layer);
         *has = 1;
-        j->missing[j->n_missing++] = (struct gpu_block_layer){block, it->layer};
+        j->missing[j->n_missing++] = (struct backend_block_layer){block, it->layer};
     }
     *known = (struct gpu_known){.n = n_blocks - 1, .turn = p->known_turn};
     return ATTN_OK;
@@ -212,8 +220,13 @@ static attn_status find_missing(struct gpu_job *j, const struct backend_item *it
 
 attn_status gpu_choice_note(struct gpu_job *j, const struct backend_batch *batch)
 {
-    attn_status st = ATTN_OK;
+    const struct backend_extremes *x = batch->extremes;
     forget_written(batch);
+    j->extremes = x;
+    attn_status st = x != NULL ? extremes_open(j->pool) : ATTN_OK;
+    for (uint32_t i = 0; st == ATTN_OK && x != NULL && i < x->n; i++)
+        if (x->is_given)
+            *has_extremes(j->pool, x->list[i].block, x->list[i].layer) = 1;
     for (uint32_t i = 0; i < batch->n_items && st == ATTN_OK; i++) {
         if (!needs_bounds(j->pool, &batch->items[i]))
             continue;
@@ -221,8 +234,10 @@ attn_status gpu_choice_note(struct gpu_job *j, const struct backend_batch *batch
         if (st == ATTN_OK)
             st = find_missing(j, &batch->items[i]);
     }
-    if (st == ATTN_OK || j->n_missing == 0)
+    if (st == ATTN_OK || (j->n_missing == 0 && x == NULL))
         return st;
+    for (uint32_t i = 0; x != NULL && j->pool->has_extremes != NULL && i < x->n; i++)
+        *has_extremes(j->pool, x->list[i].block, x->list[i].layer) = 0;
     for (uint32_t i = 0; i < j->n_missing; i++)
         *has_extremes(j->pool, j->missing[i].block, j->missing[i].layer) = 0;
     j->pool->known_turn++;
@@ -235,17 +250,29 @@ static struct gpu_extremes extremes_of(const struct backend_pool *p)
                                  .num_layers = p->config.num_layers};
 }
 
-int gpu_extremes_make(const struct gpu_job *j, runtime_stream *s)
+static int make(const struct backend_pool *p, const struct backend_block_layer *list, uint32_t n,
+                const struct backend_extremes *x, runtime_stream *s)
 {
     const uint32_t most = GPU_LIST / 2;
+    const size_t each = (size_t)p->kv.num_kv_heads * 2 * p->kv.dk *
+                        attn_dtype_bytes(backend_extremes_dtype(&p->config));
     int code = 0;
-    for (uint32_t i = 0; i < j->n_missing && !code; i += most) {
-        struct gpu_extremes_make a = {.kv = j->pool->kv, .extremes = extremes_of(j->pool)};
-        a.n = j->n_missing - i < most ? j->n_missing - i : most;
-        memcpy(a.list, j->missing + i, a.n * sizeof *j->missing);
+    for (uint32_t i = 0; i < n && !code; i += most) {
+        struct gpu_extremes_make a = {.kv = p->kv, .extremes = extremes_of(p)};
+        a.n = n - i < most ? n - i : most;
+        a.bytes = x != NULL ? (char *)x->bytes + i * each : NULL;
+        a.is_given = x != NULL && x->is_given;
+        memcpy(a.list, list + i, a.n * sizeof *list);
         code = runtime_check("extremes kernel", gpu_extremes_launch(&a, s, 0));
     }
     return code;
+}
+
+int gpu_extremes_make(const struct gpu_job *j, runtime_stream *s)
+{
+    const struct backend_extremes *x = j->extremes;
+    const int code = x != NULL ? make(j->pool, x->list, x->n, x, s) : 0;
+    return code ? code : make(j->pool, j->missing, j->n_missing, NULL, s);
 }
 
 int gpu_choice_launch(const struct backend_pool *p, const struct gpu_range *r, runtime_stream *s,

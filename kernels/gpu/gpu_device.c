@@ -33,7 +33,7 @@ uint32_t gpu_features(const struct backend *b)
 {
     const uint32_t of_words =
         BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES;
-    return BACKEND_HAS_TREES | BACKEND_HAS_LISTS | BACKEND_HAS_CHOICE |
+    return BACKEND_HAS_TREES | BACKEND_HAS_LISTS | BACKEND_HAS_CHOICE | BACKEND_HAS_EXTREMES |
            (b->device.has_words ? of_words : 0);
 }
 

@@ -92,10 +92,6 @@ struct gpu_range {
     uint32_t n_tokens, n_longest; /* of all items together; blocks that a query sees at most */
 };
 
-struct gpu_block_layer {
-    uint32_t block, layer;
-};
-
 /* The memory a batch is staged in. host and device have the same layout. */
 struct gpu_staging {
     char *host, *device;
@@ -129,8 +125,9 @@ struct gpu_job {
     const struct tree_node *nodes; /* device: of all trees */
     const uint32_t *list_starts, *list_tokens; /* device: of all lists */
     uint32_t *chosen; /* device: of all choices */
-    struct gpu_block_layer *missing; /* [n_missing] whose extremes the batch makes */
+    struct backend_block_layer *missing; /* [n_missing] whose extremes the batch makes */
     uint32_t n_missing, missing_capacity;
+    const struct backend_extremes *extremes; /* the batch's */
     struct gpu_join join; /* n_items 0: nothing was found in common */
     struct gpu_heads heads; /* n_tiles 0: none are projected */
     struct gpu_head_row *head_rows; /* host: as heads.rows */

@@ -114,8 +114,6 @@ static attn_status check_item(struct backend *b, const struct backend_pool *p,
     if (it->layer >= c->num_layers)
         return gpu_fail(b, ATTN_EINVAL, "item %u: layer %u of %u", i, it->layer, c->num_layers);
     const char *fault = backend_item_fault(c, it);
-    if (!fault && it->n_chosen > 0 && c->n_stripes > 0)
-        fault = "n_chosen, in a pool of stripes";
     if (fault)
         return gpu_fail(b, ATTN_EINVAL, "item %u: %s", i, fault);
     if (it->table_row >= c->n_table_rows)
@@ -488,6 +486,7 @@ static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
     j->pool = batch->pool;
     j->n_ranges = 0;
     j->n_missing = 0;
+    j->extremes = NULL;
     j->n_splits = 0;
     j->kv_bytes = j->kv_shared_bytes = 0;
     j->join.n_items = 0;

@@ -125,7 +125,7 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
     bool is_signalled = false;
     if (!code)
         code = gpu_extremes_make(j, s);
-    is_chained &= j->n_missing == 0;
+    is_chained &= j->n_missing == 0 && j->extremes == NULL;
     if (code)
         return code;
     if (n_beside > 0) {

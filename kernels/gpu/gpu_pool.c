@@ -48,9 +48,6 @@ static void describe(struct backend_pool *p)
 {
     const struct backend_pool_config *c = &p->config;
     const struct kv_layout *l = &p->layout;
-    bool has_dilated = false;
-    for (uint32_t i = 0; i < c->num_layers; i++)
-        has_dilated |= p->specs[i].n_branches > 0;
     p->kv = (struct gpu_kv){
         .base = (char *)p->b->kv.p + p->range.offset + weights_room(c),
         .block_bytes = l->block_bytes,
@@ -73,7 +70,7 @@ static void describe(struct backend_pool *p)
         .q_dtype = (uint32_t)c->q_dtype,
         .kv_dtype = (uint32_t)c->kv_dtype,
         .is_quantised = l->is_quantised,
-        .stripes = has_dilated ? stripes_of(c) : (struct stripes){0},
+        .stripes = stripes_of(c),
         .first_kv_head = c->first_kv_head,
     };
 }
@@ -350,7 +347,10 @@ uint64_t gpu_pool_place(const struct backend_pool *p)
 uint32_t gpu_pool_room(const struct backend_pool *p)
 {
     gpu_extremes_make_way(p->b);
+    const struct kv_range *own = &p->extremes_range;
     uint64_t room = kv_range_room(&p->range, p->b->kv.bytes);
+    if (p->has_extremes != NULL && p->range.next == own) /* its own go as it is resized */
+        room = own->offset - p->range.offset + kv_range_room(own, p->b->kv.bytes);
     uint64_t n = (room - weights_room(&p->config)) / p->layout.block_bytes;
     return n < INT32_MAX ? (uint32_t)n : INT32_MAX;
 }

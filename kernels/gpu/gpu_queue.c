@@ -197,6 +197,9 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
     struct gpu_job *j = &s->job;
     st = backend_words_check(batch, GPU_BACKEND_NAME, gpu_features(b), b->error, sizeof b->error);
     if (st == ATTN_OK)
+        st = backend_extremes_check(&batch->pool->config, batch->extremes, b->error,
+                                    sizeof b->error);
+    if (st == ATTN_OK)
         st = gpu_job_make(b, j, batch, &choice, NULL, NULL);
     if (st == ATTN_OK)
         st = gpu_choice_note(j, batch);
@@ -205,15 +208,15 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
 
     s->batch = batch;
     s->value = ++b->last_value;
-    /* blocks or partial results of others */
-    s->is_alone = batch->n_copies > 0 || gpu_job_has_parts(j);
+    /* blocks, partial results or extremes of others */
+    s->is_alone = batch->n_copies > 0 || gpu_job_has_parts(j) || batch->extremes != NULL;
     j->prep.out_start_ns = &s->signal->start_ns;
     const struct gpu_finish finish = finish_of(s);
     bool has_shared = touch_rows(s, front);
     bool is_following = front && (has_shared || front->is_alone || s->is_alone);
     bool is_brought = is_following && gpu_job_is_brought(j);
-    j->is_direct =
-        !is_brought && batch->n_signals <= GPU_FINISH_SIGNALS && gpu_job_can_be_direct(j);
+    j->is_direct = !is_brought && batch->extremes == NULL &&
+                   batch->n_signals <= GPU_FINISH_SIGNALS && gpu_job_can_be_direct(j);
     const struct backend_word *wait = batch->wait;
     int code = wait ? runtime_stream_wait_word(s->stream, wait->word, wait->value) : 0;
     if (!code && !j->is_direct)

@@ -42,7 +42,7 @@ struct gpu_kv {
     uint32_t block_tokens, block_shift; /* block_tokens = 1 << block_shift */
     uint32_t q_dtype, kv_dtype; /* attn_dtype */
     uint32_t is_quantised;
-    struct stripes stripes; /* none where no layer is dilated */
+    struct stripes stripes;
     uint32_t first_kv_head; /* of the sequence's */
     uint32_t pad;
 };
@@ -215,11 +215,13 @@ struct gpu_extremes {
     uint32_t num_layers, pad;
 };
 
-/* Makes them of up to GPU_LIST / 2 (block, layer) a launch. */
+/* Makes them of up to GPU_LIST / 2 (block, layer) a launch: where they are kept, or in bytes
+ * [n][num_kv_heads] of them, which the device reaches. is_given: keeps those that bytes has. */
 struct gpu_extremes_make {
     struct gpu_kv kv;
     struct gpu_extremes extremes;
-    uint32_t n, pad;
+    char *bytes; /* NULL: they are kept */
+    uint32_t n, is_given;
     uint32_t list[GPU_LIST];
 };
 int gpu_extremes_launch(const struct gpu_extremes_make *a, void *stream, int chained);

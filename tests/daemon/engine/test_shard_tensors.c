@@ -503,15 +503,17 @@ static void check_blocks(const struct split_run *r)
     free(together);
 }
 
-/* Chunks that fill a few blocks, and single tokens; queries anywhere, keys that change. */
+/* Chunks that fill a few blocks, and single tokens; queries anywhere, keys that change. Of short
+ * chunks in the executor. */
 static void run_choices(struct split_run *r, const char *name)
 {
-    static const uint32_t pieces[] = {90, 1, 37, 5, 60, 1, 1};
+    static const uint32_t pieces[] = {90, 1, 37, 5, 60, 1, 1}, few[] = {9, 1, 40, 1, 33, 1, 1};
+    const bool is_cpu = strcmp(ops->name, "cpu") == 0;
     for (size_t i = 0; i < CASE_COUNT(pieces); i++)
-        step(r, pieces[i], MORE, name);
-    for (uint32_t i = 0; i < 3; i++) {
-        step(r, i == 0 ? 33 : 1, AGAIN, name);
-        step(r, 20, ANEW, name);
+        step(r, is_cpu ? pieces[i] : few[i], MORE, name);
+    for (uint32_t i = 0; i < (is_cpu ? 3 : 1); i++) {
+        step(r, i == 0 && is_cpu ? 33 : 1, AGAIN, name);
+        step(r, is_cpu ? 20 : 7, ANEW, name);
         step(r, 1, MORE, name);
     }
 }

@@ -302,6 +302,13 @@ plant(166 attend_matrix.cuh "chosen_at(kv, it, a.n_chosen, row0 / kv.group, head
 plant(167 gpu_choose.c "${declared}" "${declared}\nint simt_has_bug(int bug);")
 plant(167 gpu_choose.c "        if (!(it->flags & BACKEND_APPEND))" "        if (!(it->flags & BACKEND_APPEND) || simt_has_bug(167))")
 plant(210 gpu_choose.c "k->n = k->n < index ?" "k->n = k->n < index || simt_has_bug(210) ?")
+# extremes that are given: the minima are left out; blocks are counted as if all tokens were here;
+# those of the block in front are made
+plant(223 choose.cu "row < 2; ++row) { /* maxima, minima */" "row < (simt::planted == 223 ? 1 : 2); ++row) {")
+plant(224 device.cuh "return choice_of(n_chosen, kv.block_shift, kv.stripes,"
+  "return choice_of(n_chosen, kv.block_shift, simt::planted == 224 ? stripes{0, 0, 0} : kv.stripes,")
+plant(225 choose.cu "a.bytes + given_at(kv, nth, head)\n                       : extremes_at"
+  "a.bytes + given_at(kv, nth - (simt::planted == 225 && nth > 0), head)\n                       : extremes_at")
 plant(211 attend_rows.cuh "chosen_at(kv, it, a.n_chosen, query, place.head)" "chosen_at(kv, it, a.n_chosen, simt::planted == 211 ? 0 : query, place.head)")
 plant(168 gpu_queue.c "        gpu_extremes_forget(p, list[i].to_block);" "        if (!simt_has_bug(168))\n            gpu_extremes_forget(p, list[i].to_block);")
 

@@ -37,11 +37,13 @@ found() { # BUG: in which order
       numbers=4 orders=1
       case $every in *[!0-9]*) ;; *) every=$((every * 4 + 1)) ;; esac
       case " $bugs " in *" 190 "*) tests='sequences_that_begin*' ;; esac
+      case " $bugs " in *" 223 "*) tests='choices*' ;; esac
       ;;
     105 | 106 | 107 | 108) numbers='5 12' tests='few*' ;; # idle processors: keys are cut
     99 | 185 | 186) tests='nan*' ;;
     129) tests='tokens*' numbers=4 ;;
     168) tests='a_choice*' numbers=4 ;;
+    223 | 224 | 225) tests='choices*' numbers=4 orders=1 ;;
     190 | 191 | 193 | 194 | 195 | 196) tests='sequences_that_begin*' orders=1 ;;
     143) numbers=60 ;; # keys are cut
     121 | 122 | 123 | 124 | 125) tests='blocks*' numbers=4 ;;
