@@ -5,6 +5,7 @@
 #include "clients/attnload/data.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 
 #include "kernels/reference.h"
 
@@ -12,7 +13,7 @@
 #define V_AMPLITUDE 2.0
 
 /* A tape of 16-bit values stays in a core's cache, as what a model has just computed does. */
-enum { TAPE_PLACES = 1 << 13, MAX_DIM = 1024, TAPE = TAPE_PLACES + MAX_DIM };
+enum { TAPE_PLACES = 1 << 13, TAPE = TAPE_PLACES + DATA_MAX_DIM };
 
 static float tape32[3][TAPE];
 static uint16_t tape16[2][3][TAPE]; /* f16, bf16 */
@@ -88,4 +89,21 @@ void data_fill(const struct data_stream *s, uint32_t layer, enum data_which whic
             attn_client_copy(client, p, tape + place * (row_bytes / dim), row_bytes);
         }
     }
+}
+
+/* A power of two: what is made stays exact. Products of q and of outputs keep their size. */
+#define WEIGHT_SCALE (1.0 / 8)
+
+void *data_weights(uint32_t seed, uint32_t num_heads, uint32_t n_rows, uint32_t dim,
+                   attn_dtype dtype)
+{
+    const struct data_stream s = {.seed = ~(uint64_t)seed};
+    const size_t row = dim * attn_dtype_bytes(dtype);
+    uint8_t *all = malloc(num_heads * n_rows * row);
+    if (all == NULL)
+        return NULL;
+    data_fill(&s, 0, DATA_K, 0, num_heads, 0, n_rows, dim, dtype, all, NULL);
+    for (size_t i = 0; i < (size_t)num_heads * n_rows * dim; i++)
+        reference_put(dtype, all, i, reference_get(dtype, all, i) * WEIGHT_SCALE);
+    return all;
 }

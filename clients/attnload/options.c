@@ -50,6 +50,7 @@ enum option_id {
     OPT_CONTEXT,
     OPT_CHUNK,
     OPT_PROMPT,
+    OPT_HEADS,
     OPT_TOP_K,
     OPT_CHOOSE_BLOCKS,
     OPT_STEPS,
@@ -107,6 +108,10 @@ static const struct {
     {"chunk", OPT_CHUNK, TYPE_NUMBER, "N", "tokens of a prompt chunk (256)", AT(chunk), 1, 65536},
     {"prompt", OPT_PROMPT, TYPE_OTHER, "append|attend",
      "prompt chunks only fill the cache, or also attend (append; of a trace: attend)", 0, 0, 0},
+    {"heads", OPT_HEADS, TYPE_FLAG, NULL,
+     "steps carry heads as a model of latent attention has them, which attnd projects to\n"
+     "                             latents and back (latents)",
+     0, 0, 0},
     {"top-k", OPT_TOP_K, TYPE_NUMBER, "N",
      "sparse steps: a query visits N random tokens of those that it sees (all)", AT(top_k), 1,
      65536},
@@ -284,7 +289,9 @@ static bool set_option(struct options *o, size_t i, const char *text)
     const char *expected = NULL;
     void *at = (char *)o + table[i].offset;
     double min = table[i].min, max = table[i].max;
-    if (table[i].type == TYPE_FLAG)
+    if (table[i].id == OPT_HEADS)
+        o->has_heads = true;
+    else if (table[i].type == TYPE_FLAG)
         o->format = table[i].id == OPT_CSV ? FORMAT_CSV : FORMAT_JSON;
     else if (table[i].type == TYPE_OTHER)
         expected = set_other(o, table[i].id, text);
@@ -318,6 +325,8 @@ static const char *check(struct options *o, uint64_t given)
         o->n_layers = o->preset->num_layers;
     if (o->n_layers > o->preset->num_layers)
         return "--layers: the preset has fewer";
+    if (o->has_heads && o->preset->kv_lora_rank == 0)
+        return "--heads: the preset has no latents";
     for (size_t i = 0; o->trace != NULL && i < sizeof not_of_traces / sizeof not_of_traces[0]; i++)
         if (is_given(given, not_of_traces[i]))
             return "--trace goes without --context, --steps, --duration and --rate";

@@ -28,6 +28,7 @@ struct options {
     attn_dtype dtype, kv_dtype;
     attn_split split;
     bool is_prompt_attended;
+    bool has_heads; /* of the model; attnd projects them to latents and back */
     uint32_t top_k; /* tokens that a query visits; 0: all that it sees */
     uint32_t choose_blocks; /* that a query visits; 0: all */
     uint32_t seed;

@@ -8,13 +8,13 @@
 #include <string.h>
 
 const struct preset presets[] = {
-    {"llama3-8b", 32, 32, 8, 128, 0, 0, 0, 0, 0},
-    {"llama3-70b", 80, 64, 8, 128, 0, 0, 0, 0, 0},
-    {"qwen3-32b", 64, 64, 8, 128, 0, 0, 0, 0, 0},
-    {"gemma3-27b", 62, 32, 16, 128, 0.077151675f, 0, 1024, 6, 0},
-    {"deepseek-v3", 61, 128, 1, 576, 0.13523376f, 0, 0, 0, 512},
-    {"kimi-k2", 61, 64, 1, 576, 0.13086973f, 0, 0, 0, 512},
-    {"bytelm", 4, 8, 2, 64, 0, 0, 0, 0, 0},
+    {"llama3-8b", 32, 32, 8, 128, 0, 0, 0, 0, 0, 0, 0},
+    {"llama3-70b", 80, 64, 8, 128, 0, 0, 0, 0, 0, 0, 0},
+    {"qwen3-32b", 64, 64, 8, 128, 0, 0, 0, 0, 0, 0, 0},
+    {"gemma3-27b", 62, 32, 16, 128, 0.077151675f, 0, 1024, 6, 0, 0, 0},
+    {"deepseek-v3", 61, 128, 1, 576, 0.13523376f, 0, 0, 0, 512, 128, 128},
+    {"kimi-k2", 61, 64, 1, 576, 0.13086973f, 0, 0, 0, 512, 128, 128},
+    {"bytelm", 4, 8, 2, 64, 0, 0, 0, 0, 0, 0, 0},
 };
 const uint32_t n_presets = sizeof presets / sizeof presets[0];
 
@@ -30,6 +30,16 @@ const struct preset *preset_find(const char *name)
 uint32_t preset_dim_v(const struct preset *p)
 {
     return p->kv_lora_rank > 0 ? p->kv_lora_rank : p->head_dim;
+}
+
+uint32_t preset_dim_q(const struct preset *p, bool has_heads)
+{
+    return has_heads ? p->qk_nope_head_dim + p->head_dim - p->kv_lora_rank : p->head_dim;
+}
+
+uint32_t preset_dim_out(const struct preset *p, bool has_heads)
+{
+    return has_heads ? p->v_head_dim : preset_dim_v(p);
 }
 
 static bool slides(const struct preset *p, uint32_t index)

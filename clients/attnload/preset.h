@@ -17,6 +17,8 @@ struct preset {
     /* 0: V is head_dim, too. Else latent attention: K is a latent of so many elements with the part
      * that has positions behind it, V the latent in it */
     uint32_t kv_lora_rank;
+    uint32_t qk_nope_head_dim,
+        v_head_dim; /* then: of the model's heads, without their rotated part */
 };
 
 extern const struct preset presets[];
@@ -24,8 +26,11 @@ extern const uint32_t n_presets;
 
 /* NULL: no such preset. */
 const struct preset *preset_find(const char *name);
-/* Elements of a head of v and out. */
+/* Elements of a head of v, and of what attention gives. */
 uint32_t preset_dim_v(const struct preset *p);
+/* Elements of a head of q and of out in steps; has_heads: the model's, which attnd projects. */
+uint32_t preset_dim_q(const struct preset *p, bool has_heads);
+uint32_t preset_dim_out(const struct preset *p, bool has_heads);
 /* How layer `index` of the model attends. */
 struct attn_layer preset_layer(const struct preset *p, uint32_t index);
 /* Cached tokens that a query at position pos reads there. */

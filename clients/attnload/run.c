@@ -113,6 +113,13 @@ bool run_once(struct load *l, const struct options *o, attn_client *c, struct re
     if (workers == NULL)
         return false;
     l->o = o;
+    const struct preset *p = o->preset;
+    l->weights = o->has_heads
+                     ? data_weights(o->seed, p->num_q_heads, p->qk_nope_head_dim + p->v_head_dim,
+                                    p->kv_lora_rank, o->dtype)
+                     : NULL;
+    if (o->has_heads && l->weights == NULL)
+        return false;
     l->id_base = data_mix(begin_ns ^ (uint64_t)getpid() << 40) & ~0xffffffffull;
     l->start_ns = 0;
     atomic_store(&l->n_ready, 0);
@@ -153,6 +160,7 @@ bool run_once(struct load *l, const struct options *o, attn_client *c, struct re
     r->run_s = (double)(r->tally.end_ns - l->start_ns) * 1e-9;
     pthread_barrier_destroy(&l->barrier);
     workers_free(workers, n);
+    free(l->weights);
     return true;
 }
 

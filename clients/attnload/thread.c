@@ -13,9 +13,11 @@ static attn_status pool_create(attn_client *c, const struct load *load, attn_poo
     struct attn_layer layers[PRESET_MAX_LAYERS];
     char name[128];
     /* the name says all that differs, so that runs alike share a pool */
-    snprintf(name, sizeof name, "attnload-%s-%u-%s-%s-%s-%ux%u", o->preset->name, o->n_layers,
-             attn_dtype_name(o->dtype), attn_dtype_name(o->kv_dtype), attn_split_name(o->split),
-             load->n_blocks, o->block_tokens);
+    int n = snprintf(name, sizeof name, "attnload-%s-%u-%s-%s-%s-%ux%u", o->preset->name,
+                     o->n_layers, attn_dtype_name(o->dtype), attn_dtype_name(o->kv_dtype),
+                     attn_split_name(o->split), load->n_blocks, o->block_tokens);
+    if (o->has_heads) /* weights are of the seed */
+        snprintf(name + n, sizeof name - (size_t)n, "-heads%u", o->seed);
     for (uint32_t i = 0; i < o->n_layers; i++)
         layers[i] = preset_layer(o->preset, i);
     struct attn_pool_spec spec = {.struct_size = sizeof spec,
@@ -27,6 +29,8 @@ static attn_status pool_create(attn_client *c, const struct load *load, attn_poo
                                   .head_dim_k = o->preset->head_dim,
                                   .head_dim_v = preset_dim_v(o->preset),
                                   .is_v_in_k = o->preset->kv_lora_rank > 0,
+                                  .q_nope_dim = o->has_heads ? o->preset->qk_nope_head_dim : 0,
+                                  .out_dim = o->has_heads ? o->preset->v_head_dim : 0,
                                   .block_tokens = o->block_tokens,
                                   .n_blocks = load->n_blocks,
                                   .q_dtype = o->dtype,
@@ -35,7 +39,12 @@ static attn_status pool_create(attn_client *c, const struct load *load, attn_poo
                                   .n_layers = o->n_layers,
                                   .layers = layers,
                                   .model = o->preset->name};
-    return attn_pool_create(c, &spec, o->timeout_us, out_pool);
+    attn_status st = attn_pool_create(c, &spec, o->timeout_us, out_pool);
+    const uint64_t bytes = (uint64_t)spec.num_q_heads * (spec.q_nope_dim + spec.out_dim) *
+                           spec.head_dim_v * attn_dtype_bytes(o->dtype);
+    for (uint32_t i = 0; o->has_heads && i < o->n_layers && st == ATTN_OK; i++)
+        st = attn_pool_weights(*out_pool, i, load->weights, bytes);
+    return st;
 }
 
 static bool connect_worker(struct worker *w)
@@ -44,7 +53,8 @@ static bool connect_worker(struct worker *w)
     struct attn_client_options co = {
         .struct_size = sizeof co, .timeout_us = o->timeout_us, .client_name = "attnload"};
     uint32_t n_verify = (o->n_verify + o->n_workers - 1) / o->n_workers;
-    if (verify_init(&w->verify, o, n_verify, data_mix(o->seed ^ w->index)) != ATTN_OK)
+    if (verify_init(&w->verify, o, w->load->weights, n_verify, data_mix(o->seed ^ w->index)) !=
+        ATTN_OK)
         return worker_fail(w, ATTN_ENOMEM, "verification");
     attn_status st = attn_client_open(o->endpoint, &co, o->timeout_us, &w->client);
     if (st != ATTN_OK)

@@ -14,12 +14,13 @@ static uint64_t next_random(struct verify *v)
     return v->random = data_mix(v->random);
 }
 
-attn_status verify_init(struct verify *v, const struct options *o, uint32_t capacity, uint64_t seed)
+attn_status verify_init(struct verify *v, const struct options *o, const void *weights,
+                        uint32_t capacity, uint64_t seed)
 {
     const struct preset *p = o->preset;
-    *v = (struct verify){.o = o, .capacity = capacity, .random = seed};
+    *v = (struct verify){.o = o, .weights = weights, .capacity = capacity, .random = seed};
     v->group = p->num_q_heads / p->num_kv_heads;
-    v->out_bytes = (size_t)v->group * preset_dim_v(p) * attn_dtype_bytes(o->dtype);
+    v->out_bytes = (size_t)v->group * preset_dim_out(p, o->has_heads) * attn_dtype_bytes(o->dtype);
     if (capacity == 0)
         return ATTN_OK;
     v->samples = calloc(capacity, sizeof *v->samples);
@@ -61,6 +62,7 @@ void verify_offer(struct verify *v, const struct data_stream *data, uint32_t lay
 
 struct scratch {
     void *q, *k, *v;
+    void *heads; /* q as steps carry it, with --heads */
     double *out, *lse;
     int32_t *indices; /* [--top-k] */
 };
@@ -96,7 +98,7 @@ static void judge(const struct verify *v, uint32_t index, const struct scratch *
     const struct verify_sample *s = &v->samples[index];
     struct reference_bound b = reference_bound_of(v->o->dtype, v->o->kv_dtype);
     const void *out = v->outs + index * v->out_bytes, *lse = v->lses + index * v->group;
-    uint32_t n = v->group * preset_dim_v(v->o->preset);
+    uint32_t n = v->group * preset_dim_out(v->o->preset, v->o->has_heads);
     double l2, lse_l2;
     uint32_t bad = compare(v->o->dtype, out, m->out, n, b.atol, b.rtol, &r->max_error, &l2);
     uint32_t bad_lse = compare(ATTN_F32, lse, m->lse, v->group, b.lse_atol, b.lse_rtol,
@@ -138,6 +140,54 @@ static void measure_recall(const struct verify *v, uint32_t index, const struct 
     }
 }
 
+/* A head's weights, from which element on. */
+static size_t weights_at(const struct preset *p, uint32_t head)
+{
+    return (size_t)head * (p->qk_nope_head_dim + p->v_head_dim) * p->kv_lora_rank;
+}
+
+/* The heads of the model as q over latents, rounded as attnd does. A pool has one kv head. */
+static void absorb(const struct verify *v, struct scratch *m)
+{
+    const struct preset *p = v->o->preset;
+    const attn_dtype d = v->o->dtype;
+    const uint32_t nope = p->qk_nope_head_dim, rank = p->kv_lora_rank;
+    for (uint32_t h = 0; h < v->group; h++) {
+        const size_t from = (size_t)h * preset_dim_q(p, true), to = (size_t)h * p->head_dim;
+        double sums[DATA_MAX_DIM] = {0};
+        for (uint32_t i = 0; i < nope; i++) {
+            const double x = reference_get(d, m->heads, from + i);
+            for (uint32_t c = 0; c < rank; c++)
+                sums[c] += x * reference_get(d, v->weights, weights_at(p, h) + i * rank + c);
+        }
+        for (uint32_t c = 0; c < p->head_dim; c++)
+            reference_put(d, m->q, to + c,
+                          c < rank ? sums[c] : reference_get(d, m->heads, from + nope + c - rank));
+    }
+}
+
+/* What attention gives as heads of the model, in its place. They are not wider. */
+static void expand(const struct verify *v, struct scratch *m)
+{
+    const struct preset *p = v->o->preset;
+    const attn_dtype d = v->o->dtype;
+    const uint32_t rank = p->kv_lora_rank;
+    for (uint32_t h = 0; h < v->group; h++) {
+        double latent[DATA_MAX_DIM];
+        for (uint32_t c = 0; c < rank; c++) {
+            reference_put(d, m->v, 0, m->out[(size_t)h * rank + c]);
+            latent[c] = reference_get(d, m->v, 0);
+        }
+        for (uint32_t i = 0; i < p->v_head_dim; i++) {
+            const size_t row = weights_at(p, h) + (size_t)(p->qk_nope_head_dim + i) * rank;
+            double sum = 0;
+            for (uint32_t c = 0; c < rank; c++)
+                sum += latent[c] * reference_get(d, v->weights, row + c);
+            m->out[(size_t)h * p->v_head_dim + i] = sum;
+        }
+    }
+}
+
 static attn_status recompute(const struct verify *v, const struct verify_sample *s,
                              struct scratch *m)
 {
@@ -147,8 +197,11 @@ static attn_status recompute(const struct verify *v, const struct verify_sample 
     struct attn_layer_spec spec = {.scale = l.scale > 0 ? l.scale : 1 / sqrtf((float)dim),
                                    .window_tokens = l.window_tokens,
                                    .soft_cap = l.soft_cap};
-    data_fill(&s->data, s->layer, DATA_Q, s->pos, 1, s->kv_head * group, group, dim, v->o->dtype,
-              m->q, NULL);
+    data_fill(&s->data, s->layer, DATA_Q, s->pos, 1, s->kv_head * group, group,
+              preset_dim_q(p, v->o->has_heads), v->o->dtype, v->o->has_heads ? m->heads : m->q,
+              NULL);
+    if (v->o->has_heads)
+        absorb(v, m);
     data_fill(&s->data, s->layer, DATA_K, 0, n_kv, s->kv_head, 1, dim, v->o->dtype, m->k, NULL);
     const size_t e = attn_dtype_bytes(v->o->dtype);
     for (uint32_t i = 0; p->kv_lora_rank > 0 && i < n_kv; i++)
@@ -161,8 +214,11 @@ static attn_status recompute(const struct verify *v, const struct verify_sample 
     if (top_k > 0)
         data_indices(&s->data, s->layer, s->pos, n_kv - preset_visible(p, s->layer, s->pos), n_kv,
                      top_k, m->indices);
-    return reference_attend_seen(&spec, group, 1, dim, dim_v, v->o->dtype, m->q, 1, s->pos, m->k,
-                                 m->v, n_kv, &seen, m->out, m->lse);
+    const attn_status st = reference_attend_seen(&spec, group, 1, dim, dim_v, v->o->dtype, m->q, 1,
+                                                 s->pos, m->k, m->v, n_kv, &seen, m->out, m->lse);
+    if (st == ATTN_OK && v->o->has_heads)
+        expand(v, m);
+    return st;
 }
 
 attn_status verify_run(struct verify *v, struct verify_result *r)
@@ -174,11 +230,12 @@ attn_status verify_run(struct verify *v, struct verify_result *r)
     struct scratch m = {.q = malloc(row * v->group),
                         .k = malloc(row * max_kv),
                         .v = malloc(row * max_kv),
-                        .out = calloc(v->out_bytes, sizeof *m.out),
+                        .heads = malloc(row * v->group),
+                        .out = calloc((size_t)v->group * preset_dim_v(v->o->preset), sizeof *m.out),
                         .lse = calloc(v->group, sizeof *m.lse),
                         .indices = calloc(v->o->top_k + 1, sizeof *m.indices)};
     bool has_memory = m.q != NULL && m.k != NULL && m.v != NULL && m.out != NULL && m.lse != NULL &&
-                      m.indices != NULL;
+                      m.indices != NULL && m.heads != NULL;
     attn_status st = has_memory ? ATTN_OK : ATTN_ENOMEM;
     for (uint32_t i = 0; st == ATTN_OK && i < v->n; i++) {
         st = recompute(v, &v->samples[i], &m);
@@ -193,6 +250,7 @@ attn_status verify_run(struct verify *v, struct verify_result *r)
     free(m.out);
     free(m.lse);
     free(m.indices);
+    free(m.heads);
     return st;
 }
 

@@ -19,6 +19,7 @@ struct verify {
     uint8_t *outs; /* [capacity][group][dim of v] dtype */
     float *lses; /* [capacity][group] */
     size_t out_bytes; /* of one sample */
+    const void *weights;
     uint32_t group; /* q heads of a kv head */
     uint32_t n, capacity;
     uint64_t n_seen, random;
@@ -35,12 +36,12 @@ struct verify_result {
     char first[160]; /* the first mismatch in words */
 };
 
-/* Capacity 0: keeps nothing. */
-attn_status verify_init(struct verify *v, const struct options *o, uint32_t capacity,
-                        uint64_t seed);
+/* Capacity 0: keeps nothing. weights: with --heads, the caller's. */
+attn_status verify_init(struct verify *v, const struct options *o, const void *weights,
+                        uint32_t capacity, uint64_t seed);
 void verify_fini(struct verify *v);
-/* out, lse: the rows [num_q_heads][dim of v] and [num_q_heads] of the token at pos; NULL only at
- * capacity 0. Each offer is kept equally likely. */
+/* out, lse: the rows [num_q_heads][preset_dim_out] and [num_q_heads] of the token at pos; NULL only
+ * at capacity 0. Each offer is kept equally likely. */
 void verify_offer(struct verify *v, const struct data_stream *data, uint32_t layer, uint32_t pos,
                   const void *out, const float *lse);
 /* Recomputes all that was kept and adds to *r. ATTN_ENOMEM. */

@@ -34,11 +34,12 @@ static void work_fill(void *user, void *q, void *k, void *v)
     void *const dst[] = {q, k, v};
     for (int which = DATA_Q; which <= DATA_V; which++) {
         uint32_t n_heads = which == DATA_Q ? p->num_q_heads : p->num_kv_heads;
-        size_t bytes = (size_t)x->n_tokens * n_heads * p->head_dim * attn_dtype_bytes(o->dtype);
+        uint32_t dim = which == DATA_Q ? preset_dim_q(p, o->has_heads) : p->head_dim;
+        size_t bytes = (size_t)x->n_tokens * n_heads * dim * attn_dtype_bytes(o->dtype);
         for (uint32_t i = 0; i < x->n && dst[which] != NULL; i++) {
             const struct stream *s = &x->streams[i];
             data_fill(&s->data, x->layer, (enum data_which)which, s->pos, x->n_tokens, 0, n_heads,
-                      p->head_dim, o->dtype, (uint8_t *)dst[which] + i * bytes, x->w->client);
+                      dim, o->dtype, (uint8_t *)dst[which] + i * bytes, x->w->client);
         }
     }
 }
@@ -49,7 +50,8 @@ static void work_take(void *user, const void *out, const float *lse, uint32_t n_
     const struct work *x = user;
     const struct options *o = x->w->load->o;
     const uint32_t n_heads = o->preset->num_q_heads;
-    const size_t row_bytes = (size_t)n_heads * preset_dim_v(o->preset) * attn_dtype_bytes(o->dtype);
+    const size_t row_bytes =
+        (size_t)n_heads * preset_dim_out(o->preset, o->has_heads) * attn_dtype_bytes(o->dtype);
     for (uint32_t i = 0; i < x->n && n_failed == 0; i++) {
         const struct stream *s = &x->streams[i];
         uint32_t t = (uint32_t)(data_mix(s->data.stream ^ s->pos) % x->n_tokens);

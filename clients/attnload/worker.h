@@ -36,6 +36,7 @@ struct load {
     const struct options *o;
     struct trace trace; /* empty without --trace */
     uint32_t n_blocks; /* of the pool */
+    void *weights; /* with --heads: of each of its layers */
     uint64_t id_base; /* of sequence ids: runs do not meet */
     pthread_barrier_t barrier;
     atomic_bool is_stopping; /* a worker failed, or a signal came */

@@ -71,6 +71,7 @@ refuses '--json and --csv' "$load" --json --csv
 refuses '--speed.* need --trace' "$load" --speed 1
 refuses '--trace goes without --context' "$load" --trace x --context 5
 refuses '--layers' "$load" --preset bytelm --layers 5
+refuses '--heads: the preset has no latents' "$load" --preset bytelm --heads
 expect 0 "$load" --help
 has gemma3-27b
 
@@ -127,6 +128,9 @@ expect 0 "$load" --endpoint "shm://$dir/shm.sock" --preset bytelm --layers all -
   --context 20 --steps 10 --rate 2000 --json --verify
 verified
 expect 0 "$ctl" --endpoint "shm://$dir/shm.sock" ping
+# heads of a model of latents, which attnd projects
+expect 0 "$load" --preset kimi-k2 --heads --context 20 --steps 3 --json --verify=8
+verified
 # past gemma's window, in a layer that slides and in one that does not
 expect 0 "$load" --preset gemma3-27b --layers 6 --context 1100 --steps 3 --json --verify
 verified

@@ -481,7 +481,7 @@ static void right_answers_pass_and_wrong_ones_are_found(void **state)
     float out[8 * 64], lse[8];
     struct verify v;
     struct verify_result r = {0};
-    assert_int_equal(verify_init(&v, &o, 20, 1), ATTN_OK);
+    assert_int_equal(verify_init(&v, &o, NULL, 20, 1), ATTN_OK);
     for (uint32_t pos = 0; pos < 20; pos++) {
         right_answer(&o, &s, pos, out, lse);
         verify_offer(&v, &s, 0, pos, out, lse);
@@ -495,7 +495,7 @@ static void right_answers_pass_and_wrong_ones_are_found(void **state)
     for (int kind = 0; kind < 8; kind++) {
         struct verify_result bad = {0};
         bool is_lse = kind >= 4;
-        assert_int_equal(verify_init(&v, &o, 1, 1), ATTN_OK);
+        assert_int_equal(verify_init(&v, &o, NULL, 1, 1), ATTN_OK);
         right_answer(&o, &s, kind == 2 ? 9 : 10, out, lse); /* 2: the answer of another position */
         for (int i = 0; i < 8 * 64; i++) {
             if (kind == 0)
@@ -538,7 +538,7 @@ static void every_output_is_as_likely_to_be_kept(void **state)
     uint32_t n_late = 0;
     for (uint64_t seed = 0; seed < 200; seed++) {
         struct verify v;
-        assert_int_equal(verify_init(&v, &o, 10, data_mix(seed)), ATTN_OK);
+        assert_int_equal(verify_init(&v, &o, NULL, 10, data_mix(seed)), ATTN_OK);
         for (uint32_t pos = 0; pos < 100; pos++)
             verify_offer(&v, &s, 0, pos, out, lse);
         assert_int_equal(v.n, 10);
