@@ -111,6 +111,7 @@ static void gpu_close(struct backend *b)
     runtime_free(b->part_o);
     runtime_free(b->part_ml);
     runtime_free(b->arrivals);
+    runtime_free(b->decoded);
     decode_planner_fini(&b->planner);
     gpu_shared_fini(&b->shared);
     runtime_range_close(&b->kv);

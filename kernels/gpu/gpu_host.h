@@ -106,6 +106,11 @@ struct gpu_staging {
     uint64_t scratch_bytes;
 };
 
+struct gpu_prefill {
+    struct prefill_call call;
+    const void *upload; /* device */
+};
+
 /* One batch, ready to be launched. */
 struct gpu_job {
     struct backend_pool *pool;
@@ -115,9 +120,10 @@ struct gpu_job {
     bool has_tuned;
     struct decode_call tuned;
     const void *tuned_upload; /* device */
-    uint32_t n_prefills; /* of layers that are not dilated, and of those that are */
-    struct prefill_call prefills[3]; /* and of groups of items */
-    const void *prefill_uploads[3]; /* device */
+    /* of layers that are not dilated, of quantised pools as many as their decoded keys need; of
+     * those that are; and of groups of items */
+    struct gpu_prefill *prefills;
+    uint32_t n_prefills, prefills_capacity;
     double prefill_flop; /* as if causal, without windows */
     struct gpu_range *ranges;
     uint32_t n_ranges, ranges_capacity;
@@ -234,6 +240,7 @@ struct backend {
     struct gpu_shared shared;
     float *part_o, *part_ml; /* device: GPU_PART_SLOTS, and GPU_SHARED_SLOTS of part_o */
     uint32_t *arrivals; /* device: [GPU_MAX_JOINED], 0 */
+    char *decoded; /* device: PREFILL_DECODED_BYTES; NULL: no pool has needed it */
     uint32_t part_dv;
     uint64_t part_slots; /* GPU_PART_SLOTS but while shards are measured */
     uint32_t n_looks;
@@ -350,8 +357,9 @@ void gpu_heads_add(struct gpu_job *j, const struct gpu_item *it, char *out);
  * the job is made of b->shared.items and of n_pieces more. Errors: ATTN_ENOMEM */
 attn_status gpu_shared_find(struct backend *b, const struct gpu_choice *choice,
                             const struct backend_batch *batch);
-/* What computes groups, the smallest of which has so many queries. */
-enum gpu_kernel gpu_groups_kernel(const struct backend_pool *p, uint32_t layer, uint32_t n_tokens);
+/* What computes groups, the smallest of which has so many queries, and none more than n_keys. */
+enum gpu_kernel gpu_groups_kernel(const struct backend_pool *p, uint32_t layer, uint32_t n_tokens,
+                                  uint32_t n_keys);
 /* items: of the job, as written from b->shared.items, [n_items], behind which n_pieces are written;
  * joined [n_items]. Fills j->join but for the address of joined. */
 void gpu_shared_write(struct backend *b, struct gpu_job *j, struct gpu_item *items,
@@ -362,7 +370,7 @@ void gpu_shared_fini(struct gpu_shared *s);
 
 /* Is it worth it to bring q, k and v before prep, behind a batch in flight? */
 bool gpu_job_is_brought(const struct gpu_job *j);
-/* Does attention use part_o and part_ml, of which there is one? */
+/* Does attention use part_o and part_ml, or decoded, of which there is one? */
 bool gpu_job_has_parts(const struct gpu_job *j);
 /* Can attention do without what is launched before it? */
 bool gpu_job_can_be_direct(const struct gpu_job *j);

@@ -97,6 +97,8 @@ void gpu_job_fini(struct gpu_job *j)
     free(j->tuned_items);
     free(j->order);
     free(j->missing);
+    free(j->prefills);
+    j->prefills = NULL;
     j->missing = NULL;
     j->ranges = NULL;
     j->tuned_items = NULL;
@@ -672,14 +674,21 @@ static double flop_of(const struct backend_pool *p, const struct gpu_item *it)
 }
 
 /* Items [from, to) of the job; their upload, if there is one, follows what is brought so far. */
-static void plan_prefill(struct gpu_job *j, const struct job_lists *l, uint32_t from, uint32_t to,
-                         const struct prefill_shape *shape)
+static attn_status plan_prefill(struct backend *b, struct gpu_job *j, const struct job_lists *l,
+                                uint32_t from, uint32_t to, const struct prefill_shape *shape)
 {
     const uint64_t at = align_up(j->upload_from + j->upload_bytes, UPLOAD_ALIGN);
-    struct prefill_call *c = &j->prefills[j->n_prefills];
+    struct gpu_prefill *added =
+        array_reserve(&j->prefills, &j->prefills_capacity, (uint64_t)j->n_prefills + 1,
+                      sizeof *j->prefills) == ATTN_OK
+            ? &j->prefills[j->n_prefills++]
+            : NULL;
+    if (!added)
+        return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
+    struct prefill_call *c = &added->call;
     prefill_prepare(j->pool->prefill, l->items + from, to - from, l->device_items + from, shape,
                     j->staging.host + at, c);
-    j->prefill_uploads[j->n_prefills++] = c->upload_bytes ? j->staging.device + at : NULL;
+    added->upload = c->upload_bytes ? j->staging.device + at : NULL;
     if (c->upload_bytes)
         j->upload_bytes = at + c->upload_bytes - j->upload_from;
     for (uint32_t i = from; i < to; i++) {
@@ -689,6 +698,28 @@ static void plan_prefill(struct gpu_job *j, const struct job_lists *l, uint32_t 
             s, &j->pool->config, &(struct backend_item){.pos = it->pos, .n_tokens = it->n_tokens});
     }
     j->n_splits += c->n_entries * j->pool->config.num_kv_heads;
+    return ATTN_OK;
+}
+
+/* The same of a quantised pool in as many calls as there is room for decoded keys. */
+static attn_status plan_prefills(struct backend *b, struct gpu_job *j, const struct job_lists *l,
+                                 uint32_t from, uint32_t to, const struct prefill_shape *shape)
+{
+    const struct prefill_pool *p = j->pool->prefill;
+    attn_status st = ATTN_OK;
+    for (uint32_t end; from < to && st == ATTN_OK; from = end) {
+        uint32_t n = 0;
+        for (end = from; end < to; end++) {
+            struct gpu_item *it = &l->items[end];
+            const uint32_t more = prefill_blocks(p, it->pos + it->n_tokens);
+            if (n > 0 && n + more > p->decoded_blocks)
+                break;
+            it->node0 = n;
+            n += more;
+        }
+        st = plan_prefill(b, j, l, from, end, shape);
+    }
+    return st;
 }
 
 uint32_t gpu_job_beside(const struct gpu_job *j)
@@ -711,11 +742,14 @@ static attn_status plan_groups(struct backend *b, struct gpu_job *j,
 {
     const uint32_t from = batch->n_items, n = b->shared.n_pieces;
     const struct gpu_item *items = l->items + from;
-    uint32_t least = 0;
-    for (uint32_t i = 1; i < n; i++)
+    uint32_t least = 0, n_keys = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t keys = items[i].pos + items[i].n_tokens;
         least = items[i].n_tokens < items[least].n_tokens ? i : least;
+        n_keys = keys > n_keys ? keys : n_keys;
+    }
     const enum gpu_kernel kernel =
-        gpu_groups_kernel(j->pool, items[least].layer, items[least].n_tokens);
+        gpu_groups_kernel(j->pool, items[least].layer, items[least].n_tokens, n_keys);
     if (kernel == GPU_PREFILL) {
         for (uint32_t i = 0; i < n; i++)
             j->prefill_flop += GROUP_TIME * flop_of(j->pool, &items[i]);
@@ -723,8 +757,7 @@ static attn_status plan_groups(struct backend *b, struct gpu_job *j,
         const struct prefill_shape shape = {.n_processors =
                                                 n_beside > 0 ? n_beside : b->device.n_processors,
                                             .part_tiles = GROUP_PART_TILES};
-        plan_prefill(j, l, from, from + n, &shape);
-        return ATTN_OK;
+        return plan_prefills(b, j, l, from, from + n, &shape);
     }
     return plan_ranges(b, j, kernel, choice, batch, l->items + from, from, n,
                        l->device_items + from);
@@ -744,7 +777,7 @@ static attn_status plan_kernels(struct backend *b, struct gpu_job *j,
         if (n > 0 && (k == GPU_PREFILL || k == GPU_DILATED)) {
             for (uint32_t i = first[k]; i < first[k + 1]; i++)
                 j->prefill_flop += flop_of(j->pool, &l->items[i]);
-            plan_prefill(j, l, first[k], first[k + 1], NULL);
+            st = plan_prefills(b, j, l, first[k], first[k + 1], NULL);
         } else if (n > 0)
             st = plan_ranges(b, j, (enum gpu_kernel)k, choice, batch, l->items + first[k], first[k],
                              n, l->device_items + first[k]);

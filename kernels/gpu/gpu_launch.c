@@ -21,7 +21,7 @@ bool gpu_job_has_parts(const struct gpu_job *j)
 {
     bool has = j->n_ranges > 0 || j->join.n_items > 0;
     for (uint32_t i = 0; i < j->n_prefills; i++)
-        has |= j->prefills[i].is_cut;
+        has |= j->prefills[i].call.is_cut || j->prefills[i].call.head_blocks > 0;
     return has;
 }
 
@@ -89,7 +89,7 @@ static int launch_prefills(const struct gpu_job *j, uint32_t n_processors, runti
     int code = 0;
     for (uint32_t i = 0; i < j->n_prefills && !code; i++)
         code = runtime_check("prefill kernel",
-                             prefill_launch(&j->prefills[i], j->prefill_uploads[i],
+                             prefill_launch(&j->prefills[i].call, j->prefills[i].upload,
                                             j->staging.scratch, b->part_o, b->part_ml, n_processors,
                                             s, is_chained || i > 0));
     return code;

@@ -198,7 +198,7 @@ static attn_status init_tuned(struct backend_pool *p)
         return gpu_lost(b);
     if (p->prefill)
         code = prefill_pool_init(p->prefill, &p->config, &p->kv, p->specs, b->device.n_processors,
-                                 GPU_PART_SLOTS);
+                                 b->decoded, GPU_PART_SLOTS);
     return runtime_check("prefill_pool_init", code) == 0 ? ATTN_OK : gpu_lost(b);
 }
 
@@ -214,6 +214,12 @@ static attn_status open_tuned(struct backend_pool *p)
         p->prefill = aligned_alloc(_Alignof(struct prefill_pool), sizeof *p->prefill);
     if ((has_decode && !p->tuned) || (has_prefill && !p->prefill))
         return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
+    if (has_prefill && p->kv.is_quantised && !b->decoded) {
+        uint64_t had = 0;
+        attn_status st = grow_device(b, (void **)&b->decoded, &had, PREFILL_DECODED_BYTES);
+        if (st != ATTN_OK)
+            return st;
+    }
     return init_tuned(p);
 }
 

@@ -86,7 +86,7 @@ enum gpu_kernel gpu_kernel_of(const struct backend_pool *p, const struct gpu_cho
     bool is_dilated = p->specs[it->layer].n_branches > 0;
     if (p->tuned && it->n_tokens <= DECODE_MAX_TOKENS && !is_dilated)
         return GPU_TUNED;
-    if (p->prefill && prefill_takes(p->prefill, it->layer, it->n_tokens))
+    if (p->prefill && prefill_takes(p->prefill, it->layer, it->n_tokens, it->pos + it->n_tokens))
         return is_dilated ? GPU_DILATED : GPU_PREFILL;
     return general_kernel(p, it);
 }

@@ -182,11 +182,12 @@ static void list_items(const struct backend_batch *batch, struct gpu_shared *s)
     }
 }
 
-enum gpu_kernel gpu_groups_kernel(const struct backend_pool *p, uint32_t layer, uint32_t n_tokens)
+enum gpu_kernel gpu_groups_kernel(const struct backend_pool *p, uint32_t layer, uint32_t n_tokens,
+                                  uint32_t n_keys)
 {
     const struct gpu_choice general = {.is_forced = true, .forced = GPU_MATRIX_16};
     const struct backend_item it = {.flags = BACKEND_ATTEND, .layer = layer, .n_tokens = n_tokens};
-    if (p->prefill)
+    if (p->prefill && prefill_blocks(p->prefill, n_keys) <= p->prefill->decoded_blocks)
         return GPU_PREFILL;
     const enum gpu_kernel kernel = gpu_kernel_of(p, &general, &it);
     return kernel == GPU_MATRIX_16 ? GPU_MATRIX_64 : kernel;
@@ -208,7 +209,8 @@ attn_status gpu_shared_find(struct backend *b, const struct gpu_choice *choice,
         /* those of a group lie side by side in the job, which has items sorted by kernel */
         const uint32_t kernel = n_blocks > 0 ? gpu_kernel_of(p, choice, it) : 0;
         const bool is_tree =
-            kernel == GPU_TREE && gpu_groups_kernel(p, it->layer, it->n_tokens) != GPU_VECTOR;
+            kernel == GPU_TREE &&
+            gpu_groups_kernel(p, it->layer, it->n_tokens, it->pos + it->n_tokens) != GPU_VECTOR;
         s->begins[i] = (struct prefix_item){.table = it->block_table,
                                             .n_blocks = n_blocks,
                                             .n_queries = it->n_tokens,

@@ -64,7 +64,7 @@ struct gpu_item {
     uint32_t slot0; /* first partial slot; a slot is one query row's part of one split */
     uint32_t is_full; /* every query sees all, also where its layer is causal */
     /* of a tree: its first token's in gpu_attend.nodes; of one with lists: in list_starts; of one
-     * that chooses: in chosen */
+     * that chooses: in chosen; of a prompt over codes: its first decoded block (sm90/prefill.h) */
     uint32_t node0;
 } __attribute__((aligned(16))); /* moved in pieces of 16 bytes, out of the parameters too */
 

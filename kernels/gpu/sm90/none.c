@@ -72,16 +72,22 @@ bool prefill_supported(const struct backend_pool_config *c, int major)
 
 int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *c,
                       const struct gpu_kv *kv, const struct attn_layer_spec *specs,
-                      uint32_t n_processors, uint64_t part_slots)
+                      uint32_t n_processors, char *decoded, uint64_t part_slots)
 {
-    (void)p, (void)c, (void)kv, (void)specs, (void)n_processors, (void)part_slots;
+    (void)p, (void)c, (void)kv, (void)specs, (void)n_processors, (void)decoded, (void)part_slots;
     return -1;
 }
 
-bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens)
+bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens, uint32_t n_keys)
 {
-    (void)p, (void)layer, (void)n_tokens;
+    (void)p, (void)layer, (void)n_tokens, (void)n_keys;
     return false;
+}
+
+uint32_t prefill_blocks(const struct prefill_pool *p, uint32_t n_keys)
+{
+    (void)p, (void)n_keys;
+    return 0;
 }
 
 uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, uint32_t max_tokens)

@@ -33,15 +33,24 @@ struct prefill_pool {
     uint32_t n_processors;
     uint32_t dim; /* of the kernel: head_dim_k and head_dim_v are at most this */
     uint32_t box_tokens; /* that one copy brings */
+    char *decoded; /* of a quantised pool: PREFILL_DECODED_BYTES of device memory; not its own */
+    uint32_t decoded_blocks; /* there is room for, of PREFILL_DECODED_TOKENS of one kv head */
     uint32_t most_parts; /* units of a launch whose keys are cut that part_o has room for; 0: none
                             may be cut */
     bool has_extras; /* a layer has a soft cap or ALiBi slopes */
     bool has_dilated; /* a layer is dilated, and computed */
 } __attribute__((aligned(64)));
 
+/* Where a launch's K and V lie that were decoded. Its items' are decoded for as many kv heads
+ * together as there is room for, so an item has at most what fits for one head. */
+#ifndef PREFILL_DECODED_BYTES
+#define PREFILL_DECODED_BYTES (128u << 20)
+#endif
+#define PREFILL_DECODED_TOKENS 128 /* of a block of it */
+
 /* This geometry is computed on this device: f16 or bf16, head dims from 64 to 256 (quantised KV: to
- * 128, multiples of 16), or V in K that is not quantised, K to 576 and V to 512; block_tokens 16 to
- * 256. major: of the compute capability. */
+ * 128, and no mxfp4 for f16, which can't hold its scales), or V in K that is not quantised, K to
+ * 576 and V to 512; block_tokens 16 to 256. major: of the compute capability. */
 bool prefill_supported(const struct backend_pool_config *c, int major);
 
 /* Of the kernels that compute it. */
@@ -51,11 +60,12 @@ uint32_t prefill_dim(const struct backend_pool_config *c);
 bool prefill_has_dilated(const struct prefill_pool *p);
 
 /* Fills *p. kv and specs are kept (specs borrowed for the pool's life); kv.layers has been written.
- * part_slots: as prefill_launch's part_o has. 0 or the driver's error code (loads every kernel, so
+ * decoded: as prefill_pool has it, NULL where the pool is not quantised. part_slots: as
+ * prefill_launch's part_o has. 0 or the driver's error code (loads every kernel, so
  * that later launches allocate nothing). */
 int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *c,
                       const struct gpu_kv *kv, const struct attn_layer_spec *specs,
-                      uint32_t n_processors, uint64_t part_slots);
+                      uint32_t n_processors, char *decoded, uint64_t part_slots);
 
 /* Units of a launch whose keys are cut; the scratch has a counter for each. */
 #define PREFILL_MAX_CUT 510
@@ -95,6 +105,8 @@ struct prefill_call {
     const struct gpu_item *items; /* device */
     bool is_dilated; /* entries are prefill_run */
     bool is_cut; /* part_o and part_ml are written: nothing that does so may run beside it */
+    uint32_t heads; /* kv heads of a launch; of a quantised pool maybe not all */
+    uint32_t n_items, head_blocks; /* of a quantised pool: what one head's decoded keys take */
     uint32_t n_entries; /* n_entries * num_kv_heads units */
     uint32_t section_heads; /* kv heads whose units come before those of the others */
     uint64_t upload_bytes; /* 0: the entries travel in the kernel's parameters */
@@ -107,10 +119,15 @@ struct prefill_shape {
     uint32_t part_tiles; /* of a part at least */
 };
 
-/* Items of n_tokens of this layer are computed: those of more than DECODE_MAX_TOKENS tokens, where
- * V is in K of any number, but not those of dilated layers whose rates are no powers of two, whose
- * head dims are above 128, whose KV is quantised or whose rows are too far apart. */
-bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens);
+/* Items of n_tokens of this layer, n_keys with those before, are computed: those of more than
+ * DECODE_MAX_TOKENS tokens, where V is in K of any number, but not those of dilated layers whose
+ * rates are no powers of two, whose head dims are above 128, whose KV is quantised or whose rows
+ * are too far apart, nor those of quantised pools whose keys have no room when decoded. */
+bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens,
+                   uint32_t n_keys);
+
+/* Blocks of decoded keys of n_keys of one head; of a pool that is not quantised 0. */
+uint32_t prefill_blocks(const struct prefill_pool *p, uint32_t n_keys);
 
 #define PREFILL_UPLOAD_ALIGN 256 /* two calls of a batch may lie so far apart */
 
@@ -119,7 +136,8 @@ uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items,
                               uint32_t max_tokens);
 
 /* Orders the work of n items, host copies of those at device_items, all of them of dilated layers
- * or none: long units first. shape NULL: prompts, on all processors. Fills
+ * or none: long units first. shape NULL: prompts, on all processors. Of a quantised pool an item's
+ * node0 counts the blocks of decoded keys of those before it; all together have room. Fills
  * *out_call and out_call->upload_bytes, if they are not 0, at upload (8-byte aligned; also on the
  * device). Same items, same call. */
 void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,

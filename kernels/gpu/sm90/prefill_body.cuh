@@ -17,7 +17,7 @@
 #include "kernels/gpu/sm90/prefill_kernels.h"
 
 #include "kernels/gpu/sm90/decode_tile.cuh"
-#include "kernels/gpu/sm90/prefill_codes.cuh"
+#include "kernels/gpu/sm90/prefill_load.cuh"
 
 namespace prefill
 {
@@ -471,15 +471,13 @@ __global__ void __launch_bounds__(S::threads, 1)
     const places<S> at = places_in<S>(aligned_shared());
     const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
-        at.k_ring.init(S::has_codes ? 2 * S::arriving : 1, S::groups * 4 * S::arriving);
-        at.v_ring.init(S::has_codes ? 2 * S::arriving : 1, S::groups * 4 * S::arriving);
+        at.k_ring.init(1, S::groups * 4 * S::arriving);
+        at.v_ring.init(1, S::groups * 4 * S::arriving);
         at.q_ring.init(2, S::groups * 4);
-        at.unit_ring.init(1, (S::groups * 4 + (S::has_codes ? 5 : 3)) * ARRIVING);
+        at.unit_ring.init(1, (S::groups * 4 + 3) * ARRIVING);
         barrier_init_fence();
-        if (!S::has_codes) {
-            map_prefetch(&maps.k);
-            map_prefetch(&maps.v);
-        }
+        map_prefetch(&maps.k);
+        map_prefetch(&maps.v);
     }
     if (p.is_chained)
         gpu::chain_wait();
@@ -490,12 +488,10 @@ __global__ void __launch_bounds__(S::threads, 1)
         fewer_registers<S::few_registers>();
         switch (gpu::warp_id() % 4) {
         case 0:
-            if (!S::has_codes)
-                load_keys<S, false>(p, &maps.k, at);
+            load_keys<S, false>(p, &maps.k, at);
             break;
         case 1:
-            if (!S::has_codes)
-                load_keys<S, true>(p, &maps.v, at);
+            load_keys<S, true>(p, &maps.v, at);
             break;
         case 2:
             load_queries<S, true>(p, words, at);
@@ -503,12 +499,6 @@ __global__ void __launch_bounds__(S::threads, 1)
         default:
             load_queries<S, false>(p, words, at);
         }
-    } else if (S::has_codes && group > S::groups) {
-        fewer_registers<S::decoding_registers>();
-        if (gpu::warp_id() % 4 < 2)
-            decode_tiles<is_bf16, S, false>(p, at);
-        else
-            decode_tiles<is_bf16, S, true>(p, at);
     } else {
         more_registers<S::many_registers>();
         compute<is_bf16, S, has_extras>(p, at);

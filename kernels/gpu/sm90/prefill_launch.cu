@@ -30,30 +30,40 @@ static prefill::kernel_fn kernel_for(const struct prefill_pool *p, bool is_dilat
                                       : prefill::kernel_f16(p->dim, p->has_extras);
 }
 
-static bool is_narrow(const struct prefill_pool *p, bool is_dilated)
-{
-    return is_dilated || p->kv.is_quantised;
-}
-
 static uint32_t shared_bytes(const struct prefill_pool *p, bool is_dilated)
 {
     if (is_latent(p))
         return latent_shared_bytes();
-    return prefill_shared_bytes(p->dim, is_narrow(p, is_dilated)) +
+    return prefill_shared_bytes(p->dim, is_dilated) +
            prefill_scales_bytes(p->dim, p->kv.is_quantised);
 }
 
 /* K or V of the pool as (elements, token rows of all heads of a layer, layers, blocks); a box is 64
- * elements of box_tokens rows, 128 bytes wide and swizzled. */
+ * elements of box_tokens rows, 128 bytes wide and swizzled. Of a quantised pool what is decoded, as
+ * blocks of one head and one layer. */
 static int make_map(const struct prefill_pool *p, bool is_v, uint64_t *out_map)
 {
-    const uint32_t dim = is_v ? p->kv.dv : p->kv.dk;
-    const cuuint64_t dims[4] = {dim, (uint64_t)p->kv.num_kv_heads * p->kv.block_tokens,
-                                p->num_layers, p->n_blocks};
-    const cuuint64_t strides[3] = {dim * 2, p->kv.layer_bytes, p->kv.block_bytes};
+    const struct gpu_kv *kv = &p->kv;
+    const uint32_t dim = is_v ? kv->dv : kv->dk;
+    const uint64_t bytes = prefill_block_bytes(kv->dk, kv->dv);
     const cuuint32_t box[4] = {64, p->box_tokens, 1, 1};
-    const char *base = p->kv.base + (is_v ? p->kv.v_offset : 0);
-    return tensor_map_make(&p->kv, base, 4, dims, strides, box, out_map);
+    if (kv->is_quantised) {
+        const cuuint64_t dims[4] = {dim, PREFILL_DECODED_TOKENS, 1, p->decoded_blocks};
+        const cuuint64_t strides[3] = {dim * 2, bytes, bytes};
+        const char *base = p->decoded + (is_v ? PREFILL_DECODED_TOKENS * kv->dk * 2 : 0);
+        return tensor_map_make(kv, base, 4, dims, strides, box, out_map);
+    }
+    const cuuint64_t dims[4] = {dim, (uint64_t)kv->num_kv_heads * kv->block_tokens, p->num_layers,
+                                p->n_blocks};
+    const cuuint64_t strides[3] = {dim * 2, kv->layer_bytes, kv->block_bytes};
+    const char *base = kv->base + (is_v ? kv->v_offset : 0);
+    return tensor_map_make(kv, base, 4, dims, strides, box, out_map);
+}
+
+/* Tokens of a block as the kernels see it. */
+static uint32_t tokens_of_block(const struct gpu_kv *kv)
+{
+    return kv->is_quantised ? PREFILL_DECODED_TOKENS : kv->block_tokens;
 }
 
 static int init_dilated(struct prefill_pool *p)
@@ -68,7 +78,7 @@ static int init_dilated(struct prefill_pool *p)
 
 int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *c,
                       const struct gpu_kv *kv, const struct attn_layer_spec *specs,
-                      uint32_t n_processors, uint64_t part_slots)
+                      uint32_t n_processors, char *decoded, uint64_t part_slots)
 {
     memset(p, 0, sizeof *p);
     p->kv = *kv;
@@ -78,12 +88,18 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
     p->n_processors = n_processors;
     p->dim = prefill_dim(c);
     if (!c->is_batch_invariant) {
-        const uint64_t rows = prefill_rows(p->dim, kv->is_quantised);
+        const uint64_t rows = prefill_rows(p->dim, false);
         const uint64_t columns = is_latent(p) ? LATENT_COLUMNS : p->dim;
         const uint64_t most = part_slots * kv->dv / (rows * columns);
         p->most_parts = most < PREFILL_MAX_CUT ? (uint32_t)most : PREFILL_MAX_CUT;
     }
-    p->box_tokens = kv->block_tokens;
+    if (kv->is_quantised) { /* the last copy of scales may go beyond the last block */
+        const uint64_t scales = PREFILL_DECODED_TOKENS * sizeof(float);
+        p->decoded = decoded;
+        p->decoded_blocks = (uint32_t)((PREFILL_DECODED_BYTES - scales) /
+                                       (prefill_block_bytes(kv->dk, kv->dv) + scales));
+    }
+    p->box_tokens = tokens_of_block(kv);
     while (prefill_keys(p->dim) % p->box_tokens != 0)
         p->box_tokens /= 2;
     int e = 0;
@@ -92,9 +108,9 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
         e = (int)cudaMemcpy(&l, &kv->layers[i], sizeof l, cudaMemcpyDeviceToHost);
         p->has_extras |= e == 0 && (l.soft_cap > 0.0f || l.alibi_slopes != NULL);
     }
-    if (e == 0 && !kv->is_quantised)
+    if (e == 0)
         e = make_map(p, false, p->map_k);
-    if (e == 0 && !kv->is_quantised && !c->is_v_in_k)
+    if (e == 0 && !c->is_v_in_k)
         e = make_map(p, true, p->map_v);
     if (e == 0)
         e = cudaFuncSetAttribute(kernel_for(p, false), cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -120,11 +136,59 @@ static int launch_join(const struct prefill_pool *p, prefill_params *a, void **a
                           &l, args);
 }
 
+static float *scales_of(const struct prefill_pool *p)
+{
+    return (float *)(p->decoded + p->decoded_blocks * prefill_block_bytes(p->kv.dk, p->kv.dv));
+}
+
+/* Of a quantised pool: K and V of as many kv heads from head0 on. */
+static int launch_decode(const struct prefill_call *c, uint32_t head0, uint32_t n_heads,
+                         void *stream, int chained)
+{
+    const struct prefill_pool *p = c->pool;
+    prefill_decode a = {};
+    a.kv = p->kv;
+    a.items = c->items;
+    a.values = p->decoded;
+    a.scales = scales_of(p);
+    a.block_bytes = prefill_block_bytes(p->kv.dk, p->kv.dv);
+    a.n_items = c->n_items;
+    a.head0 = head0;
+    a.head_blocks = c->head_blocks;
+    return prefill_decode_launch(&a, n_heads, stream, chained);
+}
+
+/* Units of the kv heads of *a. */
+static int launch_units(const struct prefill_call *c, prefill_params *a, uint32_t n_blocks,
+                        void *stream)
+{
+    const struct prefill_pool *p = c->pool;
+    prefill_maps maps;
+    memcpy(&maps.k, p->map_k, sizeof maps.k);
+    memcpy(&maps.v, p->map_v, sizeof maps.v);
+    a->n_units = c->n_entries * a->num_kv_heads;
+    cudaLaunchConfig_t l = {};
+    l.gridDim = dim3(a->n_units < n_blocks ? a->n_units : n_blocks);
+    l.blockDim = dim3(prefill_rows(p->dim, c->is_dilated) * 2 + 128);
+    l.dynamicSmemBytes = shared_bytes(p, c->is_dilated);
+    cudaLaunchAttribute attribute = {};
+    l.attrs = &attribute;
+    if (a->is_chained) {
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+        l.numAttrs = 1;
+    }
+    if (is_latent(p))
+        l.blockDim = dim3(LATENT_THREADS);
+    void *args[] = {a, (void *)&c->inline_list, &maps};
+    const int e = runtime_launch((runtime_stream *)stream, kernel_for(p, c->is_dilated), &l, args);
+    return e || !is_latent(p) || !c->is_cut ? e : launch_join(p, a, args, stream);
+}
+
 int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, float *part_o,
                    float *part_ml, uint32_t n_processors, void *stream, int chained)
 {
     const struct prefill_pool *p = c->pool;
-    const uint32_t n_blocks = n_processors ? n_processors : p->n_processors;
     const struct gpu_kv *kv = &p->kv;
     prefill_params a = {};
     a.items = c->items;
@@ -138,42 +202,31 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.block_bytes = kv->block_bytes;
     a.layer_bytes = kv->layer_bytes;
     a.v_offset = kv->v_offset;
-    a.k_scales = kv->k_scales;
-    a.v_scales = kv->v_scales;
     a.n_entries = c->n_entries;
-    a.n_units = c->n_entries * kv->num_kv_heads;
     a.section_heads = c->section_heads;
     a.num_q_heads = kv->num_q_heads;
-    a.num_kv_heads = kv->num_kv_heads;
     a.first_kv_head = kv->first_kv_head;
     a.group = kv->group;
     a.group_reciprocal = kv->group == 1 ? 0 : UINT32_MAX / kv->group + 1;
     a.dk = kv->dk;
     a.dv = kv->dv;
-    a.block_tokens = kv->block_tokens;
-    a.block_shift = kv->block_shift;
+    a.block_tokens = tokens_of_block(kv);
+    a.block_shift = (uint32_t)__builtin_ctz(a.block_tokens);
     a.box_tokens = p->box_tokens;
     a.is_chained = chained != 0;
-    a.is_fp8 = kv->kv_dtype == ATTN_FP8_E4M3;
-    prefill_maps maps;
-    memcpy(&maps.k, p->map_k, sizeof maps.k);
-    memcpy(&maps.v, p->map_v, sizeof maps.v);
-
-    cudaLaunchConfig_t l = {};
-    l.gridDim = dim3(a.n_units < n_blocks ? a.n_units : n_blocks);
-    const uint32_t computing = prefill_rows(p->dim, is_narrow(p, c->is_dilated)) * 2;
-    l.blockDim = dim3(computing + (kv->is_quantised ? 256 : 128));
-    l.dynamicSmemBytes = shared_bytes(p, c->is_dilated);
-    cudaLaunchAttribute attribute = {};
-    l.attrs = &attribute;
-    if (chained) {
-        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute.val.programmaticStreamSerializationAllowed = 1;
-        l.numAttrs = 1;
+    if (kv->is_quantised)
+        a.scales = scales_of(p);
+    a.head_blocks = c->head_blocks;
+    int e = 0;
+    for (; a.head0 < kv->num_kv_heads && e == 0; a.head0 += c->heads) {
+        const uint32_t left = kv->num_kv_heads - a.head0;
+        a.num_kv_heads = left < c->heads ? left : c->heads;
+        if (kv->is_quantised) {
+            e = launch_decode(c, a.head0, a.num_kv_heads, stream, (int)a.is_chained);
+            a.is_chained = 1;
+        }
+        if (e == 0)
+            e = launch_units(c, &a, n_processors ? n_processors : p->n_processors, stream);
     }
-    if (is_latent(p))
-        l.blockDim = dim3(LATENT_THREADS);
-    void *args[] = {&a, (void *)&c->inline_list, &maps};
-    const int e = runtime_launch((runtime_stream *)stream, kernel_for(p, c->is_dilated), &l, args);
-    return e || !is_latent(p) || !c->is_cut ? e : launch_join(p, &a, args, stream);
+    return e;
 }

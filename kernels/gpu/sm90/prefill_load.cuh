@@ -1,6 +1,5 @@
 /* prefill_load.cuh: what the prefill kernels have in shared memory, and the four warps that bring
- * it there: K and V by tensor-map copies, the rows of q, and which unit is next. prefill_codes.cuh
- * has those that bring quantised K and V.
+ * it there: K and V by tensor-map copies, the rows of q, and which unit is next.
  */
 #ifndef ATTND_GPU_PREFILL_LOAD_CUH
 #define ATTND_GPU_PREFILL_LOAD_CUH
@@ -10,7 +9,7 @@
 namespace prefill
 {
 
-/* Lanes that arrive for their warp where units and codes are passed on: one, behind what all have
+/* Lanes that arrive for their warp where units and scales are passed on: one, behind what all have
  * stored and loaded. racecheck takes that of the arriving lanes alone for done, so all arrive where
  * it is to follow (tests/kernels/README.md). */
 #ifdef ATTND_RACECHECK
@@ -22,19 +21,18 @@ constexpr uint32_t ARRIVING = 1;
 template <int dim, bool is_dilated_, bool has_codes_> struct shape {
     static constexpr int D = dim; /* head dim */
     static constexpr bool is_dilated = is_dilated_, has_codes = has_codes_; /* quantised K and V */
-    static constexpr bool is_narrow = is_dilated || has_codes;
+    static constexpr bool is_narrow = is_dilated;
     static constexpr uint32_t R = prefill_rows(D, is_narrow), N = prefill_keys(D), slabs = D / 64;
     static constexpr uint32_t groups = R / 64, computing = groups * 128;
-    static constexpr uint32_t threads = computing + (has_codes ? 256 : 128);
+    static constexpr uint32_t threads = computing + 128;
     static constexpr uint32_t tile_bytes = prefill_tile_bytes(D), slab_bytes = N * 128;
     static constexpr uint32_t stages = prefill_stages(D, is_narrow);
     static constexpr uint32_t q_stages = prefill_q_stages(D), q_bytes = R * D * 2;
     static constexpr uint32_t slot_bytes = prefill_slot_bytes(is_narrow);
     typedef part<is_dilated> keys;
     static constexpr uint32_t arriving = has_codes ? ARRIVING : 1; /* where keys are passed on */
-    static constexpr int few_registers = groups == 3 || has_codes ? 32 : 40;
-    static constexpr int many_registers = groups == 3 ? 160 : has_codes ? 200 : 232;
-    static constexpr int decoding_registers = 80;
+    static constexpr int few_registers = groups == 3 ? 32 : 40;
+    static constexpr int many_registers = groups == 3 ? 160 : 232;
 };
 
 /* A ring of barriers in shared memory, n full ones and n empty ones; use i is of stage i % n. */
@@ -124,14 +122,14 @@ GPU_DEVICE void warp_is_done(uint32_t bar)
 }
 
 /* A tile by tensor-map copies of box_tokens rows each, out of the block that lane b has for box b:
- * by all lanes, of which one asks. */
+ * by all lanes, of which one asks. more: bytes that come beside them. */
 template <class S>
 GPU_DEVICE void ask_for_boxes(const prefill_params &p, const CUtensorMap *map, bool is_asking,
                               uint32_t ids, uint32_t n_boxes, uint32_t head_row, uint32_t layer,
-                              uint32_t key, uint32_t to, uint32_t full)
+                              uint32_t key, uint32_t to, uint32_t full, uint32_t more = 0)
 {
     if (is_asking)
-        barrier_expect(full, n_boxes * p.box_tokens * S::slabs * 128);
+        barrier_expect(full, n_boxes * p.box_tokens * S::slabs * 128 + more);
 #pragma unroll
     for (uint32_t b = 0; b < S::N / 16; ++b) {
         if (b >= n_boxes)
@@ -155,6 +153,8 @@ GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, cons
     const ring<S::stages> tiles = is_v ? at.v_ring : at.k_ring;
     const uint32_t stages = is_v ? at.v : at.k;
     uint32_t n_asked = 0;
+    if (S::has_codes) /* the launch before has written what copies bring */
+        proxy_fence_all();
 #pragma unroll 1
     for (uint32_t n = 0;; ++n) {
         const unit &u = *at.slot(n);
@@ -162,11 +162,15 @@ GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, cons
         if (u.n_rows == 0)
             break;
 
-        const uint32_t head_row = u.head * p.block_tokens, layer = u.layer, total = u.total;
-        const uint32_t n_tiles = u.n_tiles, *const table = u.table;
+        /* decoded keys lie one behind the other, in blocks of one head and layer */
+        const uint32_t head_row = S::has_codes ? 0 : u.head * p.block_tokens;
+        const uint32_t layer = S::has_codes ? 0 : u.layer, total = u.total;
+        const uint32_t n_tiles = u.n_tiles, block0 = u.block0, *const table = u.table;
         auto load_id = [&](uint32_t i) {
             const uint32_t key = tile_key(u.tiles, i, N) + lane * p.box_tokens;
             const bool is_there = i < n_tiles && lane * p.box_tokens < N && key < total;
+            if (S::has_codes)
+                return block0 + (key >> p.block_shift);
             return is_there ? __ldg(table + (key >> p.block_shift)) : 0;
         };
         uint32_t next = load_id(0);
@@ -177,7 +181,12 @@ GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, cons
             const uint32_t to = stages + x % S::stages * S::tile_bytes, full = tiles.full(x);
             next = load_id(i + 1);
             tiles.wait_empty(x);
-            ask_for_boxes<S>(p, map, is_asking, ids, n_boxes, head_row, layer, key, to, full);
+            const uint32_t scales = S::has_codes && !is_v ? N * 4 : 0;
+            ask_for_boxes<S>(p, map, is_asking, ids, n_boxes, head_row, layer, key, to, full,
+                             scales);
+            if (scales > 0 && is_asking)
+                bulk_copy(gpu::shared_address(at.k_scales(x)),
+                          p.scales + (uint64_t)block0 * PREFILL_DECODED_TOKENS + key, scales, full);
         }
         n_asked += n_tiles;
         warp_is_done(at.unit_ring.empty(n));

@@ -34,14 +34,34 @@ struct prefill_params {
     float *part_o, *part_ml;
     const char *base; /* of K and V, with strides as struct gpu_kv has them */
     uint64_t block_bytes, layer_bytes, v_offset;
-    uint64_t k_scales, v_scales; /* of a quantised pool, as struct gpu_kv has them */
+    const float *scales; /* of a quantised pool: of decoded K, [blocks][PREFILL_DECODED_TOKENS] */
+    uint32_t head_blocks; /* the same: decoded blocks of each head */
     uint32_t n_entries, n_units, section_heads;
-    uint32_t num_q_heads, num_kv_heads, first_kv_head, group;
+    uint32_t num_q_heads, first_kv_head, group;
+    uint32_t head0, num_kv_heads; /* kv heads from head0 on, of the pool's */
     uint32_t group_reciprocal; /* 2^32 over group, rounded up; of a group of one 0 */
     uint32_t dk, dv;
     uint32_t block_tokens, block_shift, box_tokens;
-    uint32_t is_chained, is_fp8;
+    uint32_t is_chained;
 };
+
+/* K and V of kv heads from head0 on, decoded for a launch of the same heads (prefill_codes.cu). */
+struct prefill_decode {
+    struct gpu_kv kv;
+    const struct gpu_item *items; /* [n_items] */
+    char *values; /* [blocks]: of a head and PREFILL_DECODED_TOKENS keys K, then V */
+    float *scales; /* as prefill_params has them */
+    uint64_t block_bytes; /* of values */
+    uint32_t n_items, head0, head_blocks, pad;
+};
+int prefill_decode_launch(const struct prefill_decode *a, uint32_t n_heads, void *stream,
+                          int chained);
+
+/* Bytes of a block of decoded K and V. */
+PREFILL_BOTH uint64_t prefill_block_bytes(uint32_t dk, uint32_t dv)
+{
+    return (uint64_t)PREFILL_DECODED_TOKENS * (dk + dv) * 2;
+}
 
 struct prefill_words {
     union prefill_list list;
@@ -57,8 +77,7 @@ struct prefill_words {
 #define LATENT_JOIN_ROWS 8
 
 /* 64 rows of a unit for each warpgroup. Narrow kernels have two: of dilated layers a few hundred
- * rows see the same keys, which 128 divide better; those of quantised pools need the registers of a
- * third for the warps that decode. */
+ * rows see the same keys, which 128 divide better. */
 PREFILL_BOTH uint32_t prefill_rows(uint32_t dim, bool is_narrow)
 {
     return dim == PREFILL_LATENT_DIM ? 64 : dim == 64 && !is_narrow ? 192 : 128;
@@ -122,7 +141,7 @@ PREFILL_BOTH uint32_t latent_shared_bytes(void)
 /* Behind it in the kernels of quantised pools: scales of the K stages. */
 PREFILL_BOTH uint32_t prefill_scales_bytes(uint32_t dim, bool is_quantised)
 {
-    return is_quantised ? prefill_stages(dim, true) * prefill_keys(dim) * 4 : 0;
+    return is_quantised ? prefill_stages(dim, false) * prefill_keys(dim) * 4 : 0;
 }
 
 #ifdef __cplusplus

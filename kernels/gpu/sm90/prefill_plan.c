@@ -29,10 +29,11 @@ bool prefill_supported(const struct backend_pool_config *c, int major)
     const uint32_t k = c->head_dim_k, v = c->head_dim_v;
     const bool is_dim = c->is_v_in_k ? k <= PREFILL_LATENT_DIM && v <= LATENT_COLUMNS
                                      : k >= 64 && v >= 64 && k <= 256 && v <= 256;
-    const bool has_codes = c->kv_dtype == ATTN_INT8 || c->kv_dtype == ATTN_FP8_E4M3;
-    const bool is_kv = has_codes
-                           ? !c->is_v_in_k && k <= 128 && v <= 128 && k % 16 == 0 && v % 16 == 0
-                           : c->q_dtype == c->kv_dtype;
+    const bool has_codes = c->kv_dtype == ATTN_INT8 || c->kv_dtype == ATTN_FP8_E4M3 ||
+                           c->kv_dtype == ATTN_NVFP4 ||
+                           (c->kv_dtype == ATTN_MXFP4 && c->q_dtype == ATTN_BF16);
+    const bool is_kv =
+        has_codes ? !c->is_v_in_k && k <= 128 && v <= 128 : c->q_dtype == c->kv_dtype;
     return major == 9 && is_dim && is_kv && (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) &&
            c->block_tokens >= 16;
 }
@@ -65,17 +66,24 @@ bool prefill_has_dilated(const struct prefill_pool *p)
     return has;
 }
 
-bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens)
+uint32_t prefill_blocks(const struct prefill_pool *p, uint32_t n_keys)
+{
+    return p->kv.is_quantised ? (n_keys - 1) / PREFILL_DECODED_TOKENS + 1 : 0;
+}
+
+bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens, uint32_t n_keys)
 {
     const struct attn_layer_spec *s = &p->specs[layer];
     if (n_tokens <= DECODE_MAX_TOKENS && p->dim != PREFILL_LATENT_DIM)
+        return false;
+    if (prefill_blocks(p, n_keys) > p->decoded_blocks)
         return false;
     return s->n_branches == 0 || (has_rates(p, s) && n_tokens >> rates_log2(s) >= RUN_TOKENS);
 }
 
 static uint32_t rows_of(const struct prefill_pool *p, bool is_dilated)
 {
-    return prefill_rows(p->dim, is_dilated || p->kv.is_quantised);
+    return prefill_rows(p->dim, is_dilated);
 }
 
 static uint32_t tiles_of(const struct prefill_pool *p, uint64_t n_tokens, bool is_dilated)
@@ -93,6 +101,7 @@ uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, 
     const uint64_t ends = 2 * (uint64_t)max_tokens / RUN_TOKENS;
     const uint64_t dilated = tiles_of(p, 3 * (uint64_t)max_tokens, true) + runs + ends;
     return plain * sizeof(struct prefill_entry) +
+           (p->kv.is_quantised ? plain / 3 + PREFILL_UPLOAD_ALIGN : 0) + /* several calls */
            (p->has_dilated ? dilated * sizeof(struct prefill_run) + PREFILL_UPLOAD_ALIGN : 0);
 }
 
@@ -331,11 +340,12 @@ static uint32_t time_cut(const struct prefill_pool *p, const struct costs *c, ui
 
 /* Where units leave processors idle, the keys of long ones are cut into as many parts as the
  * processors compute in one to four turns, whichever ends soonest. The tiles of a part at most; 0:
- * nothing is cut. */
+ * nothing is cut. heads: kv heads of a launch. */
 static uint32_t share_of(const struct prefill_pool *p, const struct prefill_shape *shape,
-                         const struct gpu_item *items, uint32_t n, const struct order *whole)
+                         const struct gpu_item *items, uint32_t n, uint32_t heads,
+                         const struct order *whole)
 {
-    const uint32_t heads = p->kv.num_kv_heads, room = p->most_parts / heads;
+    const uint32_t room = p->most_parts / heads;
     if (whole->is_dilated || whole->n > room || whole->most <= shape->part_tiles)
         return 0;
     struct costs c = {.n = 0};
@@ -355,6 +365,15 @@ static uint32_t share_of(const struct prefill_pool *p, const struct prefill_shap
     return best_share;
 }
 
+/* Kv heads of a launch: all, or those whose decoded keys, `blocks` of each head, have room; all
+ * launches but the last have as many. */
+static uint32_t heads_at_once(const struct prefill_pool *p, uint32_t blocks)
+{
+    const uint32_t n = p->kv.num_kv_heads, most = blocks ? p->decoded_blocks / blocks : n;
+    const uint32_t n_launches = most >= n ? 1 : (n + most - 1) / most;
+    return (n + n_launches - 1) / n_launches;
+}
+
 void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
                      const struct gpu_item *device_items, const struct prefill_shape *shape,
                      void *upload, struct prefill_call *out_call)
@@ -362,10 +381,16 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     const struct prefill_shape prompts = shape_of_prompts(p);
     struct order o = {.is_dilated = p->specs[items[0].layer].n_branches > 0};
     uint64_t tokens = 0;
-    for (uint32_t i = 0; i < n; i++)
+    uint32_t blocks = 0;
+    for (uint32_t i = 0; i < n; i++) {
         tokens += items[i].pos + items[i].n_tokens;
+        blocks += prefill_blocks(p, items[i].pos + items[i].n_tokens);
+    }
+    out_call->n_items = n;
+    out_call->head_blocks = blocks;
+    out_call->heads = heads_at_once(p, blocks);
     each_work(p, items, n, &o, measure, &o);
-    o.share = share_of(p, shape ? shape : &prompts, items, n, &o);
+    o.share = share_of(p, shape ? shape : &prompts, items, n, out_call->heads, &o);
     if (o.share > 0) {
         o.n = 0;
         each_work(p, items, n, &o, measure, &o);
@@ -382,7 +407,9 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     for (uint32_t k = 0; k < BUCKETS; k++)
         o.at[k + 1] += o.at[k];
     each_work(p, items, n, &o, place, &o);
-    const uint64_t row_bytes = (p->kv.k_head_bytes + p->kv.v_head_bytes) / p->kv.block_tokens;
+    const uint64_t row_bytes = p->kv.is_quantised
+                                   ? (p->kv.dk + p->kv.dv) * 2 /* decoded */
+                                   : (p->kv.k_head_bytes + p->kv.v_head_bytes) / p->kv.block_tokens;
     out_call->pool = p;
     out_call->items = device_items;
     out_call->is_dilated = o.is_dilated;

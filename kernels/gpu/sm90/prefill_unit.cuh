@@ -31,6 +31,7 @@ struct unit {
     uint32_t n_tiles; /* of them: the unit's */
     uint16_t slot0; /* of the first part; the others' are num_kv_heads apart */
     uint8_t part, n_parts; /* of the rows' keys; 1: all are the unit's */
+    uint32_t block0; /* of a quantised pool: of the head's decoded keys */
 };
 static_assert(sizeof(unit) <= PREFILL_UNIT_BYTES, "fits");
 
@@ -215,7 +216,7 @@ GPU_DEVICE uint32_t tile_key(const visible_tiles &tiles, uint32_t i, uint32_t ke
     return visible_tile_at(tiles.n - 1 - i, tiles.sinks, tiles.skip) * keys;
 }
 
-/* Unit w of the launch: sections of heads, in each all entries, of each all heads of the
+/* Unit w of the launch: sections of its heads, in each all entries, of each all heads of the
  * section. */
 struct unit_place {
     uint32_t entry, head;
@@ -256,6 +257,7 @@ GPU_DEVICE unit unit_of(const prefill_params &p, const gpu_item &it, uint32_t he
     u.n_tiles = 0;
     u.part = 0;
     u.n_parts = 1;
+    u.block0 = 0;
     return u;
 }
 
@@ -264,10 +266,12 @@ template <class S>
 GPU_DEVICE void unit_at(const prefill_params &p, const prefill_words &words, uint32_t w, unit *u)
 {
     const unit_place at = place_of(p, w);
+    const uint32_t head = p.head0 + at.head;
     const prefill_entry *list = (const prefill_entry *)p.entries;
     const prefill_entry e = list ? list[at.entry] : words.list.entries[at.entry];
     const gpu_item &it = p.items[e.item];
-    unit x = unit_of(p, it, at.head);
+    unit x = unit_of(p, it, head);
+    x.block0 = at.head * p.head_blocks + it.node0;
     x.token0 = e.tile * S::R / p.group;
     x.first = e.tile * S::R - x.token0 * p.group;
     x.n_rows = min(it.n_tokens * p.group - e.tile * S::R, S::R);

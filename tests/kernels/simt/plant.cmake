@@ -357,12 +357,13 @@ plant(100 attend_f32.cu "if (base >= keys.highest.sinks &&" "if ((simt::planted 
 
 # ---- prompts over quantised K and V
 
-# products do not see what was decoded; scales of another tile; half a tile is enough; a row has the
-# scale of another one
-plant(101 sm90/prefill_codes.cuh "            proxy_fence();" "            if (simt::planted != 101) proxy_fence();")
-plant(102 sm90/prefill_codes.cuh "at.k_scales(use)[row + lane]" "at.k_scales(use + (simt::planted == 102))[row + lane]")
-plant(103 sm90/prefill_body.cuh "at.k_ring.init(S::has_codes ? 2 * S::arriving : 1" "at.k_ring.init(S::has_codes && simt::planted != 103 ? 2 * S::arriving : 1")
-plant(104 sm90/prefill_codes.cuh "__shfl_sync(~0u, x.scale, r);" "__shfl_sync(~0u, x.scale, simt::planted == 104 ? r ^ 1 : r);")
+# keys are decoded before they are appended; scales of another tile; products do not wait for
+# scales; all launches have the first heads' keys; items have each other's keys
+plant(101 sm90/prefill_codes.cu "    chain_wait();" "    if (simt::planted != 101) chain_wait();")
+plant(102 sm90/prefill_load.cuh "at.k_scales(x))," "at.k_scales(x + (simt::planted == 102))),")
+plant(103 sm90/prefill_load.cuh "S::slabs * 128 + more);" "S::slabs * 128 + (simt::planted == 103 ? 0 : more));")
+plant(104 sm90/prefill_codes.cu "head = a.head0 + blockIdx.y;" "head = (simt::planted == 104 ? 0 : a.head0) + blockIdx.y;")
+plant(220 gpu_job.c "            n += more;" "            n += simt_has_bug(220) ? 0 : more;")
 
 # ---- prompts whose keys are cut
 

@@ -20,9 +20,8 @@ declare -A at=(
   [planted64:4]=18822 [planted64:5]=3895 [planted64:8]=2597
   [planted64:9]=14928 [planted64:10]=9087 [planted64:14]=9087 [planted64:16]=14928
   [planted90:32]=318 [planted90:38]=318 [planted90:47]=739 [planted90:49]=781 [planted90:51]=781
-  [planted90:52]=739 [planted90:53]=739 [planted90:54]=159 [planted90:76]=2111
-  [planted90:79]=1900 [planted90:83]=1689 [planted90:101]=212 [planted90:102]=212
-  [planted90:104]=212
+  [planted90:52]=739 [planted90:53]=739 [planted90:54]=159 [planted90:76]=3588
+  [planted90:83]=2533 [planted90:102]=423 [planted90:104]=2533 [planted90:220]=1267
 )
 
 fails() { # BUG ORDER PROCESSORS TEST ARGUMENT...
