@@ -5,8 +5,8 @@
  * A warp works alone on tiles of 16 tokens, its copies three tiles ahead; the four warps of a block
  * meet once, at the end. The order of d in a dot product and of columns in a product is free, so
  * that every lane reads 16 neighbouring codes: of K, product k's columns 2t .. and 2t + 8 .. are
- * the codes 4k .. 4k + 3 of the lane's piece; of V, product e's column g is element g * dim / 8 +
- * e. Scales of K meet the scores, those of V the probabilities.
+ * the codes 4k, 4k + 2 and 4k + 1, 4k + 3 of the lane's piece; of V, product e's column g is
+ * element g * dim / 8 + e. Scales of K meet the scores, those of V the probabilities.
  */
 #include "kernels/gpu/codes_fp4.cuh"
 
@@ -36,20 +36,10 @@ template <int dim> struct layout {
     }
 };
 
-/* Codes 2 * pair and 2 * pair + 1 of a word. */
-template <bool is_fp8, int pair> GPU_DEVICE uint32_t decode_pair(uint32_t w)
+/* Codes `odd` and `odd` + 2 of a word. */
+template <bool is_fp8, bool odd> GPU_DEVICE uint32_t decode_apart(uint32_t w)
 {
-    if (is_fp8)
-        return e4m3_to_bf16x2<pair>(w);
-    return bf16_encode2(int8_decode(w, 2 * pair), int8_decode(w, 2 * pair + 1));
-}
-
-/* Code k of a and code k of b. */
-template <bool is_fp8> GPU_DEVICE uint32_t decode_across(uint32_t a, uint32_t b, int k)
-{
-    if (is_fp8)
-        return e4m3_to_bf16x2<0>(__byte_perm(a, b, (4 + k) << 4 | k));
-    return bf16_encode2(int8_decode(a, k), int8_decode(b, k));
+    return is_fp8 ? e4m3_apart_to_bf16x2<odd>(w) : int8_apart_to_bf16x2<odd>(w);
 }
 
 GPU_DEVICE uint32_t word_of(const uint4 &v, int i)
@@ -70,8 +60,8 @@ GPU_DEVICE void multiply_keys(float (&s)[2][4], const uint32_t (&q)[dim / 64][4]
             uint4 c = *(const uint4 *)(s_k + L::k_at(j * 8 + g, t + 4 * i));
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                mma_16816<true>(s[j], q[i][k], decode_pair<is_fp8, 0>(word_of(c, k)),
-                                decode_pair<is_fp8, 1>(word_of(c, k)));
+                mma_16816<true>(s[j], q[i][k], decode_apart<is_fp8, false>(word_of(c, k)),
+                                decode_apart<is_fp8, true>(word_of(c, k)));
         }
 }
 
@@ -100,17 +90,22 @@ GPU_DEVICE void multiply_values(float (&o)[dim / 8][4], const uint32_t (&p)[4], 
 #pragma unroll
         for (int w = 0; w < n_words; ++w)
 #pragma unroll
-            for (int k = 0; k < 4; ++k)
-                mma_16816<true>(o[e + w * 4 + k], p,
-                                decode_across<is_fp8>(word_of(from[0], w), word_of(from[1], w), k),
-                                decode_across<is_fp8>(word_of(from[2], w), word_of(from[3], w), k));
+            for (int k = 0; k < 4; k += 2) { /* codes k and k + 1 of two tokens each */
+                const uint32_t pick = k == 0 ? 0x5410 : 0x7632;
+                const uint32_t x = __byte_perm(word_of(from[0], w), word_of(from[1], w), pick);
+                const uint32_t y = __byte_perm(word_of(from[2], w), word_of(from[3], w), pick);
+                mma_16816<true>(o[e + w * 4 + k], p, decode_apart<is_fp8, false>(x),
+                                decode_apart<is_fp8, false>(y));
+                mma_16816<true>(o[e + w * 4 + k + 1], p, decode_apart<is_fp8, true>(x),
+                                decode_apart<is_fp8, true>(y));
+            }
     }
 }
 
 /* As four_bits of codes_fp4.cuh, whose functions say what these do. */
 template <int dim_, bool is_fp8> struct eight_bits {
     using L = layout<dim_>;
-    static constexpr int dim = dim_, stage_bytes = L::stage_bytes;
+    static constexpr int dim = dim_, row_bytes = dim, stage_bytes = L::stage_bytes;
 
     static GPU_DEVICE void load_q(uint32_t (&q)[dim / 64][4][4], int h, const char *src,
                                   bool is_live, int t)
@@ -120,8 +115,8 @@ template <int dim_, bool is_fp8> struct eight_bits {
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 uint2 x = *(const uint2 *)(src + ((t + 4 * i) * 16 + 4 * k) * 2);
-                q[i][k][h] = is_live ? x.x : 0;
-                q[i][k][2 + h] = is_live ? x.y : 0;
+                q[i][k][h] = is_live ? __byte_perm(x.x, x.y, 0x5410) : 0;
+                q[i][k][2 + h] = is_live ? __byte_perm(x.x, x.y, 0x7632) : 0;
             }
     }
 
@@ -138,10 +133,23 @@ template <int dim_, bool is_fp8> struct eight_bits {
             copy16_async(to + L::k_at(r, c), k + c * 16, is_live(r));
             copy16_async(to + L::part_bytes + L::v_at(r, c), v + c * 16, is_live(r));
         }
-        const part &p = lane < tile ? pk : pv;
-        uint32_t slot = at(lane % tile, block);
-        copy_async<4>(to + 2 * L::part_bytes + lane * 4, scale_address(kv, p, block, head, slot),
-                      is_live(lane % tile));
+        const uint32_t slot = at(lane % tile, block);
+        const char *k = scale_address(kv, pk, block, head, slot);
+        const char *v = scale_address(kv, pv, block, head, slot);
+        copy_async<4>(to + 2 * L::part_bytes + lane * 4, lane < tile ? k : v, is_live(lane % tile));
+    }
+
+    static GPU_DEVICE void bring_run(const char *k, const char *v, const char *scales, shared_at to,
+                                     int lane, uint32_t left)
+    {
+        constexpr int rows = warp_width / L::pieces; /* at a time */
+#pragma unroll
+        for (int i = 0; i < tile / rows; ++i) {
+            const uint32_t r = i * rows + lane / L::pieces, c = lane % L::pieces;
+            copy16_async(to + L::k_at(r, c), k + i * rows * row_bytes, r < left);
+            copy16_async(to + L::part_bytes + L::v_at(r, c), v + i * rows * row_bytes, r < left);
+        }
+        copy_async<4>(to + 2 * L::part_bytes + lane * 4, scales, lane % tile < left);
     }
 
     static GPU_DEVICE float scale_of(const char *stage, bool is_v, uint32_t token)
@@ -171,7 +179,51 @@ template <class C> constexpr int codes_shared_bytes()
     return bytes;
 }
 
-template <class C> __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a))
+/* Thread blocks of a processor that registers must be enough for. */
+template <class C> constexpr int blocks_of = C::dim == 64 ? 4 : C::dim == 128 ? 3 : 2;
+
+/* f(score, which of the lane's rows, token of the tile) of a lane's scores. */
+template <class F> GPU_DEVICE void each_score(float (&s)[2][4], int t, F f)
+{
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+            f(s[j][c], c / 2, j * 8 + 2 * t + c % 2);
+}
+
+template <class C>
+GPU_DEVICE void scale_scores(float (&s)[2][4], const char *stage, int t, float unit)
+{
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const float scale = C::scale_of(stage, false, j * 8 + 2 * t + c) * unit;
+            s[j][c] *= scale;
+            s[j][2 + c] *= scale;
+        }
+}
+
+/* Weights with V's scales, as an operand. A hidden key's scale may be NaN. */
+template <class C, bool may_hide>
+GPU_DEVICE void pack_weights(uint32_t (&p)[4], const float (&s)[2][4], const char *stage, int t)
+{
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        const float low = C::scale_of(stage, true, j * 8 + 2 * t);
+        const float high = C::scale_of(stage, true, j * 8 + 2 * t + 1);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float x = s[j][h * 2], y = s[j][h * 2 + 1];
+            p[j * 2 + h] = bf16_encode2(may_hide && x == 0.0f ? 0.0f : x * low,
+                                        may_hide && y == 0.0f ? 0.0f : y * high);
+        }
+    }
+}
+
+template <class C>
+__global__ void __launch_bounds__(threads, blocks_of<C>) attend_codes(GPU_PARAM(gpu_attend, a))
 {
     GPU_SHARED(char, shared);
     constexpr int dim = C::dim, n_o = dim / 8, n_q = dim / 64;
@@ -203,7 +255,12 @@ template <class C> __global__ void __launch_bounds__(threads) attend_codes(GPU_P
     const bool is_plain = layer.soft_cap == 0.0f && !layer.alibi_slopes;
     const float scale_log2 = layer.scale * log2e;
     const part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, true);
-    const uint32_t *table = kv.table + it.table_at;
+    const uint32_t *table = kv.table + it.table_at, scale_bytes = pk.scale_bytes;
+    /* what the lane brings of a tile in block 0 */
+    const char *const own_k = row_address(kv, pk, 0, head, 0) + lane * 16;
+    const char *const own_v = row_address(kv, pv, 0, head, 0) + lane * 16;
+    const char *const own_scales =
+        scale_address(kv, lane < tile ? pk : pv, 0, head, (uint32_t)lane % tile);
     char *stages = shared + warp_id() * n_stages * C::stage_bytes;
 
     float o[n_o][4];
@@ -225,35 +282,42 @@ template <class C> __global__ void __launch_bounds__(threads) attend_codes(GPU_P
             return base;
         };
         /* Rows past the end become zero. The tokens of a tile lie behind one another in one block
-     * unless the layer is dilated. */
-        auto start_tile = [&](uint32_t base, int stage) {
+         * unless the layer is dilated. */
+        auto start_tile = [&](uint32_t base, uint32_t its_block, int stage) {
+            const shared_at to = shared_address(stages + stage * C::stage_bytes);
+            auto is_live = [&](uint32_t r) { return base + r < keys.end; };
+            auto apart = [&](uint32_t r, uint32_t &block) {
+                const uint32_t token = branch_token(from, base + r);
+                block = is_live(r) ? table[token >> kv.block_shift] : 0;
+                return token & (kv.block_tokens - 1);
+            };
+            const uint32_t slot = base & (kv.block_tokens - 1);
+            const uint64_t at = its_block * kv.block_bytes, row_at = at + slot * C::row_bytes;
             if (base < keys.end) {
-                const uint32_t first = branch_token(from, base);
-                const uint32_t first_block = table[first >> kv.block_shift];
-                auto slot_of = [&](uint32_t r, uint32_t &block) {
-                    block = first_block;
-                    if (!stored.n_branches)
-                        return (first & (kv.block_tokens - 1)) + r;
-                    const uint32_t token = branch_token(from, base + r);
-                    block = base + r < keys.end ? table[token >> kv.block_shift] : 0;
-                    return token & (kv.block_tokens - 1);
-                };
-                C::bring(kv, pk, pv, head, shared_address(stages + stage * C::stage_bytes), lane,
-                         slot_of, [&](uint32_t r) { return base + r < keys.end; });
+                if (stored.n_branches == 0)
+                    C::bring_run(own_k + row_at, own_v + row_at,
+                                 own_scales + at + slot * scale_bytes, to, lane, keys.end - base);
+                else
+                    C::bring(kv, pk, pv, head, to, lane, apart, is_live);
             }
             copy_commit();
         };
-        uint32_t base = seen_from(keys.begin + warp_id() * tile), ahead = base;
-#pragma unroll
-        for (int i = 0; i < n_stages - 1; ++i) {
-            start_tile(ahead, i);
-            ahead = seen_from(ahead + step);
-        }
+        /* Read a turn before the tile is asked for. */
+        auto block_of = [&](uint32_t base) {
+            return base < keys.end ? table[branch_token(from, base) >> kv.block_shift] : 0;
+        };
+        uint32_t base = seen_from(keys.begin + warp_id() * tile);
+        uint32_t next = seen_from(base + step), ahead = seen_from(next + step);
+        static_assert(n_stages == 3, "of base, next and ahead");
+        uint32_t ahead_block = block_of(ahead);
+        start_tile(base, block_of(base), 0);
+        start_tile(next, block_of(next), 1);
         int stage = 0;
 #pragma unroll 1
-        for (; base < keys.end; base = seen_from(base + step)) {
-            start_tile(ahead, stage ? stage - 1 : n_stages - 1);
-            ahead = seen_from(ahead + step);
+        for (uint32_t after; base < keys.end; base = next, next = ahead, ahead = after) {
+            start_tile(ahead, ahead_block, stage ? stage - 1 : n_stages - 1);
+            after = seen_from(ahead + step);
+            ahead_block = block_of(after);
             copy_wait<n_stages - 1>();
             sync_warp();
             const char *staged = stages + stage * C::stage_bytes;
@@ -262,44 +326,42 @@ template <class C> __global__ void __launch_bounds__(threads) attend_codes(GPU_P
             C::multiply_keys(s, q, staged, g, t);
             const bool is_open = keys.all_take_part && base >= keys.highest.first &&
                                  base + tile <= min(keys.lowest.end, keys.end);
-            float top[2] = {row[0].m, row[1].m};
-#pragma unroll
-            for (int j = 0; j < 2; ++j)
-#pragma unroll
-                for (int c = 0; c < 4; ++c) {
-                    const matrix_row &w = row[c / 2];
-                    uint32_t slot = j * 8 + 2 * t + c % 2, key = base + slot;
-                    float dot = s[j][c] * C::scale_of(staged, false, slot);
-                    float x = is_plain ? dot * scale_log2
-                                       : score_of(layer, dot, w.slope, w.position,
-                                                  branch_token(from, key));
-                    s[j][c] = is_open || (key < keys.end && is_visible(w.see, key)) ? x : -INFINITY;
-                    top[c / 2] = fmaxf(top[c / 2], s[j][c]);
-                }
-            uint32_t p[4];
+            scale_scores<C>(s, staged, t, is_plain ? scale_log2 : 1.0f);
+            if (!is_plain)
+                each_score(s, t, [&](float &x, int h, uint32_t slot) {
+                    x = score_of(layer, x, row[h].slope, row[h].position,
+                                 branch_token(from, base + slot));
+                });
+            if (!is_open)
+                each_score(s, t, [&](float &x, int h, uint32_t slot) {
+                    const uint32_t key = base + slot;
+                    x = key < keys.end && is_visible(row[h].see, key) ? x : -INFINITY;
+                });
+            float factor[2];
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                top[h] = warp_max<4>(top[h]);
-                float f = row[h].raise(top[h]);
-#pragma unroll
-                for (int j = 0; j < n_o; ++j) {
-                    o[j][h * 2] *= f;
-                    o[j][h * 2 + 1] *= f;
-                }
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    float x[2];
-#pragma unroll
-                    for (int c = 0; c < 2; ++c) {
-                        x[c] = row[h].add(s[j][h * 2 + c]);
-                        /* a hidden key's scale may be NaN */
-                        x[c] = x[c] == 0.0f ? 0.0f
-                                            : x[c] * C::scale_of(staged, true, j * 8 + 2 * t + c);
-                    }
-                    p[j * 2 + h] = bf16_encode2(x[0], x[1]);
-                }
+                float top =
+                    fmaxf(fmaxf(s[0][h * 2], s[0][h * 2 + 1]), fmaxf(s[1][h * 2], s[1][h * 2 + 1]));
+                factor[h] = row[h].raise(fmaxf(row[h].m, warp_max<4>(top)));
             }
-
+            if (warp_any(factor[0] != 1.0f || factor[1] != 1.0f)) { /* as one: products follow */
+#pragma unroll
+                for (int j = 0; j < n_o; ++j)
+#pragma unroll
+                    for (int c = 0; c < 4; ++c)
+                        o[j][c] *= factor[c / 2];
+            }
+            each_score(s, t,
+                       [&](float &x, int h,
+                           uint32_t) { /* becomes its weight */
+                                       x = exp2_fast(x - (row[h].m == -INFINITY ? 0.0f : row[h].m));
+                                       row[h].sum += x;
+                       });
+            uint32_t p[4];
+            if (is_open)
+                pack_weights<C, false>(p, s, staged, t);
+            else
+                pack_weights<C, true>(p, s, staged, t);
             C::multiply_values(o, p, staged, g, t);
             sync_warp(); /* the stage may be filled again */
             stage = stage == n_stages - 1 ? 0 : stage + 1;

@@ -98,6 +98,24 @@ template <int dim_, int tile, bool is_nv> struct four_bits {
             copy_async<4>(to + records_at + lane * record + w, from + w, is_live(r));
     }
 
+    /* The same of a tile whose tokens lie behind one another, `left` of them. k, v: the lane's 16
+     * bytes of the first, lane * 16 from the row's start; scales: of its token of K, or of V. */
+    static GPU_DEVICE void bring_run(const char *k, const char *v, const char *scales, shared_at to,
+                                     int lane, uint32_t left)
+    {
+        constexpr int rows = warp_width / chunks; /* at a time */
+#pragma unroll
+        for (int i = 0; i < tile / rows; ++i) {
+            const uint32_t r = i * rows + lane / chunks, c = lane % chunks;
+            copy16_async(to + chunk_at(r, c), k + i * rows * row_bytes, r < left);
+            copy16_async(to + part_bytes + chunk_at(v_row(r), c), v + i * rows * row_bytes,
+                         r < left);
+        }
+#pragma unroll
+        for (int w = 0; w < record; w += 4)
+            copy_async<4>(to + records_at + lane * record + w, scales + w, lane % tile < left);
+    }
+
     static GPU_DEVICE float scale_of(const char *stage, bool is_v, uint32_t token)
     {
         const char *scales = stage + records_at + (is_v * tile + token) * record;

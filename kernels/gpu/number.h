@@ -40,6 +40,21 @@ template <int pair> GPU_DEVICE uint32_t e4m3_to_bf16x2_portable(uint32_t codes)
     return __float_as_uint(lo) >> 16 | (__float_as_uint(hi) & 0xffff0000);
 }
 
+/* Bytes `odd` and `odd` + 2 of a word of e4m3 codes, as bf16. */
+template <bool odd> GPU_DEVICE uint32_t e4m3_apart_to_bf16x2_portable(uint32_t codes)
+{
+    codes >>= odd ? 8 : 0;
+    return e4m3_to_bf16x2_portable<0>((codes & 0xff) | (codes >> 8 & 0xff00));
+}
+
+/* The same of int8. */
+template <bool odd> GPU_DEVICE uint32_t int8_apart_to_bf16x2_portable(uint32_t codes)
+{
+    codes >>= odd ? 8 : 0;
+    const float lo = (float)(int8_t)(codes & 0xff), hi = (float)(int8_t)(codes >> 16 & 0xff);
+    return __float_as_uint(lo) >> 16 | (__float_as_uint(hi) & 0xffff0000);
+}
+
 /* Byte `index` of four int8 codes. */
 GPU_DEVICE float int8_decode_portable(uint32_t codes, int index)
 {

@@ -129,6 +129,24 @@ GPU_DEVICE uint32_t bf16x2_multiply(uint32_t a, uint32_t b)
     return x;
 }
 
+/* Bytes `odd` and `odd` + 2 of a word, as e4m3_to_bf16x2 has them: no byte changes its half. */
+template <bool odd> GPU_DEVICE uint32_t e4m3_apart_to_bf16x2(uint32_t codes)
+{
+    const uint32_t w = odd ? (codes & 0x80008000) | (codes >> 4 & 0x07f007f0)
+                           : (codes << 8 & 0x80008000) | (codes << 4 & 0x07f007f0);
+    return bf16x2_multiply(w, 0x7b807b80);
+}
+
+/* The same of int8. Exact: 128 + the low 7 bits, and -128 or -256. */
+template <bool odd> GPU_DEVICE uint32_t int8_apart_to_bf16x2(uint32_t codes)
+{
+    const uint32_t c = odd ? codes >> 8 : codes;
+    const uint32_t low = (c & 0x007f007f) | 0x43004300, sign = (c & 0x00800080) | 0xc300c300;
+    uint32_t x;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(low), "r"(0x3f803f80), "r"(sign));
+    return x;
+}
+
 /* Byte `index` of four int8 codes. Exact: the byte becomes the low bits of 2^23 + 128 + code. */
 GPU_DEVICE float int8_decode(uint32_t codes, int index)
 {

@@ -260,6 +260,16 @@ GPU_DEVICE uint32_t bf16x2_multiply(uint32_t a, uint32_t b)
     return bf16x2_multiply_portable(a, b);
 }
 
+template <bool odd> GPU_DEVICE uint32_t e4m3_apart_to_bf16x2(uint32_t codes)
+{
+    return e4m3_apart_to_bf16x2_portable<odd>(codes);
+}
+
+template <bool odd> GPU_DEVICE uint32_t int8_apart_to_bf16x2(uint32_t codes)
+{
+    return int8_apart_to_bf16x2_portable<odd>(codes);
+}
+
 GPU_DEVICE float int8_decode(uint32_t codes, int index)
 {
     return int8_decode_portable(codes, index);

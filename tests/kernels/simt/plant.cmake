@@ -336,8 +336,9 @@ plant(183 attend_matrix.cuh "groups_at(kv.kv_dtype) + at : 0), has);" "groups_at
 plant(184 device.cuh "e2m1_decode(codes >> (4 * i)) * scale;" "e2m1_decode(codes >> (4 * (simt::planted == 184 ? i ^ 1 : i))) * scale;")
 plant(185 device.cuh "*(const uint8_t *)scales == 255 ? NAN" "*(const uint8_t *)scales == 255 && simt::planted != 185 ? NAN")
 plant(186 append.cuh "code = is_bad ? 255" "code = is_bad && simt::planted != 186 ? 255")
-# two tokens' scales of V are swapped, two of K's codes are others
+# two tokens' scales of V are swapped; a row's scales are all its first; two of K's codes are others
 plant(188 codes_fp4.cuh "group_scales<is_nv>(group[0], group[1]);" "group_scales<is_nv>(group[simt::planted == 188], group[simt::planted != 188]);")
+plant(222 codes_fp4.cuh "lane * record + w, scales + w," "lane * record + w, scales + (simt::planted == 222 ? 0 : w),")
 plant(189 codes_fp4.cuh "fp4_pair<is_nv>(c << 8, scales));" "fp4_pair<is_nv>(simt::planted == 189 ? c << 4 : c << 8, scales));")
 plant(187 attend_matrix.cuh "        if (piece == 0 && dtype == ATTN_MXFP4)" "        if (piece == 0 && dtype == ATTN_MXFP4 && simt::planted != 187)")
 
