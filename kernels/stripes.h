@@ -69,14 +69,20 @@ VISIBLE_FN uint32_t stripes_keys(struct branch b, uint32_t skipped, uint32_t n)
     return skipped < n ? (n - skipped - 1) / b.rate + 1 : 0;
 }
 
-/* How many of the branch's keys before `key` are here. */
+/* How many of the branch's keys before `key` are here, where stripes_are_even. */
+VISIBLE_FN uint32_t stripes_even_before(struct stripes s, struct branch b, uint32_t key)
+{
+    return (stripes_before(s, branch_token(b, key)) + b.rate - 1 - b.offset) / b.rate;
+}
+
+/* The same of any. */
 VISIBLE_FN uint32_t stripes_keys_before(struct stripes s, struct branch b, uint32_t key)
 {
     const uint32_t position = branch_token(b, key);
     if (s.every == 0)
         return key;
     if (stripes_are_even(s, b))
-        return (stripes_before(s, position) + b.rate - 1 - b.offset) / b.rate;
+        return stripes_even_before(s, b, key);
     const struct stripes_period p = stripes_period_of(s, b);
     uint32_t n = key / p.keys * p.here;
     if (b.rate > s.every) { /* fewer keys than blocks */
@@ -125,6 +131,16 @@ VISIBLE_FN struct visible stripes_visible(struct stripes s, struct branch b, str
         return v;
     v.first = stripes_keys_before(s, b, v.first);
     v.end = stripes_keys_before(s, b, v.end);
+    return v;
+}
+
+/* The same where stripes_are_even. */
+VISIBLE_FN struct visible stripes_even_visible(struct stripes s, struct branch b, struct visible v)
+{
+    if (s.every == 0)
+        return v;
+    v.first = stripes_even_before(s, b, v.first);
+    v.end = stripes_even_before(s, b, v.end);
     return v;
 }
 

@@ -12,6 +12,9 @@
  * The splits of rows meet in device memory. Where that is little, the thread block that is the last
  * to arrive there joins them (is_joined), else a launch behind this one does.
  *
+ * Stripes of a dilated layer's tokens are known where they are even (kernels/stripes.h): then only
+ * the ends of what a query sees are other ones. Distances are not, so there is no ALiBi.
+ *
  * A row's maximum lags behind by up to 2^rows_lag, so that most tiles leave the sums as they are.
  */
 #ifndef ATTND_GPU_ATTEND_ROWS_CUH
@@ -573,16 +576,19 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
     const uint32_t n_branches = C::has_branches ? n_branches_of(layer) : 1;
     for (uint32_t nth = 0; nth < n_branches; ++nth) {
         from = C::has_branches ? branch_at(kv, layer, nth, place.head) : branch_of(0, 1, 0);
-        keys = C::chooses
-                   ? part_of_all(it, choice_at(kv, it, a.n_chosen, query).n_keys, place.split)
-                   : part_of_branch(kv, layer, from, it, queries, place.split);
+        keys =
+            C::chooses
+                ? part_of_all(it, choice_at(kv, it, a.n_chosen, query).n_keys, place.split)
+                : part_of_branch<C::has_branches, true>(kv, layer, from, it, queries, place.split);
         for (int r = threadIdx.x; r < C::rows; r += C::threads) {
             const uint32_t position = rows[r].position;
-            rows[r].see = C::chooses ? keys.highest
-                          : from.segment_tokens
-                              ? branch_visible(from, is_full, position, kv_len)
-                              : ::visible_to(layer.window_tokens, layer.sink_tokens, is_full,
-                                             position, kv_len);
+            rows[r].see =
+                C::chooses ? keys.highest
+                : from.segment_tokens
+                    ? stripes_even_visible(kv.stripes, from,
+                                           branch_visible(from, is_full, position, kv_len))
+                    : ::visible_to(layer.window_tokens, layer.sink_tokens, is_full, position,
+                                   kv_len);
         }
         /* base: what is computed; brought: what is loaded next, and then its keys */
         uint32_t base = next_tile(keys.begin), brought = base;

@@ -288,7 +288,7 @@ struct branch_part {
     bool all_take_part; /* every query of the thread block */
 };
 
-template <bool has_stripes = false>
+template <bool has_stripes = false, bool is_even = false>
 GPU_DEVICE branch_part part_of_branch(const gpu_kv &kv, const gpu_layer &l, const branch &b,
                                       const gpu_item &it, const query_range &q, uint32_t split)
 {
@@ -307,8 +307,11 @@ GPU_DEVICE branch_part part_of_branch(const gpu_kv &kv, const gpu_layer &l, cons
     if (is_all_or_none && q.low % b.rate != b.offset)
         return x;
     const branch_range seen = branch_visible_to(b, l.is_full, q.low, q.high, kv_len);
-    x.lowest = stripes_visible(stripes_in<has_stripes>(kv), b, seen.lowest);
-    x.highest = stripes_visible(stripes_in<has_stripes>(kv), b, seen.highest);
+    const stripes s = stripes_in<has_stripes>(kv);
+    x.lowest =
+        is_even ? stripes_even_visible(s, b, seen.lowest) : stripes_visible(s, b, seen.lowest);
+    x.highest =
+        is_even ? stripes_even_visible(s, b, seen.highest) : stripes_visible(s, b, seen.highest);
     const uint32_t share = (x.highest.end - x.lowest.first + it.n_splits - 1) / it.n_splits;
     x.begin = x.lowest.first + split * share;
     x.end = min(x.begin + share, x.highest.end);

@@ -199,10 +199,10 @@ struct backend_pool {
     struct attn_layer_spec *specs; /* sink_logits and alibi_slopes are set to NULL: see kv.layers */
     struct kv_layout layout;
     struct gpu_kv kv;
+    bool has_alibi; /* a layer has slopes */
     void *layers_memory, *table_memory; /* device */
     struct decode_pool *tuned; /* NULL: this geometry has no tuned kernel */
     struct prefill_pool *prefill; /* the same for prompts */
-    bool has_alibi; /* a layer has ALiBi slopes */
     uint32_t *touched; /* [n_table_rows] value of the last slot whose batch names the row */
     uint8_t *has_extremes; /* [num_layers][n_blocks]; NULL: no step has chosen yet */
     struct gpu_known *known; /* [n_table_rows][num_layers], with has_extremes */

@@ -41,11 +41,23 @@ static const char *why_no_matrix(const struct backend_pool *p)
     return NULL;
 }
 
+/* Of a dilated layer of a pool of stripes: do the forms of attend_rows.cuh for many rows know
+ * them? */
+static bool has_known_stripes(const struct backend_pool *p, const struct backend_item *it)
+{
+    const struct attn_layer_spec *s = &p->specs[it->layer];
+    bool is_known = (uint64_t)it->n_tokens * p->kv.group > 64 && gpu_rows_blocks(p, 64) > 0;
+    for (uint32_t i = 0; i < s->n_branches; i++)
+        is_known &= stripes_are_even(p->kv.stripes, branch_of(0, s->branches[i].rate, 0));
+    return is_known && !p->has_alibi;
+}
+
 /* The same of an item that sees all it may. */
 static const char *why_vector(const struct backend_pool *p, const struct backend_item *it)
 {
     const char *why = why_no_matrix(p);
-    if (!why && p->kv.stripes.every > 0 && p->specs[it->layer].n_branches > 0)
+    if (!why && p->kv.stripes.every > 0 && p->specs[it->layer].n_branches > 0 &&
+        !has_known_stripes(p, it))
         why = "stripes of a dilated layer";
     if (!why && !gpu_attend_matrix_takes(&p->kv, (uint64_t)it->n_tokens * p->kv.group))
         why = "f32";

@@ -264,6 +264,9 @@ plant(115 attend_matrix.cuh "branch_at(kv, stored, nth, head);"
   "branch_at(kv, stored, nth, simt::planted == 115 ? head - kv.first_kv_head : head);")
 plant(115 attend_rows.cuh "branch_at(kv, layer, nth, place.head)"
   "branch_at(kv, layer, nth, simt::planted == 115 ? place.head - kv.first_kv_head : place.head)")
+# many rows see keys that are elsewhere
+plant(221 attend_rows.cuh "? stripes_even_visible(kv.stripes, from,"
+  "? stripes_even_visible(simt::planted == 221 ? stripes{0, 0, 0} : kv.stripes, from,")
 plant(116 attend_vector.cu "at = key_position<kind>(a, it, b, key, token);"
   "at = simt::planted == 116 ? token : key_position<kind>(a, it, b, key, token);")
 plant(117 attend_vector.cu "see[r].look(a, layer, b, it, position[r],"
