@@ -106,11 +106,17 @@ static uint32_t blocks_of(const struct bench_cell *c, uint32_t item)
     return (bench_context(c, item) + BENCH_BLOCK_TOKENS - 1) / BENCH_BLOCK_TOKENS;
 }
 
+/* Blocks of the item that none before it has. */
+static uint32_t own_blocks_of(const struct bench_cell *c, uint32_t item)
+{
+    return blocks_of(c, item) - (item > 0 ? c->shared_tokens / BENCH_BLOCK_TOKENS : 0);
+}
+
 uint64_t bench_setup_bytes(const struct bench_cell *c)
 {
     uint64_t blocks = 0;
     for (uint32_t i = 0; i < c->batch; i++)
-        blocks += blocks_of(c, i);
+        blocks += own_blocks_of(c, i);
     uint64_t block =
         (uint64_t)layers_of(c) * c->g->num_kv_heads * BENCH_BLOCK_TOKENS * c->g->head_dim_k * 4;
     return blocks * block + 4096;
@@ -222,21 +228,37 @@ static bool fill_blocks(struct bench *x, struct bench_setup *s)
     return ok ? true : fail(x, "filling blocks");
 }
 
-/* Shuffled block ids, told to the device in batches without items. */
+/* All of a pool's block ids, shuffled. */
+static bool shuffle_blocks(struct bench *x, struct bench_setup *s)
+{
+    uint32_t *ids = malloc(s->n_blocks * sizeof *ids), next = 0;
+    if (ids == NULL) {
+        snprintf(x->error, sizeof x->error, "no memory for a cell's tables");
+        return false;
+    }
+    for (uint32_t i = 0; i < s->n_blocks; i++)
+        ids[i] = i;
+    for (uint32_t i = s->n_blocks; i > 1; i--) {
+        uint32_t j = (uint32_t)(next_random(x) % i), t = ids[i - 1];
+        ids[i - 1] = ids[j];
+        ids[j] = t;
+    }
+    for (uint32_t i = 0; i < s->cell->batch; i++) {
+        const uint32_t n = blocks_of(s->cell, i), n_shared = n - own_blocks_of(s->cell, i);
+        for (uint32_t j = 0; j < n; j++)
+            s->tables[s->first_block[i] + j] = j < n_shared ? s->tables[j] : ids[next++];
+    }
+    free(ids);
+    return true;
+}
+
+/* Block tables, told to the device in batches without items. */
 static bool make_tables(struct bench *x, struct bench_setup *s)
 {
     struct backend_patch patches[PATCHES_A_BATCH];
     struct backend_batch batch = {.pool = s->pool, .patches = patches};
-    for (uint32_t i = 0; i < s->n_blocks; i++)
-        s->tables[i] = i;
-    for (uint32_t i = s->n_blocks; i > 1; i--) {
-        uint32_t j = (uint32_t)(next_random(x) % i), t = s->tables[i - 1];
-        s->tables[i - 1] = s->tables[j];
-        s->tables[j] = t;
-    }
-    for (uint32_t i = 1; i < s->cell->batch; i++)
-        for (uint32_t j = 0; j < s->cell->shared_tokens / BENCH_BLOCK_TOKENS; j++)
-            s->tables[s->first_block[i] + j] = s->tables[j];
+    if (!shuffle_blocks(x, s))
+        return false;
     for (uint32_t i = 0; i < s->cell->batch; i++) {
         for (uint32_t j = 0; j < blocks_of(s->cell, i); j++) {
             patches[batch.n_patches++] = (struct backend_patch){
@@ -291,11 +313,13 @@ bool bench_setup_open(struct bench *x, const struct bench_cell *c, struct bench_
     s->items = calloc((size_t)s->n_layers * c->batch, sizeof *s->items);
     s->batches = calloc(s->n_layers, sizeof *s->batches);
     s->list = calloc(s->n_layers, sizeof(struct backend_batch *));
+    uint32_t n_entries = 0;
     for (uint32_t i = 0; s->first_block != NULL && i < c->batch; i++) {
-        s->first_block[i] = s->n_blocks;
-        s->n_blocks += blocks_of(c, i);
+        s->first_block[i] = n_entries;
+        n_entries += blocks_of(c, i);
+        s->n_blocks += own_blocks_of(c, i);
     }
-    s->tables = calloc(s->n_blocks, sizeof *s->tables);
+    s->tables = calloc(n_entries, sizeof *s->tables);
     if (!s->first_block || !s->items || !s->batches || !s->list || !s->tables) {
         snprintf(x->error, sizeof x->error, "no memory for a cell's tables");
         return false;
