@@ -131,8 +131,8 @@ GPU_DEVICE uint32_t ordered(float x)
 /* ---- bounds: a group of lanes has one block at a time, a lane n_pieces pieces of 8 dimensions */
 
 constexpr int bound_threads = 128, bound_rows = 4, bounds_ahead = 2;
-constexpr uint32_t bound_turns = 8; /* of a thread block, fewer where there are few of them */
-constexpr uint32_t bound_enough = 1024; /* thread blocks */
+constexpr uint32_t bound_turns = 16; /* of a thread block, fewer where there are few of them */
+constexpr uint32_t bound_enough = 512; /* thread blocks */
 
 template <int lanes> constexpr uint32_t bound_blocks = bound_threads / lanes; /* of a turn */
 
