@@ -33,7 +33,10 @@
 #ifndef GPU_BESIDE_NS
 #define GPU_BESIDE_NS 40e3
 #endif
-#define GPU_GROUPS_BESIDE_NS (GPU_BESIDE_NS * 0.3) /* where a batch has groups */
+/* Where a batch has groups; and how many times as long as the decodes these may take: longer ones
+ * are sooner done on all processors. */
+#define GPU_GROUPS_BESIDE_NS (GPU_BESIDE_NS * 0.3)
+#define GPU_GROUPS_BESIDE_MOST 4
 
 static uint64_t align_up(uint64_t n, uint64_t unit)
 {
@@ -727,9 +730,11 @@ uint32_t gpu_job_beside(const struct gpu_job *j)
     const struct runtime_device *d = &j->pool->b->device;
     const double prompts_ns = j->prefill_flop / PROMPT_FLOP_PER_NS;
     const double decodes_ns = (double)j->tuned.kv_bytes / ((double)d->memory_bytes_per_s * 1e-9);
-    const double least_ns = j->join.n_items > 0 ? GPU_GROUPS_BESIDE_NS : GPU_BESIDE_NS;
-    if (!j->has_tuned || j->prefill_flop == 0 || j->is_direct || j->n_ranges > 0 ||
-        d->memory_bytes_per_s == 0 || prompts_ns < least_ns || decodes_ns < least_ns)
+    const bool has_groups = j->join.n_items > 0;
+    const double least_ns = has_groups ? GPU_GROUPS_BESIDE_NS : GPU_BESIDE_NS;
+    if ((has_groups && prompts_ns > GPU_GROUPS_BESIDE_MOST * decodes_ns) || !j->has_tuned ||
+        j->prefill_flop == 0 || j->is_direct || j->n_ranges > 0 || d->memory_bytes_per_s == 0 ||
+        prompts_ns < least_ns || decodes_ns < least_ns)
         return 0;
     const double n = d->n_processors * prompts_ns / (prompts_ns + decodes_ns);
     return n < 1 ? 1 : n > d->n_processors - 1 ? d->n_processors - 1 : (uint32_t)n;

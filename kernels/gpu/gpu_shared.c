@@ -18,7 +18,7 @@
  * launches take; and the keys of a tile, at whose multiples groups begin and end. The executor's
  * tests have both smaller. */
 #ifndef GPU_SHARED_BYTES
-#define GPU_SHARED_BYTES (3u << 19)
+#define GPU_SHARED_BYTES (2u << 20)
 #endif
 #ifndef GPU_SHARED_KEYS
 #define GPU_SHARED_KEYS 128
