@@ -66,6 +66,7 @@ enum gpu_kernel {
     GPU_VECTOR,
     GPU_TREE, /* the same, of items that are trees */
     GPU_LISTED, /* the same, of items that have lists */
+    GPU_LISTED_LATENT, /* of them those that prefill.h's kernels take */
     GPU_CHOSEN, /* the same, of items that choose */
     GPU_CHOSEN_16, /* of them those that GPU_MATRIX_16's kernel takes */
     GPU_NAIVE, /* the ladder's steps; never chosen by submit */

@@ -694,7 +694,12 @@ static attn_status plan_prefill(struct backend *b, struct gpu_job *j, const stru
     added->upload = c->upload_bytes ? j->staging.device + at : NULL;
     if (c->upload_bytes)
         j->upload_bytes = at + c->upload_bytes - j->upload_from;
-    for (uint32_t i = from; i < to; i++) {
+    const bool is_listed = shape && shape->list_starts != NULL;
+    if (is_listed) {
+        c->list_starts = j->list_starts;
+        c->list_tokens = j->list_tokens;
+    }
+    for (uint32_t i = from; i < to && !is_listed; i++) { /* lists have been counted */
         const struct gpu_item *it = &l->items[i];
         const struct attn_layer_spec *s = &j->pool->specs[it->layer];
         j->kv_bytes += layer_bytes_seen(
@@ -783,7 +788,10 @@ static attn_status plan_kernels(struct backend *b, struct gpu_job *j,
             for (uint32_t i = first[k]; i < first[k + 1]; i++)
                 j->prefill_flop += flop_of(j->pool, &l->items[i]);
             st = plan_prefills(b, j, l, first[k], first[k + 1], NULL);
-        } else if (n > 0)
+        } else if (n > 0 && k == GPU_LISTED_LATENT)
+            st = plan_prefill(b, j, l, first[k], first[k + 1],
+                              &(struct prefill_shape){.list_starts = l->list_starts});
+        else if (n > 0)
             st = plan_ranges(b, j, (enum gpu_kernel)k, choice, batch, l->items + first[k], first[k],
                              n, l->device_items + first[k]);
     }

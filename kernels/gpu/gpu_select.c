@@ -82,6 +82,13 @@ static enum gpu_kernel choosing_kernel(const struct backend_pool *p)
     return why_no_matrix(p) || p->config.q_dtype == ATTN_F32 ? GPU_CHOSEN : GPU_CHOSEN_16;
 }
 
+/* Do the tuned kernels take lists, which have no distances there? */
+static bool takes_lists(const struct backend_pool *p, const struct backend_item *it)
+{
+    return p->prefill && p->config.is_v_in_k && !p->has_alibi &&
+           prefill_takes(p->prefill, it->layer, it->n_tokens, it->pos + it->n_tokens);
+}
+
 enum gpu_kernel gpu_kernel_of(const struct backend_pool *p, const struct gpu_choice *choice,
                               const struct backend_item *it)
 {
@@ -90,7 +97,7 @@ enum gpu_kernel gpu_kernel_of(const struct backend_pool *p, const struct gpu_cho
     if (it->nodes != NULL)
         return GPU_TREE;
     if (it->lists.starts != NULL)
-        return GPU_LISTED;
+        return takes_lists(p, it) ? GPU_LISTED_LATENT : GPU_LISTED;
     if (gpu_item_chooses(p, it))
         return choosing_kernel(p);
     if (choice->is_forced)
@@ -118,6 +125,7 @@ static void write_family(const struct backend_pool *p, const struct backend_item
     case GPU_TUNED:
         name = "sm90/decode";
         break;
+    case GPU_LISTED_LATENT:
     case GPU_PREFILL:
     case GPU_DILATED:
         name = p->config.is_v_in_k     ? "sm90/latent"

@@ -104,6 +104,8 @@ struct prefill_call {
     const struct prefill_pool *pool;
     const struct gpu_item *items; /* device */
     bool is_dilated; /* entries are prefill_run */
+    const uint32_t *list_starts, *list_tokens; /* device: the items' queries visit what they list,
+                                                  to be set by the caller; NULL: all they see */
     bool is_cut; /* part_o and part_ml are written: nothing that does so may run beside it */
     uint32_t heads; /* kv heads of a launch; of a quantised pool maybe not all */
     uint32_t n_items, head_blocks; /* of a quantised pool: what one head's decoded keys take */
@@ -113,10 +115,11 @@ struct prefill_call {
     union prefill_list inline_list;
 };
 
-/* How the keys of units are cut where they leave processors idle. */
+/* How the keys of units are cut where they leave processors idle. 0: as those of prompts. */
 struct prefill_shape {
     uint32_t n_processors; /* that the launch takes */
     uint32_t part_tiles; /* of a part at least */
+    const uint32_t *list_starts; /* host: of items with lists, from their node0 on; V is in K */
 };
 
 /* Items of n_tokens of this layer, n_keys with those before, are computed: those of more than

@@ -15,11 +15,11 @@ static bool is_latent(const struct prefill_pool *p)
     return p->dim == PREFILL_LATENT_DIM;
 }
 
-static prefill::kernel_fn kernel_for(const struct prefill_pool *p, bool is_dilated)
+static prefill::kernel_fn kernel_for(const struct prefill_pool *p, bool is_dilated, bool is_listed)
 {
     if (is_latent(p))
-        return p->kv.q_dtype == ATTN_BF16 ? prefill::latent_kernel_bf16(p->has_extras)
-                                          : prefill::latent_kernel_f16(p->has_extras);
+        return p->kv.q_dtype == ATTN_BF16 ? prefill::latent_kernel_bf16(p->has_extras, is_listed)
+                                          : prefill::latent_kernel_f16(p->has_extras, is_listed);
     if (p->kv.is_quantised)
         return p->kv.q_dtype == ATTN_BF16 ? prefill::codes_kernel_bf16(p->dim, p->has_extras)
                                           : prefill::codes_kernel_f16(p->dim, p->has_extras);
@@ -71,7 +71,8 @@ static int init_dilated(struct prefill_pool *p)
     p->has_dilated = prefill_has_dilated(p);
     int e = 0;
     if (p->has_dilated)
-        e = cudaFuncSetAttribute(kernel_for(p, true), cudaFuncAttributeMaxDynamicSharedMemorySize,
+        e = cudaFuncSetAttribute(kernel_for(p, true, false),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  (int)shared_bytes(p, true));
     return e;
 }
@@ -112,8 +113,9 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
         e = make_map(p, false, p->map_k);
     if (e == 0 && !c->is_v_in_k)
         e = make_map(p, true, p->map_v);
-    if (e == 0)
-        e = cudaFuncSetAttribute(kernel_for(p, false), cudaFuncAttributeMaxDynamicSharedMemorySize,
+    for (int is_listed = 0; is_listed <= is_latent(p) && e == 0; is_listed++)
+        e = cudaFuncSetAttribute(kernel_for(p, false, is_listed),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  (int)shared_bytes(p, false));
     return e ? e : init_dilated(p);
 }
@@ -131,8 +133,9 @@ static int launch_join(const struct prefill_pool *p, prefill_params *a, void **a
     attribute.val.programmaticStreamSerializationAllowed = 1;
     l.numAttrs = 1;
     return runtime_launch((runtime_stream *)stream,
-                          p->kv.q_dtype == ATTN_BF16 ? prefill::latent_join_bf16()
-                                                     : prefill::latent_join_f16(),
+                          p->kv.q_dtype == ATTN_BF16
+                              ? prefill::latent_join_bf16(a->list_starts != NULL)
+                              : prefill::latent_join_f16(a->list_starts != NULL),
                           &l, args);
 }
 
@@ -181,7 +184,8 @@ static int launch_units(const struct prefill_call *c, prefill_params *a, uint32_
     if (is_latent(p))
         l.blockDim = dim3(LATENT_THREADS);
     void *args[] = {a, (void *)&c->inline_list, &maps};
-    const int e = runtime_launch((runtime_stream *)stream, kernel_for(p, c->is_dilated), &l, args);
+    const int e = runtime_launch((runtime_stream *)stream,
+                                 kernel_for(p, c->is_dilated, c->list_starts != NULL), &l, args);
     return e || !is_latent(p) || !c->is_cut ? e : launch_join(p, a, args, stream);
 }
 
@@ -199,6 +203,8 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.part_o = part_o;
     a.part_ml = part_ml;
     a.base = kv->base;
+    a.list_starts = c->list_starts;
+    a.list_tokens = c->list_tokens;
     a.block_bytes = kv->block_bytes;
     a.layer_bytes = kv->layer_bytes;
     a.v_offset = kv->v_offset;

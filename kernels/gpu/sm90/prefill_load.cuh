@@ -21,7 +21,7 @@ constexpr uint32_t ARRIVING = 1;
 template <int dim, bool is_dilated_, bool has_codes_> struct shape {
     static constexpr int D = dim; /* head dim */
     static constexpr bool is_dilated = is_dilated_, has_codes = has_codes_; /* quantised K and V */
-    static constexpr bool is_narrow = is_dilated;
+    static constexpr bool is_narrow = is_dilated, is_listed = false;
     static constexpr uint32_t R = prefill_rows(D, is_narrow), N = prefill_keys(D), slabs = D / 64;
     static constexpr uint32_t groups = R / 64, computing = groups * 128;
     static constexpr uint32_t threads = computing + 128;

@@ -94,7 +94,9 @@ static uint32_t tiles_of(const struct prefill_pool *p, uint64_t n_tokens, bool i
 
 uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, uint32_t max_tokens)
 {
-    const uint64_t plain = (uint64_t)max_items + tiles_of(p, max_tokens, false);
+    uint64_t plain = (uint64_t)max_items + tiles_of(p, max_tokens, false);
+    if (p->dim == PREFILL_LATENT_DIM) /* any tokens may have lists */
+        plain += (uint64_t)max_tokens * tiles_of(p, 1, false) + PREFILL_UPLOAD_ALIGN;
     /* tiles, where each run's tokens may be one more for each remainder; one tile that is not full
      * of each, of as many runs as cut_of allows and of the two at an item's ends */
     const uint64_t runs = (uint64_t)max_tokens * p->kv.group / RUN_ROWS;
@@ -160,12 +162,24 @@ static uint32_t parts_of(const struct prefill_pool *p, uint32_t cost, uint32_t s
     return n == 0 ? 1 : n < most ? n : most;
 }
 
-/* share: tiles of keys of a part; 0: nothing is cut */
-static void each_tile(const struct prefill_pool *p, const struct gpu_item *it, uint32_t item,
-                      uint32_t share, work_fn *put, void *arg)
+/* The same of an item with lists: each query has units of its own. */
+static uint32_t listed_cost_of(const struct prefill_pool *p, const struct gpu_item *it,
+                               const uint32_t *list_starts, uint32_t tile)
 {
-    for (uint32_t t = tiles_of(p, it->n_tokens, false); t-- > 0;) {
-        struct work w = {.run = {.item = item, .tile = t}, .cost = cost_of(p, it, t)};
+    const uint32_t *starts = list_starts + it->node0 + tile / tiles_of(p, 1, false);
+    const uint32_t keys = prefill_keys(p->dim), n = (starts[1] - starts[0] + keys - 1) / keys;
+    return n > 0 ? n : 1;
+}
+
+/* share: tiles of keys of a part; 0: nothing is cut. list_starts NULL: the item has no lists. */
+static void each_tile(const struct prefill_pool *p, const struct gpu_item *it, uint32_t item,
+                      const uint32_t *list_starts, uint32_t share, work_fn *put, void *arg)
+{
+    const uint32_t n_tiles =
+        list_starts ? it->n_tokens * tiles_of(p, 1, false) : tiles_of(p, it->n_tokens, false);
+    for (uint32_t t = n_tiles; t-- > 0;) {
+        struct work w = {.run = {.item = item, .tile = t}};
+        w.cost = list_starts ? listed_cost_of(p, it, list_starts, t) : cost_of(p, it, t);
         w.last_part = parts_of(p, w.cost, share) - 1;
         for (w.part = 0; w.part <= w.last_part; w.part++)
             put(arg, &w);
@@ -238,6 +252,7 @@ enum { BUCKETS = 1024 };
 struct order {
     uint32_t n, most, shift;
     uint32_t share; /* as each_tile has it */
+    const uint32_t *list_starts;
     uint32_t at[BUCKETS + 1];
     bool is_dilated;
     union {
@@ -283,7 +298,7 @@ static void each_work(const struct prefill_pool *p, const struct gpu_item *items
         if (o->is_dilated)
             each_run(p, &items[i], i, put, arg);
         else
-            each_tile(p, &items[i], i, o->share, put, arg);
+            each_tile(p, &items[i], i, o->list_starts, o->share, put, arg);
 }
 
 /* Tiles of keys of each entry, the most first. */
@@ -378,8 +393,13 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
                      const struct gpu_item *device_items, const struct prefill_shape *shape,
                      void *upload, struct prefill_call *out_call)
 {
-    const struct prefill_shape prompts = shape_of_prompts(p);
-    struct order o = {.is_dilated = p->specs[items[0].layer].n_branches > 0};
+    struct prefill_shape own = shape_of_prompts(p);
+    struct order o = {.is_dilated = p->specs[items[0].layer].n_branches > 0,
+                      .list_starts = shape ? shape->list_starts : NULL};
+    if (shape && shape->n_processors > 0)
+        own.n_processors = shape->n_processors;
+    if (shape && shape->part_tiles > 0)
+        own.part_tiles = shape->part_tiles;
     uint64_t tokens = 0;
     uint32_t blocks = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -390,7 +410,7 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     out_call->head_blocks = blocks;
     out_call->heads = heads_at_once(p, blocks);
     each_work(p, items, n, &o, measure, &o);
-    o.share = share_of(p, shape ? shape : &prompts, items, n, out_call->heads, &o);
+    o.share = share_of(p, &own, items, n, out_call->heads, &o);
     if (o.share > 0) {
         o.n = 0;
         each_work(p, items, n, &o, measure, &o);
@@ -413,6 +433,7 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     out_call->pool = p;
     out_call->items = device_items;
     out_call->is_dilated = o.is_dilated;
+    out_call->list_starts = out_call->list_tokens = NULL;
     out_call->is_cut = o.share > 0;
     out_call->n_entries = o.n;
     const uint64_t heads = SECTION_BYTES / (tokens * row_bytes);

@@ -20,7 +20,10 @@ struct unit {
     const float *sink_logits, *alibi_slopes; /* NULL: none */
     uint32_t token0, first; /* token of row 0 and its place in that token's group */
     uint32_t step; /* from one token of its rows to the next */
-    uint32_t n_branches; /* behind the unit, as unit_branch; 0: the layer is not dilated */
+    union {
+        uint32_t n_branches; /* behind the unit, as unit_branch; 0: the layer is not dilated */
+        uint32_t list0; /* of items with lists: where its query's begins */
+    };
     uint32_t n_rows; /* 0: there are no more units */
     uint32_t head; /* of K and V */
     uint32_t pos, total; /* of the item: position of its first query token, cached tokens */
@@ -261,6 +264,22 @@ GPU_DEVICE unit unit_of(const prefill_params &p, const gpu_item &it, uint32_t he
     return u;
 }
 
+/* Rows of one query of an item with lists: its keys are the places in the query's list, and all of
+ * them are seen. */
+GPU_DEVICE void take_listed_rows(const prefill_params &p, const gpu_item &it, uint32_t tile,
+                                 uint32_t rows, unit *u)
+{
+    const uint32_t per_query = (p.group + rows - 1) / rows;
+    u->token0 = tile / per_query;
+    u->first = tile % per_query * rows;
+    u->n_rows = min(p.group - u->first, rows);
+    const uint32_t *const starts = p.list_starts + it.node0 + u->token0;
+    u->list0 = starts[0];
+    u->total = starts[1] - starts[0];
+    u->pos = u->window = u->sinks = 0;
+    u->is_full = 1;
+}
+
 /* Fills *u, which has room for branches behind it, with unit w; n_rows 0: it has none. */
 template <class S>
 GPU_DEVICE void unit_at(const prefill_params &p, const prefill_words &words, uint32_t w, unit *u)
@@ -272,10 +291,16 @@ GPU_DEVICE void unit_at(const prefill_params &p, const prefill_words &words, uin
     const gpu_item &it = p.items[e.item];
     unit x = unit_of(p, it, head);
     x.block0 = at.head * p.head_blocks + it.node0;
-    x.token0 = e.tile * S::R / p.group;
-    x.first = e.tile * S::R - x.token0 * p.group;
-    x.n_rows = min(it.n_tokens * p.group - e.tile * S::R, S::R);
+    if constexpr (S::is_listed) {
+        take_listed_rows(p, it, e.tile, S::R, &x);
+    } else {
+        x.token0 = e.tile * S::R / p.group;
+        x.first = e.tile * S::R - x.token0 * p.group;
+        x.n_rows = min(it.n_tokens * p.group - e.tile * S::R, S::R);
+    }
     x.tiles = visible_tiles_of(part<false>(p, x, S::N).seen().some, S::N);
+    if (S::is_listed)
+        x.tiles.n = max(x.tiles.n, 1u);
     x.part = e.part;
     x.n_parts = e.last_part + 1;
     x.slot0 = (at.entry - e.part) * p.num_kv_heads + at.head;

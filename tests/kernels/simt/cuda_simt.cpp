@@ -145,9 +145,14 @@ static int narrow_kind(const void *kernel)
 static int latent_kind(const void *kernel)
 {
     for (auto find : {prefill::latent_kernel_bf16, prefill::latent_kernel_f16})
-        if (find(false) == kernel || find(true) == kernel)
+        if (find(false, false) == kernel || find(true, false) == kernel ||
+            find(false, true) == kernel || find(true, true) == kernel)
             return 1;
-    return kernel == prefill::latent_join_bf16() || kernel == prefill::latent_join_f16() ? 2 : 0;
+    for (const bool is_listed : {false, true})
+        if (kernel == prefill::latent_join_bf16(is_listed) ||
+            kernel == prefill::latent_join_f16(is_listed))
+            return 2;
+    return 0;
 }
 
 /* A kernel's three parameters. */

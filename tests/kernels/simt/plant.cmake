@@ -388,6 +388,13 @@ plant(142 sm90/latent/latent_body.cuh "            if (!is_seen)" "            i
 plant(143 sm90/latent/latent_body.cuh "    m = gpu::warp_max<32>(m);" "    m = simt::planted == 143 ? m : gpu::warp_max<32>(m);")
 plant(144 sm90/latent/latent_body.cuh "(j % 2 ^ g / 4) * 16" "(j % 2 ^ (simt::planted == 144 ? 0 : g / 4)) * 16")
 
+# of lists: rows are passed on before they are there; a token of another place of its block; the
+# list of the next query; what lies behind a row is read
+plant(212 sm90/latent/latent_body.cuh "        gpu::copy_wait<pending>();" "        if (simt::planted != 212) gpu::copy_wait<pending>();")
+plant(213 sm90/latent/latent_body.cuh "(listed & (p.block_tokens - 1))" "((listed ^ (simt::planted == 213)) & (p.block_tokens - 1))")
+plant(214 sm90/prefill_unit.cuh "u->list0 = starts[0];" "u->list0 = starts[simt::planted == 214];")
+plant(215 sm90/latent/latent_body.cuh "from != 0 && piece * 16 < row_bytes" "from != 0 && (piece * 16 < row_bytes || simt::planted == 215)")
+
 # ---- outputs of several devices
 
 # parts that have nothing of a query count; weights are not of one sum; the word is not waited for;

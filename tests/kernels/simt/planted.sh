@@ -45,6 +45,8 @@ found() { # BUG: in which order
     223 | 224 | 225) tests='choices*' numbers=4 orders=1 ;;
     190 | 191 | 193 | 194 | 195 | 196) tests='sequences_that_begin*' orders=1 ;;
     143) numbers=60 ;; # keys are cut
+    212) numbers=4 orders='2 0' ;; # where copies come late
+    213 | 214 | 215) numbers=4 orders='1 2' ;;
     121 | 122 | 123 | 124 | 125) tests='blocks*' numbers=4 ;;
     40 | 41) numbers=132 orders='1 0' ;; # clusters of 8, and more than one, take many processors
     58 | 59 | 60 | 69 | 70 | 73) numbers=132 orders='0 1' ;;

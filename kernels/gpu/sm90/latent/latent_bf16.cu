@@ -4,14 +4,15 @@
 namespace prefill
 {
 
-kernel_fn latent_kernel_bf16(bool has_extras)
+kernel_fn latent_kernel_bf16(bool has_extras, bool is_listed)
 {
-    return latent_kernel_of<true>(has_extras);
+    return latent_kernel_of<true>(has_extras, is_listed);
 }
 
-kernel_fn latent_join_bf16()
+kernel_fn latent_join_bf16(bool is_listed)
 {
-    return (kernel_fn)latent_join<true>;
+    return is_listed ? (kernel_fn)latent_join<true, listed_shape>
+                     : (kernel_fn)latent_join<true, latent_shape>;
 }
 
 } // namespace prefill

@@ -7,6 +7,7 @@
  * holds the part of K behind V's 512 elements, which nobody reads any more. While they add the
  * values of one tile, the first makes the scores of the next. So a tile's place is free when its
  * values are added; there is room for four, and those who free it ask for the tile that is next.
+ * Tokens that queries list are copied one by one, by all warps that add values.
  *
  * The parts of a unit whose keys are cut are joined by latent_join, the next launch.
  */
@@ -23,7 +24,7 @@ namespace prefill
 {
 
 struct latent_shape {
-    static constexpr bool is_dilated = false;
+    static constexpr bool is_dilated = false, is_listed = false;
     static constexpr uint32_t R = prefill_rows(PREFILL_LATENT_DIM, false);
     static constexpr uint32_t N = prefill_keys(PREFILL_LATENT_DIM);
     static constexpr uint32_t slabs = PREFILL_LATENT_DIM / 64, q_slabs = slabs - 1;
@@ -33,6 +34,13 @@ struct latent_shape {
     static constexpr uint32_t columns = LATENT_COLUMNS / 2; /* of a warpgroup that adds values */
     static constexpr uint32_t slots = LATENT_SLOTS;
     static constexpr int score_registers = 184, sum_registers = 160;
+    static constexpr uint32_t loading = 2; /* warps that ask for a tile's slabs */
+};
+
+/* Of items whose queries visit the tokens that they list: a tile's are anywhere in the cache. */
+struct listed_shape : latent_shape {
+    static constexpr bool is_listed = true;
+    static constexpr uint32_t loading = 8, rows = N / 4; /* of a tile, that a warp asks for */
 };
 static_assert(latent_shape::R == 64 && latent_shape::N == 48, "tiles of one product");
 
@@ -153,6 +161,116 @@ struct latent_loader {
                              row, layer, id);
         }
         gpu::sync_warp();
+    }
+};
+
+/* The same of items with lists, in every warp of both warpgroups: it copies its rows of a tile,
+ * half of their slabs. What it has copied it passes on when it has asked for what is next. */
+struct listed_loader {
+    using S = listed_shape;
+    static constexpr uint32_t none = ~0u;
+    uint32_t n, i, use; /* as latent_loader's */
+    uint32_t token; /* of the tile after the next: the listed token of the lane's row */
+    uint32_t asked; /* use of a stage that has not been passed on; 0: there is none */
+    const char *row; /* of the next tile: the lane's; NULL: it has none */
+    bool is_done;
+
+    GPU_DEVICE void begin()
+    {
+        n = use = asked = 0;
+        i = 0 - S::q_uses;
+        is_done = false;
+    }
+
+    static GPU_DEVICE uint32_t first_row()
+    {
+        return gpu::warp_id() % 4 * S::rows;
+    }
+
+    GPU_DEVICE uint32_t token_in(const prefill_params &p, const unit &u, uint32_t tile) const
+    {
+        const uint32_t lane = gpu::lane_id();
+        const uint32_t key = tile_key(u.tiles, tile, S::N) + first_row() + lane;
+        const bool is_there = tile < u.n_tiles && lane < S::rows && key < u.total;
+        return is_there ? __ldg(p.list_tokens + u.list0 + key) : none;
+    }
+
+    GPU_DEVICE const char *row_of(const prefill_params &p, const unit &u, uint32_t listed) const
+    {
+        if (listed == none)
+            return nullptr;
+        const uint64_t block = __ldg(u.table + (listed >> p.block_shift));
+        const uint32_t slot = u.head * p.block_tokens + (listed & (p.block_tokens - 1));
+        return p.base + block * p.block_bytes + u.layer * p.layer_bytes + (uint64_t)slot * p.dk * 2;
+    }
+
+    GPU_DEVICE void go_on(const prefill_params &p, const CUtensorMap *, const latent_places &at,
+                          uint32_t half, uint32_t last)
+    {
+        while (!is_done && use <= last) {
+            const unit &u = *at.slot(n);
+            if (i == 0 - S::q_uses) {
+                pass_on<0>(at);
+                at.unit_ring.wait_full(n);
+                is_done = u.n_rows == 0;
+                if (!is_done) {
+                    row = row_of(p, u, token_in(p, u, 0));
+                    token = token_in(p, u, 1);
+                }
+            } else if (i < u.n_tiles) {
+                ask(p, at, half, u);
+                pass_on<1>(at);
+                asked = use;
+            }
+            ++use;
+            if (++i == u.n_tiles) {
+                i = 0 - S::q_uses;
+                ++n;
+            }
+        }
+    }
+
+    /* `pending` copies have been asked for since. */
+    template <int pending> GPU_DEVICE void pass_on(const latent_places &at)
+    {
+        if (asked == 0)
+            return;
+        gpu::copy_wait<pending>();
+        proxy_fence();
+        warp_arrives(at.ring_tiles.full(asked));
+        asked = 0;
+    }
+
+    GPU_DEVICE void ask(const prefill_params &p, const latent_places &at, uint32_t half,
+                        const unit &u)
+    {
+        const uint32_t lane = gpu::lane_id(), row_bytes = p.dk * 2;
+        const char *const now = row;
+        row = row_of(p, u, token);
+        token = token_in(p, u, i + 2);
+        at.ring_tiles.wait_empty(use);
+        const uint32_t to = at.tile(use);
+#pragma unroll 4
+        for (uint32_t k = 0; k < S::rows; ++k)
+            copy_piece(p, to, now, k, half * 32 + lane, row_bytes);
+        if (half)
+#pragma unroll 1
+            for (uint32_t k = lane / 8; k < S::rows; k += 4)
+                copy_piece(p, to, now, k, 64 + lane % 8, row_bytes);
+        gpu::copy_commit();
+    }
+
+    /* 16 bytes of row k of the warp's. */
+    static GPU_DEVICE void copy_piece(const prefill_params &p, uint32_t to, const char *rows,
+                                      uint32_t k, uint32_t piece, uint32_t row_bytes)
+    {
+        const uint64_t at = (uint64_t)rows;
+        const uint64_t from = (uint64_t)__shfl_sync(~0u, (uint32_t)(at >> 32), k) << 32 |
+                              __shfl_sync(~0u, (uint32_t)at, k);
+        const uint32_t r = first_row() + k;
+        const bool has = from != 0 && piece * 16 < row_bytes;
+        gpu::copy16_async(to + piece / 8 * S::slab_bytes + r * 128 + (piece % 8 ^ r % 8) * 16,
+                          has ? (const char *)from + piece * 16 : p.base, has);
     }
 };
 
@@ -304,11 +422,10 @@ template <bool is_bf16, bool has_extras> struct latent_scores {
     }
 };
 
-template <bool is_bf16, bool has_extras>
+template <class S, bool is_bf16, bool has_extras>
 GPU_DEVICE void score_latents(const prefill_params &p, const prefill_words &words,
                               const latent_places &at)
 {
-    using S = latent_shape;
     const uint32_t lane = gpu::lane_id(), w = gpu::warp_id() % 4;
     const uint32_t row0 = w * 16 + lane / 4;
     const uint32_t q_last = low_word(__shfl_sync(~0u, at.q_last, 0), 16);
@@ -339,7 +456,7 @@ GPU_DEVICE void score_latents(const prefill_params &p, const prefill_words &word
         sync_some<3, 128>();
         x.take_q(at.tile(use), at.tile(use + 1));
         gpu::sync_warp();
-        if (threadIdx.x < 4) /* as those that ask for a tile, of two stages */
+        if (threadIdx.x < 2 * S::loading) /* as those that ask for a tile, of two stages */
             barrier_arrive(at.ring_tiles.full(use + lane % 2));
         if (lane < 4) /* as those that release one */
             barrier_arrive(at.ring_tiles.empty(use + lane % 2));
@@ -387,6 +504,13 @@ GPU_DEVICE void score_latents(const prefill_params &p, const prefill_words &word
     if (threadIdx.x == 0 && atomicAdd(&p.counters[1], 1) == gridDim.x - 1)
         p.counters[0] = p.counters[1] = 0; /* the last block: all have taken what they take */
 }
+
+template <class S> struct loader_of {
+    typedef latent_loader type;
+};
+template <> struct loader_of<listed_shape> {
+    typedef listed_loader type;
+};
 
 /* A warpgroup that adds values: columns [half * 256, ...) of the 64 rows, which its threads have as
  * those of latent_scores do. */
@@ -526,19 +650,19 @@ template <bool is_bf16> struct latent_sums {
     }
 };
 
-template <bool is_bf16>
+template <class S, bool is_bf16>
 GPU_DEVICE void sum_latents(const prefill_params &p, const CUtensorMap *map,
                             const latent_places &at)
 {
-    using S = latent_shape;
     const uint32_t half = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, lane = gpu::lane_id();
     const uint32_t w = gpu::warp_id() % 4, row0 = w * 16 + lane / 4;
     const uint32_t columns_at = half * (S::columns / 64) * S::slab_bytes;
     latent_sums<is_bf16> x;
-    latent_loader loader;
+    typename loader_of<S>::type loader;
+    const bool is_loading = S::is_listed || w == 0;
     uint32_t use = 0, nth = 0;
     loader.begin();
-    if (w == 0)
+    if (is_loading)
         loader.go_on(p, map, at, half, S::stages - 1);
 #pragma unroll 1
     for (uint32_t n = 0;; ++n) {
@@ -568,7 +692,7 @@ GPU_DEVICE void sum_latents(const prefill_params &p, const CUtensorMap *map,
                 wgmma_wait<0>(x.o);
                 if (is_behind)
                     x.catch_up(at.factors + nth % S::stages * S::R + row0);
-                if (is_masked)
+                if (is_masked && !S::is_listed) /* which has zeroes there */
                     x.hide_values(p, u, row0, half, v, tile_key(u.tiles, i, S::N));
             }
             wgmma_fence();
@@ -578,13 +702,13 @@ GPU_DEVICE void sum_latents(const prefill_params &p, const CUtensorMap *map,
                 if (lane == 0)
                     barrier_arrive(at.ring_tiles.empty(use - 1));
             }
-            if (w == 0)
+            if (is_loading)
                 loader.go_on(p, map, at, half, use + S::stages - 1);
         }
         wgmma_wait<0>(x.o);
         if (lane == 0)
             barrier_arrive(at.ring_tiles.empty(use - 1));
-        if (w == 0)
+        if (is_loading)
             loader.go_on(p, map, at, half, use + S::stages - 1);
         at.ml_ring.wait_full(n);
         if (u.n_parts > 1)
@@ -596,17 +720,16 @@ GPU_DEVICE void sum_latents(const prefill_params &p, const CUtensorMap *map,
     }
 }
 
-template <bool is_bf16, bool has_extras>
+template <class S, bool is_bf16, bool has_extras>
 __global__ void __launch_bounds__(LATENT_THREADS, 1)
     latent_rows(GPU_PARAM(prefill_params, p), GPU_PARAM(prefill_words, words),
                 GPU_PARAM(prefill_maps, maps))
 {
-    using S = latent_shape;
     GPU_SHARED_1024(uint8_t, tiles_at_1024);
     const latent_places at(tiles_at_1024);
     const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
-        at.ring_tiles.init(2, 8);
+        at.ring_tiles.init(S::loading, 8);
         for (uint32_t i = 0; i < S::stages; ++i)
             barrier_init(at.weighed_bar(i), 4);
         at.ml_ring.init(4, 8);
@@ -623,21 +746,20 @@ __global__ void __launch_bounds__(LATENT_THREADS, 1)
         barrier_arrive(at.unit_ring.full(0));
     if (group == 0) {
         more_registers<S::score_registers>();
-        score_latents<is_bf16, has_extras>(p, words, at);
+        score_latents<S, is_bf16, has_extras>(p, words, at);
     } else {
         fewer_registers<S::sum_registers>();
-        sum_latents<is_bf16>(p, &maps.k, at);
+        sum_latents<S, is_bf16>(p, &maps.k, at);
     }
 }
 
 /* Joins the parts of units whose keys were cut: a warp has a row of 512 columns, a block
  * LATENT_JOIN_ROWS rows of the unit's. */
-template <bool is_bf16>
+template <bool is_bf16, class S>
 __global__ void __launch_bounds__(LATENT_JOIN_ROWS * 32)
     latent_join(GPU_PARAM(prefill_params, p), GPU_PARAM(prefill_words, words),
                 GPU_PARAM(prefill_maps, maps))
 {
-    using S = latent_shape;
     (void)maps;
     if (p.is_chained)
         gpu::chain_wait();
@@ -688,10 +810,13 @@ __global__ void __launch_bounds__(LATENT_JOIN_ROWS * 32)
     }
 }
 
-template <bool is_bf16> kernel_fn latent_kernel_of(bool has_extras)
+template <bool is_bf16> kernel_fn latent_kernel_of(bool has_extras, bool is_listed)
 {
-    return has_extras ? (kernel_fn)latent_rows<is_bf16, true>
-                      : (kernel_fn)latent_rows<is_bf16, false>;
+    if (is_listed)
+        return has_extras ? (kernel_fn)latent_rows<listed_shape, is_bf16, true>
+                          : (kernel_fn)latent_rows<listed_shape, is_bf16, false>;
+    return has_extras ? (kernel_fn)latent_rows<latent_shape, is_bf16, true>
+                      : (kernel_fn)latent_rows<latent_shape, is_bf16, false>;
 }
 
 } // namespace prefill

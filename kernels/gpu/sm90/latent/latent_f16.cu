@@ -4,14 +4,15 @@
 namespace prefill
 {
 
-kernel_fn latent_kernel_f16(bool has_extras)
+kernel_fn latent_kernel_f16(bool has_extras, bool is_listed)
 {
-    return latent_kernel_of<false>(has_extras);
+    return latent_kernel_of<false>(has_extras, is_listed);
 }
 
-kernel_fn latent_join_f16()
+kernel_fn latent_join_f16(bool is_listed)
 {
-    return (kernel_fn)latent_join<false>;
+    return is_listed ? (kernel_fn)latent_join<false, listed_shape>
+                     : (kernel_fn)latent_join<false, latent_shape>;
 }
 
 } // namespace prefill
