@@ -164,6 +164,11 @@ def batch(*rows):
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def on(model, inputs):
+    """The inputs on the model's device."""
+    return {name: x.to(model.device) for name, x in inputs.items()}
+
+
 def tokens(n, seed):
     g = torch.Generator().manual_seed(seed)
     return torch.randint(3, 97, (n,), generator=g).tolist()
@@ -175,7 +180,7 @@ SYSTEM = tokens(50, 1)
 def same(worker, model, inputs, **options):
     """The columns of the pass over the prompt; its text is eager's."""
     options = {**GREEDY, **options}
-    inputs = {name: x.to(model.device) for name, x in inputs.items()}
+    inputs = on(model, inputs)
     worker.passes.clear()
     got = worker.generate(**inputs, **options)
     prompt = worker.passes[0]

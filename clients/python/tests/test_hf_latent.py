@@ -15,6 +15,7 @@ from hf_models import (  # noqa: E402
     deepseek_v3,
     deepseek_v32,
     make,
+    on,
     prompts,
     same,
     tokens,
@@ -22,6 +23,12 @@ from hf_models import (  # noqa: E402
 
 import attnd  # noqa: E402
 import attnd.hf._latent  # noqa: E402
+
+
+@pytest.fixture
+def attach(attach):
+    """Not over lanes, which have heads."""
+    return lambda model, **options: attach(model, **{"lane": False, **options})
 
 
 @pytest.fixture(params=[deepseek_v2, deepseek_v3], ids=lambda f: f.__name__)
@@ -35,7 +42,7 @@ def model(request):
 def eager(model, inputs):
     now = model.config._attn_implementation
     model.set_attn_implementation("eager")
-    want = model.generate(**inputs, **GREEDY)
+    want = model.generate(**on(model, inputs), **GREEDY)
     model.set_attn_implementation(now)
     return want
 
@@ -143,7 +150,7 @@ def test_queries_visit_what_an_indexer_chooses(indexed, attach):
         {"prompt_lookup_num_tokens": 3},  # whose wrong guesses are taken back
         {"prefill_chunk_size": 5},
     ):
-        one = batch(SYSTEM + tokens(9, 2))
+        one = on(indexed, batch(SYSTEM + tokens(9, 2)))
         got = worker.generate(**one, **GREEDY, **options)
         indexed.set_attn_implementation("eager")
         want = indexed.generate(**one, **GREEDY, **options)
@@ -158,7 +165,7 @@ def test_queries_visit_what_an_indexer_chooses(indexed, attach):
 @torch.no_grad()
 def test_a_pass_that_failed_leaves_no_indexer_keys(indexed, attach):
     worker = attach(indexed, lane=None)
-    ids = torch.tensor([tokens(20, 3)])
+    ids = torch.tensor([tokens(20, 3)], device=indexed.device)
     want = indexed(input_ids=ids, past_key_values=worker.cache()).logits
     with worker.cache() as cache:
         broken = indexed.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
