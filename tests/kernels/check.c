@@ -89,7 +89,9 @@ int check_start(struct check *c, int argc, char **argv, uint64_t seed, uint32_t 
         *every = (uint32_t)strtoul(argv[2], NULL, 10);
     if (argc > 3)
         *offset = (uint32_t)strtoul(argv[3], NULL, 10);
-    if (argc > 4)
+    if (argc > 4 && argv[4][0] == '!')
+        cmocka_set_skip_filter(argv[4] + 1);
+    else if (argc > 4)
         cmocka_set_test_filter(argv[4]);
     if (*every == 0) {
         fprintf(stderr, "EVERY must be 1 or more\n");

@@ -66,8 +66,8 @@ struct check {
 
 /* The beginning of a test program's main, whose arguments are [NAME [EVERY [OFFSET [TESTS]]]]:
  * opens the backend (cpu, cuda, hip; default cpu) and says what it is. EVERY and OFFSET replace
- * what is there; TESTS is a pattern of the tests to run. Not 0: the program's exit code, 77 if the
- * backend cannot be opened here. */
+ * what is there; TESTS is a pattern of the tests to run, after ! of those to leave out. Not 0: the
+ * program's exit code, 77 if the backend cannot be opened here. */
 int check_start(struct check *c, int argc, char **argv, uint64_t seed, uint32_t *every,
                 uint32_t *offset);
 /* The tear-down of its group of tests: closes what check_start opened last. */

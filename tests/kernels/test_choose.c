@@ -4,7 +4,7 @@
  *     test_choose [NAME [EVERY [OFFSET [TESTS]]]]
  *
  * NAME is cpu, cuda or hip (default cpu); the product of geometries, dtypes, options and shapes is
- * walked in steps of EVERY (default 41). Queries of which two blocks' bounds are too close to say
+ * walked in steps of EVERY (default 97). Queries of which two blocks' bounds are too close to say
  * which is taken are left out: few, which is asserted. Exit code 77: the backend cannot be opened
  * here, or does not choose.
  */
@@ -27,7 +27,7 @@
 #ifdef __SANITIZE_ADDRESS__
 static uint32_t every = 499, offset; /* the values are those of the other build */
 #else
-static uint32_t every = 41, offset;
+static uint32_t every = 97, offset;
 #endif
 static struct check check;
 static uint64_t n_queries, n_left_out;

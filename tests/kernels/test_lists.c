@@ -3,7 +3,7 @@
  *     test_lists [NAME [EVERY [OFFSET [TESTS]]]]
  *
  * NAME is cpu, cuda or hip (default cpu); the product of geometries, dtypes, options and shapes is
- * walked in steps of EVERY (default 41), each case with other lists. Cached tokens that no query
+ * walked in steps of EVERY (default 97), each case with other lists. Cached tokens that no query
  * lists are NaN. With ATTND_TEST_TUNED=latent only pools whose V is in K are walked. Exit code 77:
  * the backend cannot be opened here.
  */
@@ -26,7 +26,7 @@
 #ifdef __SANITIZE_ADDRESS__
 static uint32_t every = 499, offset; /* the values are those of the other build */
 #else
-static uint32_t every = 41, offset;
+static uint32_t every = 97, offset;
 #endif
 static struct check check;
 

@@ -3,7 +3,7 @@
  *     test_trees [NAME [EVERY [OFFSET [TESTS]]]]
  *
  * NAME is cpu, cuda or hip (default cpu); the product of geometries, dtypes, options and shapes is
- * walked in steps of EVERY (default 41), each case with other trees. Exit code 77: the backend
+ * walked in steps of EVERY (default 97), each case with other trees. Exit code 77: the backend
  * cannot be opened here.
  */
 #include "tests/kernels/product.h"
@@ -24,7 +24,7 @@
 #ifdef __SANITIZE_ADDRESS__
 static uint32_t every = 997, offset; /* the values are those of the other build */
 #else
-static uint32_t every = 41, offset;
+static uint32_t every = 97, offset;
 #endif
 static struct check check;
 
