@@ -22,7 +22,7 @@ INLINE void absorb_tile(attn_dtype dtype, int n_rows, int n_vecs, int lanes, con
                 vf_load_as(dtype, w + ((size_t)i * latent + at + (uint32_t)v * VEC) * el, lanes);
         for (int r = 0; r < n_rows; r++)
             for (int v = 0; v < n_vecs; v++)
-                sums[r][v] += vf_set(q[(uint32_t)r * n + i]) * wv[v];
+                sums[r][v] = vf_fma(vf_set(q[(uint32_t)r * n + i]), wv[v], sums[r][v]);
     }
     for (int r = 0; r < n_rows; r++)
         for (int v = 0; v < n_vecs; v++)

@@ -116,14 +116,14 @@ INLINE void scores_f32(attn_dtype dtype, int n_rows, const float *q, uint32_t q_
             prefetch(ahead + j * k_stride + d * bytes);
         for (int i = 0; i < n_rows; i++)
             for (int j = 0; j < TOKENS_AT_ONCE; j++)
-                sums[i][j] += vf_load(q + i * q_stride + d) * kv[j];
+                sums[i][j] = vf_fma(vf_load(q + i * q_stride + d), kv[j], sums[i][j]);
     }
 #if VEC == 16
     if (d < dk)
         for (int j = 0; j < TOKENS_AT_ONCE; j++) {
             vf kv = vf_load_as(dtype, k + j * k_stride + d * bytes, 8);
             for (int i = 0; i < n_rows; i++)
-                sums[i][j] += vf_load(q + i * q_stride + d) * kv;
+                sums[i][j] = vf_fma(vf_load(q + i * q_stride + d), kv, sums[i][j]);
         }
 #endif
     reduce_scores((const vf(*)[TOKENS_AT_ONCE])sums, n_rows, s);
@@ -253,7 +253,7 @@ INLINE void sum_vecs(attn_dtype dtype, int n_rows, int n_vecs, int lanes, const 
         for (int i = 0; i < n_rows; i++) {
             vf w = vf_set(p[i * TILE_TOKENS + j]);
             for (int c = 0; c < n_vecs; c++)
-                acc[i][c] += w * vv[c];
+                acc[i][c] = vf_fma(w, vv[c], acc[i][c]);
         }
     }
     for (int i = 0; i < n_rows; i++)

@@ -47,6 +47,19 @@ INLINE vf vf_set(float x)
 #endif
 }
 
+/* c + a * b, rounded once where there is an instruction for it. Left to itself a compiler decides
+ * that for each copy of a loop, and rows of different counts get other bits. */
+INLINE vf vf_fma(vf a, vf b, vf c)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return c + a * b;
+#endif
+}
+
 INLINE vf vf_load(const float *p)
 {
     vf v;
