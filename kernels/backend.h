@@ -79,7 +79,7 @@ struct backend_pool_config {
     uint32_t n_table_rows; /* sequences that can be open at once */
     uint32_t max_row_blocks; /* entries in a row of the block table */
     attn_dtype q_dtype; /* of q, k, v and out as they travel: f32, f16, bf16 */
-    attn_dtype kv_dtype; /* as stored: q_dtype, fp8_e4m3 or int8 */
+    attn_dtype kv_dtype; /* as stored: q_dtype, fp8_e4m3, int8, nvfp4 or mxfp4 */
     uint64_t kv_place; /* where its memory is to be, as pool_place said; 0: in the first gap */
     bool is_batch_invariant; /* an item's bytes do not depend on what else is in the batch */
     /* Its tokens are the stripe-th of n_stripes stripes of block_tokens in every block of a longer
