@@ -234,8 +234,8 @@ struct backend_block_layer {
  * smallest, as backend_extremes_dtype has them. Either they are made of the keys that are here,
  * behind the appends of the batch; or they are given, joined of all stripes, and choices of this
  * batch and of later ones go by them until anything is written to the block in that layer, or the
- * pool is resized. Every block that a query has the choice of, but the sequence's first and the
- * query's newest, must have been given. */
+ * pool is resized, or could not be. Every block that a query has the choice of, but the sequence's
+ * first and the query's newest, must have been given. */
 struct backend_extremes {
     const struct backend_block_layer *list; /* [n] */
     uint32_t n;

@@ -245,6 +245,8 @@ static attn_status batch_open(struct backend *b, const struct gpu_choice *choice
     if (st != ATTN_OK)
         return st;
     struct gpu_staging *s = &x->job.staging;
+    if (p->config.q_nope_dim > 0)
+        return gpu_fail(b, ATTN_ENOTSUP, "no measurements of pools with projections");
     s->scratch = b->slots[0].job.staging.scratch; /* nothing is in flight */
     s->bytes = gpu_staging_bytes(b, p);
     uint64_t size = attn_dtype_bytes(p->config.q_dtype);

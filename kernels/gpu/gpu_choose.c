@@ -236,7 +236,8 @@ attn_status gpu_choice_note(struct gpu_job *j, const struct backend_batch *batch
     }
     if (st == ATTN_OK || (j->n_missing == 0 && x == NULL))
         return st;
-    for (uint32_t i = 0; x != NULL && j->pool->has_extremes != NULL && i < x->n; i++)
+    const bool is_given = x != NULL && x->is_given && j->pool->has_extremes != NULL;
+    for (uint32_t i = 0; is_given && i < x->n; i++)
         *has_extremes(j->pool, x->list[i].block, x->list[i].layer) = 0;
     for (uint32_t i = 0; i < j->n_missing; i++)
         *has_extremes(j->pool, j->missing[i].block, j->missing[i].layer) = 0;

@@ -1,6 +1,7 @@
 /* gpu_select.c: which kernel computes an item, and that in words.
  *
- * It follows from the item's pool, layer and own token count, never from the rest of the batch.
+ * It follows from the item's pool, layer, own token count and length, never from the rest of the
+ * batch.
  */
 #include "kernels/gpu/gpu_host.h"
 
