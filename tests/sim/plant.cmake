@@ -63,8 +63,8 @@ plant(21 cache/seq.c "    if (g->n_ids > len)" "    if (g->n_ids > len && sim_bu
 plant(22 daemon/engine/tier/promote.c "kv_promote_end(e->env.kv, f->kv, f->n_there);"
   "kv_promote_end(e->env.kv, f->kv, sim_bug == 22 ? f->n : f->n_there);")
 # a batch goes on though the one before it did not tell a card the block tables
-plant(23 daemon/cards/split/shard.c "if (b->oldest <= h->split->failed)"
-  "if (sim_bug != 23 && b->oldest <= h->split->failed)")
+plant(23 daemon/cards/split/shard.c "if (b->oldest <= p->failed)"
+  "if (sim_bug != 23 && b->oldest <= p->failed)")
 # cards do not learn what others have carried out
 plant(24 daemon/cards/session.c "    if (kv_owner_id(e->env.kv, n->slot) == n->session)"
   "    if (sim_bug != 24 && kv_owner_id(e->env.kv, n->slot) == n->session)")

@@ -51,7 +51,7 @@ struct split_batch {
     enum split_stage stage;
     bool is_held; /* it waits for one before it to be joined */
     struct extremes_list joins; /* blocks whose extremes are joined between its two stages */
-    /* its number, and that of the oldest batch still out when it was sent */
+    /* its number, and that of the pool's oldest batch still out when it was sent */
     uint64_t order, oldest;
     bool has_bells; /* some tensors lie in regions of lanes */
     char why[WHY_BYTES]; /* why it failed */
@@ -63,7 +63,6 @@ struct split {
     LIST_HEAD(, backend_pool) pools;
     _Atomic(struct shard *) in; /* any thread: shards to be computed here */
     struct shard *waiting; /* shards that wait for room on the device */
-    uint64_t failed; /* order of the last shard that failed here */
     /* the primary's */
     _Atomic(struct shard *) back; /* any thread: shards that are computed */
     struct shard *came; /* taken from back, not yet counted */
@@ -218,26 +217,27 @@ static void shard_return(struct shard *h)
     engine_wake(primary);
 }
 
-static void shard_fail(struct shard *h, attn_status st, const char *why)
-{
-    struct split *s = h->split;
-    const struct split_batch *b = h->batch;
-    if (why != h->why)
-        snprintf(h->why, sizeof h->why, "%s", why);
-    if (s->failed < b->order) /* a slow shard may fail after later ones */
-        s->failed = b->order;
-    h->device.status = st;
-    if (b->pool->shard.how == ATTN_SPLIT_TOKENS)
-        cards_outputs_fail(b->outputs, s->engine->env.card);
-    shard_return(h);
-}
-
 /* This device's shard of the batch's pool; NULL: it has none, or the device is lost. */
-static const struct backend_pool *pool_here(const struct shard *h)
+static struct backend_pool *pool_here(const struct shard *h)
 {
     const struct engine *e = h->split->engine;
     const struct pool *p = pool_of_kv(e, (kv_pool_id){h->batch->pool_index});
     return p == NULL || engine_health(e) != ATTN_OK || !pool_spans(e, p) ? NULL : p->device;
+}
+
+static void shard_fail(struct shard *h, attn_status st, const char *why)
+{
+    const struct split *s = h->split;
+    const struct split_batch *b = h->batch;
+    struct backend_pool *p = pool_here(h);
+    if (why != h->why)
+        snprintf(h->why, sizeof h->why, "%s", why);
+    if (p != NULL && p->failed < b->order) /* a slow shard may fail after later ones */
+        p->failed = b->order;
+    h->device.status = st;
+    if (b->pool->shard.how == ATTN_SPLIT_TOKENS)
+        cards_outputs_fail(b->outputs, s->engine->env.card);
+    shard_return(h);
 }
 
 /* Items up to here are sent in the batch's stage. */
@@ -310,7 +310,7 @@ static void shard_begin(struct shard *h)
         shard_fail(h, b->outputs_status, "no memory for the outputs or choices of a split batch");
         return;
     }
-    if (b->oldest <= h->split->failed) {
+    if (b->oldest <= p->failed) {
         shard_fail(h, ATTN_EINTERNAL, "a batch before it failed on one of the pool's cards");
         return;
     }
@@ -422,15 +422,15 @@ static struct split_batch *batch_begin(struct split *s, struct backend_batch *wh
     while (b->whole != NULL)
         b++;
     b->order = b->oldest = ++s->order;
+    b->pool = whole->pool;
     for (uint32_t i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
         const struct split_batch *other = &s->batches[i];
-        if (other->whole != NULL)
+        if (other->whole != NULL && other->pool == b->pool)
             b->oldest = other->order < b->oldest ? other->order : b->oldest;
     }
     b->whole = whole;
     b->stage = STAGE_ALL;
     b->is_held = true;
-    b->pool = whole->pool;
     b->pool_index = of_engine->pool->id.index;
     b->n_out = s->engine->peers->n;
     b->has_bells = has_bells(of_engine);

@@ -289,6 +289,30 @@ static void whichever_stage_fails_choices_are_right_afterwards(void **state)
     }
 }
 
+/* In either stage, while a step of another pool waits for it: that one is carried out. */
+static void a_batch_that_fails_leaves_other_pools_alone(void **state)
+{
+    (void)state;
+    rig_open_many(&r, 1, 1);
+    const uint32_t own = r.pool,
+                   other = rig_pool_of_split(&r, "other", 64, ATTND__SPLIT__SPLIT_HEADS);
+    r.pool = other;
+    rig_open_many(&r, 2, 1);
+    for (uint32_t stage = 0; stage < 2; stage++) {
+        r.pool = own;
+        const uint64_t first = launch_as(true, 1, 0, 70);
+        r.pool = other;
+        const uint64_t second = launch(2, stage * 20, 20);
+        r.second_backend.n_spared = stage;
+        r.second_backend.fail_batch = ATTN_ENOMEM;
+        rig_run(&r);
+        assert_int_equal(status_of(first), ATTN_ENOMEM);
+        assert_int_equal(status_of(second), ATTN_OK);
+        assert_int_equal(rig_len(&r, 1, 0), 0);
+        assert_int_equal(rig_len(&r, 2, 0), stage * 20 + 20);
+    }
+}
+
 int main(void)
 {
 #define TOKENS(name)                                                                               \
@@ -314,6 +338,7 @@ int main(void)
         TOKENS(blocks_are_joined_once_and_again_when_they_are_written),
         TOKENS(a_batch_behind_one_that_is_joined_waits),
         TOKENS(whichever_stage_fails_choices_are_right_afterwards),
+        TOKENS(a_batch_that_fails_leaves_other_pools_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
