@@ -198,9 +198,11 @@ attn_status choice_check(const Attnd__Step *s, const struct pool *p, char *why, 
     if (has != NULL)
         snprintf(why, why_bytes, "step.choose_blocks: layer %" PRIu32 " has %s", s->layer, has);
     else if (!p->has_choice)
-        snprintf(why, why_bytes,
-                 "step.choose_blocks: pool %s can't have steps that choose: its backend has none",
-                 p->spec.wire->name);
+        snprintf(why, why_bytes, "step.choose_blocks: pool %s can't have steps that choose: %s",
+                 p->spec.wire->name,
+                 p->spec.wire->split == ATTND__SPLIT__SPLIT_TOKENS
+                     ? "it is split by tokens (pool.split) over cards of several backends"
+                     : "its backend has none");
     else
         return ATTN_OK;
     return ATTN_ENOTSUP;

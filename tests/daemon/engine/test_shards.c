@@ -313,6 +313,25 @@ static void a_batch_that_fails_leaves_other_pools_alone(void **state)
     }
 }
 
+static void lack_choice_there(struct rig *rig)
+{
+    tweak(rig);
+    rig->second_backend.lacks_choice = true;
+}
+
+static void cards_that_do_not_choose_alike_refuse_it_by_name(void **state)
+{
+    (void)state;
+    second_in_flight = 1;
+    rig_open(&r, lack_choice_there);
+    r.pool = rig_pool_of_split(&r, "split", 64, ATTND__SPLIT__SPLIT_TOKENS);
+    rig_open_many(&r, 1, 1);
+    const uint64_t id = send_choosing(1, 0, 5);
+    rig_run(&r);
+    rig_assert_says(rig_answer(&r, id), ATTN_ENOTSUP, "is split by tokens (pool.split) over cards");
+    rig_close(&r);
+}
+
 int main(void)
 {
 #define TOKENS(name)                                                                               \
@@ -339,6 +358,7 @@ int main(void)
         TOKENS(a_batch_behind_one_that_is_joined_waits),
         TOKENS(whichever_stage_fails_choices_are_right_afterwards),
         TOKENS(a_batch_that_fails_leaves_other_pools_alone),
+        cmocka_unit_test(cards_that_do_not_choose_alike_refuse_it_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
