@@ -101,6 +101,8 @@ static attn_status fake_block_write(struct backend_pool *p, uint32_t block, cons
     assert_true(block < p->config.n_blocks);
     for (uint64_t i = 0; i < n; i++)
         assert_int_equal(((const uint8_t *)bytes)[i], 0);
+    if (block < RIG_MAX_GIVEN)
+        memset(p->backend->given[block], 0, sizeof p->backend->given[0]);
     p->backend->n_written++;
     rig_now_ns += p->backend->block_ns;
     return p->backend->fail_write;
@@ -116,6 +118,8 @@ static attn_status fake_tokens_copy(struct backend_pool *p, const struct backend
         assert_true(list[i].from_block < p->config.n_blocks &&
                     list[i].to_block < p->config.n_blocks);
         assert_true(list[i].from_block != list[i].to_block);
+        if (list[i].to_block < RIG_MAX_GIVEN)
+            memset(b->given[list[i].to_block], 0, sizeof b->given[0]);
         if (b->n_token_copies < RIG_MAX_LOGGED)
             b->token_copies[b->n_token_copies++] = list[i];
     }
@@ -172,6 +176,7 @@ static attn_status fake_pool_resize(struct backend_pool *p, uint32_t n_blocks,
     assert_true(n_blocks <= fake_pool_room(p) || b->fail_resize != ATTN_OK);
     if (b->fail_resize != ATTN_OK)
         return b->fail_resize;
+    memset(b->given, 0, sizeof b->given);
     b->used_bytes -= fake_pool_bytes(b, &p->config);
     p->config.n_blocks = n_blocks;
     p->config.max_row_blocks = max_row_blocks;

@@ -238,6 +238,26 @@ static void blocks_are_joined_once_and_again_when_they_are_written(void **state)
     assert_int_equal(second_batch(1)->n_made, 3);
 }
 
+static void blocks_of_a_pool_that_was_resized_are_joined_again(void **state)
+{
+    (void)state;
+    rig_open_many(&r, 1, 1);
+    assert_int_equal(choose(1, 0, 70), ATTN_OK);
+    Attnd__PoolResize b = ATTND__POOL_RESIZE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.name = (char *)"split";
+    b.n_blocks = 48;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_POOL_RESIZE;
+    h.pool_resize = &b;
+    const uint64_t id = rig_send(&r, &h, NULL, 0);
+    rig_run(&r);
+    assert_int_equal(status_of(id), ATTN_OK);
+    assert_int_equal(choose(1, 70, 1), ATTN_OK);
+    assert_int_equal(second_batch(1)->n_made, 3);
+    assert_int_equal(second_batch(0)->n_given, 3);
+}
+
 static void a_batch_behind_one_that_is_joined_waits(void **state)
 {
     (void)state;
@@ -355,6 +375,7 @@ int main(void)
         T(tables_that_a_failed_shard_was_to_send_are_sent_again),
         T(whichever_shard_fails_tables_agree_afterwards),
         TOKENS(blocks_are_joined_once_and_again_when_they_are_written),
+        TOKENS(blocks_of_a_pool_that_was_resized_are_joined_again),
         TOKENS(a_batch_behind_one_that_is_joined_waits),
         TOKENS(whichever_stage_fails_choices_are_right_afterwards),
         TOKENS(a_batch_that_fails_leaves_other_pools_alone),
