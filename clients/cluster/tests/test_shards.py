@@ -527,7 +527,9 @@ def test_wrong_merges_are_refused_by_name():
         ((F32, 0, 4, 4, x, x, x, None), "n_parts is 0"),
         ((F32, 2, 4, 0, x, x, x, None), "dim 0"),
         ((FP8_E4M3, 2, 4, 4, x, x, x, None), "dtype is fp8_e4m3"),
-        ((F32, 2, 4, 4, None, x, x, None), "outs, lses or out is NULL"),
+        ((F32, 2, 4, 4, None, x, x, None), "^outs is NULL"),
+        ((F32, 2, 4, 4, x, None, x, None), "^lses is NULL"),
+        ((F32, 2, 4, 4, x, x, None, None), "^out is NULL"),
     ):
         with pytest.raises(attnd.InvalidArgumentError, match=named):
             check(lib.attn_merge(*args))

@@ -1,5 +1,5 @@
 /* merge.c: outputs over some of the keys each, as one over all: a row's parts are summed in double,
- * each weighted by exp of its lse less the largest.
+ * each weighted by exp of its lse less the largest. One that is NaN makes NaNs of its row.
  */
 #include <math.h>
 #include <string.h>
@@ -85,8 +85,12 @@ static void put(uint8_t *row, attn_dtype dtype, const double *sum, uint32_t n)
 attn_status attn_merge(attn_dtype dtype, uint32_t n_parts, uint64_t n_rows, uint32_t dim,
                        const void *outs, const float *lses, void *out, float *out_lse)
 {
-    if (outs == NULL || lses == NULL || out == NULL)
-        return error_set(ATTN_EINVAL, "outs, lses or out is NULL");
+    if (outs == NULL)
+        return error_set(ATTN_EINVAL, "outs is NULL");
+    if (lses == NULL)
+        return error_set(ATTN_EINVAL, "lses is NULL");
+    if (out == NULL)
+        return error_set(ATTN_EINVAL, "out is NULL");
     if (n_parts == 0 || dim == 0)
         return error_set(ATTN_EINVAL, "n_parts is %u, dim %u: expected 1 or more", n_parts, dim);
     if (dtype != ATTN_F32 && dtype != ATTN_F16 && dtype != ATTN_BF16)
@@ -96,8 +100,11 @@ attn_status attn_merge(attn_dtype dtype, uint32_t n_parts, uint64_t n_rows, uint
     for (uint64_t row = 0; row < n_rows; row++) {
         float most = -INFINITY;
         double total = 0;
-        for (uint32_t p = 0; p < n_parts; p++)
-            most = fmaxf(most, lses[p * n_rows + row]);
+        for (uint32_t p = 0; p < n_parts; p++) {
+            const float x = lses[p * n_rows + row];
+            if (isnan(x) || x > most) /* a NaN stays */
+                most = x;
+        }
         for (uint32_t p = 0; p < n_parts && most != -INFINITY; p++)
             total += exp((double)lses[p * n_rows + row] - (double)most);
         for (uint32_t at = 0; at < dim; at += COLUMNS) {

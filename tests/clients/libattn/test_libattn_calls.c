@@ -1,6 +1,7 @@
 /* test_libattn_calls.c: several requests in one message do what they do alone, over sockets and
  * shared memory, for a worker that takes over what a scheduler has opened; and a probe says what an
- * open finds. */
+ * open finds. attn_merge, which needs no daemon. */
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -264,6 +265,65 @@ static void what_is_no_call_is_refused_before_anything_is_sent(void **state)
     attn_client_close(c);
 }
 
+enum { N_HALVES = 1 << 16 };
+
+static void a_merge_of_one_part_changes_no_number(void **state)
+{
+    (void)state;
+    static uint16_t part[N_HALVES], out[N_HALVES];
+    const float lse = 3;
+    for (uint32_t i = 0; i < N_HALVES; i++)
+        part[i] = (uint16_t)i;
+    ok(attn_merge(ATTN_F16, 1, 1, N_HALVES, part, &lse, out, NULL));
+    for (uint32_t i = 0; i < N_HALVES; i++) {
+        const uint32_t have = out[i], want = i == 0x8000 ? 0 : i; /* -0: added to 0, it is 0 */
+        const bool is_nan = (i & 0x7fff) > 0x7c00;
+        if (is_nan ? (have & 0x7fff) <= 0x7c00 : have != want)
+            fail_msg("%#x has become %#x", i, have);
+    }
+}
+
+static void a_lse_that_is_no_number_makes_none_of_its_row(void **state)
+{
+    (void)state;
+    const float outs[2][4] = {{1, 2, 3, 4}, {5, 6, 7, 8}};
+    const float lses[2][4] = {{NAN, NAN, -INFINITY, -INFINITY}, {NAN, -INFINITY, NAN, -INFINITY}};
+    float out[4], lse[4];
+    ok(attn_merge(ATTN_F32, 2, 4, 1, outs, &lses[0][0], out, lse));
+    for (uint32_t row = 0; row < 3; row++)
+        if (!isnan(out[row]) || !isnan(lse[row]))
+            fail_msg("row %u: %g, lse %g", row, (double)out[row], (double)lse[row]);
+    assert_true(out[3] == 0 && lse[3] == -INFINITY); /* nothing is seen */
+}
+
+static void what_is_no_merge_is_refused_by_name(void **state)
+{
+    (void)state;
+    float x[4] = {0}, out[4] = {77};
+    const struct {
+        attn_dtype dtype;
+        uint32_t n_parts, dim;
+        const float *outs, *lses;
+        float *out;
+        const char *why;
+    } cases[] = {
+        {ATTN_F32, 1, 4, NULL, x, out, "outs is NULL"},
+        {ATTN_F32, 1, 4, x, NULL, out, "lses is NULL"},
+        {ATTN_F32, 1, 4, x, x, NULL, "out is NULL"},
+        {ATTN_F32, 0, 4, x, x, out, "n_parts is 0, dim 4: expected 1 or more"},
+        {ATTN_F32, 1, 0, x, x, out, "n_parts is 1, dim 0: expected 1 or more"},
+        {ATTN_FP8_E4M3, 1, 4, x, x, out, "dtype is fp8_e4m3: expected f32, f16 or bf16"},
+    };
+    for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(attn_merge(cases[i].dtype, cases[i].n_parts, 1, cases[i].dim,
+                                    cases[i].outs, cases[i].lses, cases[i].out, NULL),
+                         ATTN_EINVAL);
+        assert_string_equal(attn_last_error()->message, cases[i].why);
+    }
+    ok(attn_merge(ATTN_F32, 1, 0, 4, x, x, out, NULL)); /* of no rows: nothing is written */
+    assert_true(out[0] == 77);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -273,6 +333,9 @@ int main(void)
         cmocka_unit_test(calls_larger_than_a_message_are_sent_in_several),
         cmocka_unit_test(threads_of_one_client_send_calls_at_once),
         cmocka_unit_test(what_is_no_call_is_refused_before_anything_is_sent),
+        cmocka_unit_test(a_merge_of_one_part_changes_no_number),
+        cmocka_unit_test(a_lse_that_is_no_number_makes_none_of_its_row),
+        cmocka_unit_test(what_is_no_merge_is_refused_by_name),
     };
     return cmocka_run_group_tests_name("calls", tests, start, stop);
 }
