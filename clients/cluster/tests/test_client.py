@@ -375,11 +375,15 @@ def test_what_a_move_has_left_elsewhere_is_not_taken_for_the_sequence_and_freed(
             assert [int(s["sequence"]) for s in listed] == there
 
 
-def test_what_is_found_after_its_host_s_death_has_its_worker_s_latest_note(cluster, monkeypatch):
+@pytest.mark.parametrize("note", [b"new", b""], ids=["set", "cleared"])
+def test_what_is_found_after_its_host_s_death_has_its_worker_s_latest_note(
+    cluster, monkeypatch, note
+):
     cluster.start("a", "b")
     pool = cluster.connect().create_pool(SPEC)
     t = Text(pool, prompt(np.random.default_rng(SEED), 40))
-    t.seq.set_note(b"new")
+    t.seq.set_note(b"old")
+    t.seq.set_note(note)
     lost, member = t.seq._host, t.seq._host.member._replace(state=LEAVING)
     other = cluster.hosts["b" if lost.name == "a" else "a"]
     with attnd.connect(other.url) as mover:  # that read the note before it was set, and ended then
@@ -394,8 +398,42 @@ def test_what_is_found_after_its_host_s_death_has_its_worker_s_latest_note(clust
         pool.client.hosts.end(member)
         t.decode()
         assert (t.seq.where, t.seq.n_rebuilt) == (other.name, 0)
-        assert mover.note(t.seq.id) == b"new"
+        assert mover.note(t.seq.id) == note
     t.verify()
+
+
+def test_who_takes_a_sequence_back_has_the_note_that_another_worker_left(cluster, monkeypatch):
+    cluster.start("a")
+    pool, others = (cluster.connect().create_pool(SPEC) for _ in range(2))
+    t = Text(pool, prompt(np.random.default_rng(SEED), 40))
+    t.seq.set_note(b"ours")
+    for left in (b"theirs", b""):
+        others.adopt(t.seq.id).set_note(left)
+        t.seq.adopt()
+        assert t.seq.note == left
+    t.seq.set_note(b"ours")
+
+    def refuse(self, seq_id, **options):
+        raise attnd.UnsupportedError(f"note of {seq_id}")
+
+    monkeypatch.setattr(attnd.Client, "note", refuse)  # as an older daemon
+    t.seq.adopt()
+    assert t.seq.note == b"ours"
+    t.verify()
+
+
+def test_nobody_finds_a_sequence_while_its_note_changes(cluster, monkeypatch):
+    cluster.start("a")
+    t = Text(cluster.connect().create_pool(SPEC), [1, 2, 3])
+    set_note, found = attnd.Sequence.set_note, []
+
+    def look(self, note, **options):  # on another thread
+        set_note(self, note, **options)
+        found.append(t.seq._lock.acquire(blocking=False))
+
+    monkeypatch.setattr(attnd.Sequence, "set_note", look)
+    t.seq.set_note(b"new")
+    assert found == [False] and t.seq.note == b"new"
 
 
 def test_a_sequence_is_placed_though_all_that_were_asked_are_gone_when_it_is_opened(

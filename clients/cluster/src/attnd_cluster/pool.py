@@ -353,11 +353,12 @@ class ClusterPool(Closing, NotPicklable):
         raise failed
 
     @staticmethod
-    def _note_of(host: Host, seq_id: int) -> bytes:
+    def _note_of(host: Host, seq_id: int) -> bytes | None:
+        """None: it does not say."""
         try:
             return host.call(lambda: host.client().note(seq_id))
         except attnd.UnsupportedError:  # an older daemon
-            return b""
+            return None
 
     def adopt_shards(
         self,

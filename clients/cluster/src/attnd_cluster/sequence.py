@@ -46,10 +46,11 @@ class ClusterSequence(Closing, NotPicklable):
         inner: attnd.Sequence,
         tokens: Iterable[int] = (),
         adapter: int = 0,
-        note: bytes = b"",
+        note: bytes | None = None,
     ):
         self.pool = pool
-        self.note = note
+        self.note = note or b""
+        self._note_is_set = note is not None  # or cleared: what a move has left may have another
         self.tokens = list(tokens)
         self.adapter = adapter
         self.is_closed = False
@@ -179,7 +180,7 @@ class ClusterSequence(Closing, NotPicklable):
                 continue
             log.info("sequence %d is at %s now", self.id, name)
             self._set(host, inner)
-            if old.is_gone:  # with all tokens, but what a move has left may have an older note
+            if old.is_gone and self._note_is_set:  # with all tokens, but perhaps an older note
                 self._set_note_again()
             return True
         return False
@@ -208,12 +209,11 @@ class ClusterSequence(Closing, NotPicklable):
         self.n_cached, self.layer_len = inner.n_cached, ()
         self._lens = [inner.n_cached] * self.pool.spec.num_layers
         self.n_rebuilt += 1
-        self._set_note_again()
+        if self.note:
+            self._set_note_again()
         rebuild(self)
 
     def _set_note_again(self) -> None:
-        if not self.note:
-            return
         try:
             self._host.call(lambda: self._inner.set_note(self.note))
         except attnd.AttndError as e:  # an older daemon, or no room
@@ -261,9 +261,11 @@ class ClusterSequence(Closing, NotPicklable):
             self.tokens[pos : pos + len(ids)] = ids
 
     def set_note(self, note: bytes, *, timeout: float | None = None) -> None:
-        """As attnd.Sequence.set_note(); it is set again where the sequence is made anew."""
-        self._do(lambda: self._inner.set_note(note, timeout=timeout))
-        self.note = bytes(note)
+        """As attnd.Sequence.set_note(); it is set again where the sequence is made anew, and where it
+        is found after its host's death."""
+        with self._lock:  # who finds the sequence meanwhile would set the one before
+            self._do(lambda: self._inner.set_note(note, timeout=timeout))
+            self.note, self._note_is_set = bytes(note), True
 
     def retain(self, first_token: int = 0, **options: Any) -> None:
         self._do(lambda: self._inner.retain(first_token, **options))
@@ -322,11 +324,14 @@ class ClusterSequence(Closing, NotPicklable):
             log.debug("sequence %d after a move that failed: %s", self.id, e)
 
     def adopt(self, *, timeout: float | None = None) -> None:
-        """Takes the sequence (back) under a new epoch; sets layer_len."""
+        """Takes the sequence (back) under a new epoch; sets layer_len, and note to what another worker
+        may have left."""
         with self._lock:
             other = self._adopted(timeout)
             self._set(other._host, other._inner)
             self.layer_len, self._lens = other.layer_len, other._lens
+            if other._note_is_set:  # else an older daemon has not said
+                self.note, self._note_is_set = other.note, True
 
     def _adopted(self, timeout: float | None) -> ClusterSequence:
         """Wherever it is; made anew where its host was lost, as by every other request."""

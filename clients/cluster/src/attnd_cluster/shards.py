@@ -183,6 +183,7 @@ class LongSequence(Closing, NotPicklable):
                 )
             self.shards.append(Shard(self, first, found._host, found._inner))
             self.shards[-1].note = found.note
+            self.shards[-1]._note_is_set = found._note_is_set
         for first, past, rebuild in lost:
             host, inner = self.place(first, past, self.hosts_but(None), timeout)
             with self._lock:
