@@ -1,6 +1,7 @@
 """Sequences over several daemons: every output against float64 over all that was acknowledged, with
 windows, sink tokens, ALiBi and sink logits, while shards begin, are cut off, and are lost."""
 
+import collections
 import concurrent.futures
 import ctypes
 import importlib.util
@@ -8,6 +9,7 @@ import json
 import os
 import random
 import signal
+import threading
 
 import attnd
 import numpy as np
@@ -177,6 +179,75 @@ def test_steps_of_one_token_are_made_once_and_give_the_same_bytes(hosts, monkeyp
         want = step(layer, pos, 1, has_kv)
         assert one.out.tobytes() == want.out.tobytes() and one.lse.tobytes() == want.lse.tobytes()
     assert seq.layer_len == (101,) * L
+
+
+class Unanswered:
+    """A host and a step of it whose answer does not come; `looks` counts who looks for it."""
+
+    is_done = is_gone = False
+
+    def __init__(self, looks):
+        self._pool = self.client = self
+        self._looks = looks
+
+    def poll_once(self):
+        self._looks[threading.get_ident()] += 1
+
+
+def test_one_thread_at_a_time_looks_for_answers_without_a_pause(monkeypatch):
+    monkeypatch.setattr(shard_decode, "_HAS_SPARE_CORES", True)
+    monkeypatch.setattr(shard_decode, "_WATCH_SECONDS", 0.05)
+    looks = collections.Counter()
+    step = Unanswered(looks)
+
+    def poll(self=step, real=step.poll_once):
+        real()
+        if len(looks) == 1:  # another thread does not wait, nor look
+            other = threading.Thread(target=shard_decode.watch, args=([(step, step)],))
+            other.start()
+            other.join()
+
+    step.poll_once = poll
+    shard_decode.watch([(step, step)])
+    assert list(looks) == [threading.get_ident()]
+
+    def fail():
+        raise KeyError("a bug")
+
+    step.poll_once = fail
+    with pytest.raises(KeyError):
+        shard_decode.watch([(step, step)])
+    looks.clear()
+    del step.poll_once
+    shard_decode.watch([(step, step)])  # the one that failed has let others
+    assert looks[threading.get_ident()] > 0
+
+
+@pytest.mark.parametrize(
+    "groups, files, n",
+    [
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n"}, 16),
+        ("0::/a/b\n", {"a/b/cpu.max": "250000 100000\n"}, 2.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),
+        ("0::/a/b\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/\n", {"cpu.max": "6400000 100000\n"}, 16),
+        (
+            "4:memory:/m\n1:cpu,cpuacct:/d/x\n0::/\n",
+            {"cpu/d/x/cpu.cfs_quota_us": "50000\n", "cpu/d/x/cpu.cfs_period_us": "25000\n"},
+            2,
+        ),
+        ("1:cpu:/d\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 16),
+        (None, {}, 16),
+    ],
+)
+def test_cores_are_those_of_affinity_and_quotas(tmp_path, monkeypatch, groups, files, n):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    if groups is not None:
+        (tmp_path / "groups").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text)
+    assert shard_decode.n_cores(tmp_path / "root", tmp_path / "groups") == n
 
 
 def test_threads_decode_layers_of_one_sequence_at_once(hosts):

@@ -9,7 +9,9 @@ whatever went wrong: an append names its position, so twice is as once.
 from __future__ import annotations
 
 import os
+import threading
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import attnd
@@ -23,7 +25,41 @@ from .shard_steps import layer_spec, merge, reaches
 from .shards import LongSequence, Shard
 
 _WATCH_SECONDS = 2e-3
-_HAS_SPARE_CORES = len(os.sched_getaffinity(0)) > 4
+
+
+def n_cores(
+    root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")
+) -> float:
+    """That this process may use: its affinity, and the quotas of its cgroup and those above it."""
+    n = float(len(os.sched_getaffinity(0)))
+    try:
+        lines = groups.read_text().splitlines()
+    except OSError:
+        return n
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = root, ["cpu.max"]
+        elif "cpu" in controllers.split(","):
+            top, names = root / "cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        else:
+            continue
+        own = top / path.lstrip("/")  # a container may have it as top
+        for folder in (own, *own.parents):
+            if folder != top and top not in folder.parents:
+                break
+            try:
+                text = " ".join((folder / name).read_text() for name in names)
+                quota, period = (int(x) for x in text.split())
+            except (OSError, ValueError):  # "max": none
+                continue
+            if quota > 0 and period > 0:
+                n = min(n, quota / period)
+    return n
+
+
+_HAS_SPARE_CORES = n_cores() > 4
+_spinner = threading.Lock()  # held by the thread that looks without a pause
 _BITS = {F32: np.float32, F16: np.float16, BF16: np.uint16}
 
 
@@ -102,9 +138,17 @@ class Decoder:
 
 def watch(sent: list[tuple[Host, attnd.Step]]) -> None:
     """Looks for the answers without a pause for a while: a thread that sleeps through the half of a
-    millisecond of a long step takes 0.2 ms more for what it does then, its core having been idle."""
-    if not _HAS_SPARE_CORES:
+    millisecond of a long step takes 0.2 ms more for what it does then, its core having been idle.
+    One thread at a time: others would take the cores of those that work."""
+    if not _HAS_SPARE_CORES or not _spinner.acquire(blocking=False):
         return
+    try:
+        _spin(sent)
+    finally:
+        _spinner.release()
+
+
+def _spin(sent: list[tuple[Host, attnd.Step]]) -> None:
     left, until = list(sent), time.monotonic() + _WATCH_SECONDS
     while left and time.monotonic() < until:
         host, step = left[-1]
