@@ -481,7 +481,7 @@ class Pool(Closing, NotPicklable):
                      could have the largest product with q, by the largest and the smallest value
                      that they have in each dimension. 0: all. As many as it sees, or more: all,
                      with the same bytes. Not with parents and indices, nor with windows, ALiBi or
-                     branches; lanes, and pools split over unlike cards, refuse it
+                     branches; lanes, and pools split by tokens over unlike cards, refuse it
         Dtype   create_pool()'s array_dtype, else the pool's q_dtype; bf16 as torch.bfloat16,
                 ml_dtypes.bfloat16 or uint16
         Arrays  numpy or any DLPack tensor, in host memory, contiguous; read and written in place
