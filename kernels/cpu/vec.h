@@ -47,8 +47,9 @@ INLINE vf vf_set(float x)
 #endif
 }
 
-/* c + a * b, rounded once on x86 where there is an instruction for it. Left to itself, as elsewhere,
- * a compiler decides that for each copy of a loop, and rows of different counts may get other bits. */
+/* c + a * b, rounded once on x86 where there is an instruction for it. Left to itself, as it is
+ * elsewhere, a compiler decides that for each copy of a loop, and rows of different counts may get
+ * other bits. */
 INLINE vf vf_fma(vf a, vf b, vf c)
 {
 #if defined(__AVX512F__)

@@ -4,8 +4,9 @@
  *
  * The shards of a batch go to the devices in the order of the primary's batches, and the batch is
  * done when all are back. If one fails, the batch fails: nothing is committed, and the step may be
- * repeated. A failed shard may not have applied its table updates and copies, so batches of its pool
- * that were already on their way to that device fail, too; later ones repeat what was not applied.
+ * repeated. A failed shard may not have applied its table updates and copies, so batches of its
+ * pool that were already on their way to that device fail, too; later ones repeat what was not
+ * applied.
  *
  * A batch whose queries choose blocks of a pool that is split by tokens goes in two stages where a
  * block's extremes are to be joined first (extremes.h): its appends, behind which each device makes
