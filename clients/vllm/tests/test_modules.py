@@ -122,6 +122,37 @@ def test_chunks_drafts_and_prefixes(engine, daemon):
     assert n_sequences(daemon) == 0 and not e.shared.requests.held
 
 
+def test_what_requests_write_is_told_together(engine, daemon, monkeypatch):
+    """A prompt's blocks as they are computed, those of texts in every BLOCK-th step, the rest at the end."""
+    e, steps = engine(), []
+    begin = e.shared.requests.begin
+
+    def spy(ended, opened, told):
+        steps.append((ended, {t.request: len(t.tokens) for t in told}))
+        return begin(ended, opened, told)
+
+    monkeypatch.setattr(e.shared.requests, "begin", spy)
+    asked = {f"r{i}": p for i, p in enumerate(prompts(5, 3))}
+    for name, p in asked.items():
+        e.add(name, p, 3 * BLOCK)
+    e.run()
+    check(e, 5)
+    full = {name: len(p) // BLOCK * BLOCK for name, p in asked.items()}
+    for name, n in full.items():
+        assert n == 0 or any(told.get(name) == n for _, told in steps)
+    beside = [
+        i
+        for i, (ended, told) in enumerate(steps)
+        if any(n > full[name] and name not in ended for name, n in told.items())
+    ]
+    assert len(beside) > 1 and all((i - beside[0]) % BLOCK == 0 for i in beside)
+    for r in e.done[:5]:
+        e.add(f"{r.request_id}-on", r.all_token_ids, 1)
+    e.run()
+    for r in e.done[5:]:  # all but the last token, which was not computed, and the last one of a prompt
+        assert r.n_cached == (len(r.prompt) - 1) // BLOCK * BLOCK
+
+
 def test_ranks_have_a_pool_each_and_hits_are_the_least(engine, daemon):
     e = engine(n_ranks=2)
     specs = [r.shared.requests.pool.spec for r in e.ranks]

@@ -52,6 +52,10 @@ class Seen:
         self.request, self.adapter, self.n_told, self.number = request, adapter, n_told, number
         self.n_computed = 0
 
+    def is_prompt_told(self, block_tokens: int) -> bool:
+        """All its full blocks."""
+        return self.n_told + block_tokens > self.request.num_prompt_tokens
+
 
 class AttndConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any):
@@ -61,6 +65,7 @@ class AttndConnector(KVConnectorBase_V1):
         self._pools: list[attnd.Pool] = []
         self.seen: dict[str, Seen] = {}
         self.meta = AttndMeta()
+        self._n_steps = 0
         self._over: dict[str, attnd.Sequence] = {}  # taken over, of requests that are not scheduled yet
         # Only where ids are known before their tokens are computed, and none is taken back
         self._has_names = not (
@@ -215,14 +220,18 @@ class AttndConnector(KVConnectorBase_V1):
             s.n_told = n
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        so = scheduler_output
+        so, size = scheduler_output, self.block_tokens
+        self._n_steps += 1
+        # what requests write is told for all of them at once, not in a message of almost every step
+        is_due = self._n_steps % size == 0
         for name, n_scheduled in so.num_scheduled_tokens.items():
             s = self.seen.get(name)
             if s is None:
                 continue
             s.n_computed = s.request.num_computed_tokens
             if s.number is None:
-                self._tell(s, s.request.num_computed_tokens)
+                if is_due or not s.is_prompt_told(size):
+                    self._tell(s, s.n_computed)
             else:
                 n = s.request.num_computed_tokens + n_scheduled
                 self.meta.told.append(Told(name, s.request.all_token_ids[:n], is_exact=True))

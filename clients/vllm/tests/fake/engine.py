@@ -24,7 +24,7 @@ class Request:
 
     def __init__(self, name, prompt, n, **what):
         self.request_id, self.prompt, self.n = name, list(prompt), n
-        self.all_token_ids = list(prompt)
+        self.all_token_ids, self.num_prompt_tokens = list(prompt), len(prompt)
         self.num_computed_tokens, self.blocks, self.drafts = 0, [], []
         self.lora_request = what.get("lora")
         self.mm_features = what.get("mm") or ()
