@@ -353,22 +353,23 @@ def test_what_requests_may_ask(model, daemon):
 
 
 def check_by_logits(mine, theirs):
-    """Where texts part, the two tokens were as good as equal in the other's own eyes. Prints how many part,
-    and the widest gap between the two tokens of theirs."""
-    gaps = []
+    """Logprobs differ by less than bf16 does to them (of the made model 0.11 from those in f32, root mean
+    square, and 0.03 over attnd), and where texts part the two tokens were as good as equal in the other's own
+    eyes. Prints how many part, and the widest gap between the two tokens of theirs."""
+    gaps, squares = [], []
     for a, b in zip(mine, theirs):
         at = next((i for i, (x, y) in enumerate(zip(a["ids"], b["ids"])) if x != y), None)
         for i in range(len(b["ids"]) if at is None else at + 1):
             both = a["logprobs"][i].keys() & b["logprobs"][i].keys()
             assert len(both) >= 6
-            for t in both:  # a logit has eight bits
-                x, y = a["logprobs"][i][t], b["logprobs"][i][t]
-                assert abs(x - y) < 0.15 + abs(y) / 64
+            squares += [(a["logprobs"][i][t] - b["logprobs"][i][t]) ** 2 for t in both]
         if at is not None:
             of = b["logprobs"][at]
             gaps.append(of[str(b["ids"][at])] - of[str(a["ids"][at])])
-            assert gaps[-1] < 0.15
-    print(f"{len(gaps)} of {len(mine)} part, at gaps of {[round(g, 3) for g in gaps]}")
+            assert gaps[-1] < 0.25
+    apart = (sum(squares) / len(squares)) ** 0.5
+    print(f"{len(gaps)} of {len(mine)} part, at gaps of {[round(g, 3) for g in gaps]}; {apart:.3f} apart")
+    assert apart < 0.06
 
 
 def test_bf16_by_its_logits(model, daemon):
