@@ -203,6 +203,20 @@ def test_the_daemon_projects_heads(model, attach):
     assert ends == [text[: len(end)] for text, end in zip(texts, ends)]
 
 
+def test_a_model_of_other_weights_has_a_pool_of_its_own(attach):
+    """The daemon projects with its weights, though the geometry is that of a pool which is there."""
+    first, other = make(deepseek_v3, seed=101), make(deepseek_v3, seed=102)
+    if not hasattr(type(first.model.layers[0].self_attn), "expand_kv"):
+        pytest.skip("this transformers gives caches expanded heads")
+    inputs = prompts(first)
+    for model in (first, other):
+        want = eager(model, inputs)
+        assert torch.equal(attach(model, absorb="daemon").generate(**inputs, **GREEDY), want)
+    attach(make(deepseek_v3, seed=101), absorb="daemon", name="one")
+    with pytest.raises(attnd.AlreadyExistsError, match="exists with identity.model"):
+        attach(make(deepseek_v3, seed=102), absorb="daemon", name="one")
+
+
 def test_where_heads_are_projected_is_one_of_two(model, attach):
     with pytest.raises(ValueError, match="absorb is 'here': 'worker' or 'daemon'"):
         attach(model, absorb="here")

@@ -50,19 +50,24 @@ def pool_specs(model: Any, seen: dict[int, Seen], *, name: str, **options: Any) 
         alike.setdefault(tuple(seen[layer].geometry.values()), []).append(layer)
     numbered = [f"{name}.{i}" for i in range(len(alike))]
     names = numbered if name and len(alike) > 1 else [name] * len(alike)
-    return [
-        LayersSpec(
-            _spec(model.config, {i: seen[i] for i in layers}, name=n, **options),
-            layers,
-            [_on_host(seen[i].weights) for i in layers if seen[i].weights is not None],
-        )
-        for n, layers in zip(names, alike.values())
-    ]
+    made = []
+    for n, layers in zip(names, alike.values()):
+        weights = [_on_host(w) for i in layers if (w := seen[i].weights) is not None]
+        spec = _spec(model.config, {i: seen[i] for i in layers}, weights, name=n, **options)
+        made.append(LayersSpec(spec, layers, weights))
+    return made
 
 
 def _on_host(weights: torch.Tensor) -> torch.Tensor:
     """Those of a model on a GPU are copied once."""
     return weights.detach().cpu().contiguous()
+
+
+def _digest_of(weights: list[torch.Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for layer in weights:
+        digest.update(layer.view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _check_geometry(layer: int, geometry: dict[str, Any]) -> None:
@@ -77,11 +82,19 @@ def _check_geometry(layer: int, geometry: dict[str, Any]) -> None:
 
 
 def _spec(
-    config: Any, seen: dict[int, Seen], *, name: str, q_dtype: str | None, **options: Any
+    config: Any,
+    seen: dict[int, Seen],
+    weights: list[torch.Tensor],
+    *,
+    name: str,
+    q_dtype: str | None,
+    **options: Any,
 ) -> PoolSpec:
-    """Of layers that have one geometry."""
+    """Of layers that have one geometry. Weights are part of what names the model: a pool has those of
+    one, and nobody else is asked for its own."""
     layers = tuple(s.spec() for s in seen.values())
     geometry = next(iter(seen.values())).geometry
+    model = getattr(config, "_name_or_path", "") or config.model_type
     spec = PoolSpec(
         name=name,
         num_layers=len(layers),
@@ -91,7 +104,7 @@ def _spec(
         head_dim_v=geometry["head_dim of v"],
         q_dtype=q_dtype or DTYPES[geometry["dtype"]],
         layers=layers[:1] if all(layer == layers[0] for layer in layers) else layers,
-        model=getattr(config, "_name_or_path", "") or config.model_type,
+        model=f"{model} {_digest_of(weights)}" if weights else model,
         is_v_in_k=geometry["V in K"],
         q_nope_dim=geometry.get("head_dim of q", 0),
         out_dim=geometry.get("head_dim of out", 0),
