@@ -376,8 +376,9 @@ ATTN_API attn_status attn_pool_set_wire_dtype(attn_pool *p, attn_dtype dtype);
 /* attn_pool_weights: gives the weights of a layer of a pool with q_nope_dim, as models of latent
  * attention have them (kv_b_proj). They are sent, a piece at a time, when a step finds that the
  * daemon has none: by the calls that wait for steps, attn_step and attn_step_wait, which then send
- * the step again. Whoever gets ATTN_ENOWEIGHTS by a callback calls attn_pool_send_weights and
- * starts the step again. All clients of a pool give the same weights.
+ * the step again, and by attn_lane_plan, those of all its layers. Whoever gets ATTN_ENOWEIGHTS by a
+ * callback calls attn_pool_send_weights and starts the step again. All clients of a pool give the
+ * same weights.
  *
  * Shapes   weights [num_q_heads][q_nope_dim + out_dim][head_dim_v] of the pool's q_dtype: of each
  *          head what makes latents to its K, then to its V. n_bytes: of all of it

@@ -14,7 +14,7 @@
 #include "clients/libattn/step/step.h"
 
 struct lane_cut {
-    const attn_pool *pool;
+    attn_pool *pool;
     struct attn_plan plan; /* of all of it; items and layers lie in memory */
     uint32_t n_tokens, max_tokens; /* of a layer, of a piece */
     uint32_t n_begun; /* layers */
@@ -34,14 +34,16 @@ void lane_cut_end(struct attn_lane *l)
 /* ---- sizes ---- */
 
 /* Tokens that fit both regions and one step. */
-static uint64_t most_tokens(const struct attn_lane *l, const struct attn_pool_spec *spec,
+static uint64_t most_tokens(const struct attn_lane *l, const attn_pool *p,
                             const struct attn_plan *a, uint32_t max_step_tokens)
 {
+    const struct attn_pool_spec *spec = &p->spec;
+    const struct wire_shape shape = pool_shape(p);
     const uint64_t e = attn_dtype_bytes(spec->q_dtype);
     uint64_t in = 0, out = 0, most = max_step_tokens;
     if (a->is_attend) {
-        in += spec->num_q_heads * spec->head_dim_k * e;
-        out += spec->num_q_heads * (spec->head_dim_v * e + (a->has_lse ? sizeof(float) : 0));
+        in += spec->num_q_heads * wire_q_dim(&shape) * e;
+        out += spec->num_q_heads * (wire_out_dim(&shape) * e + (a->has_lse ? sizeof(float) : 0));
     }
     if (a->is_append)
         in += (uint64_t)spec->num_kv_heads *
@@ -108,12 +110,12 @@ static attn_status tell(struct attn_lane *l, uint32_t layer, uint32_t n_items)
     return lane_plan_send(l, l->cut->pool, &p, true);
 }
 
-attn_status lane_cut_begin(struct attn_lane *l, const attn_pool *p, const struct attn_plan *a)
+attn_status lane_cut_begin(struct attn_lane *l, attn_pool *p, const struct attn_plan *a)
 {
     uint64_t n_tokens = 0;
     for (uint32_t i = 0; i < a->n_items; i++)
         n_tokens += a->items[i].n_tokens;
-    const uint64_t most = most_tokens(l, &p->spec, a, client_info(l->client).max_step_tokens);
+    const uint64_t most = most_tokens(l, p, a, client_info(l->client).max_step_tokens);
     if (n_tokens <= most)
         return ATTN_OK;
     uint32_t least = longest_whole(&p->spec, a);
@@ -179,17 +181,19 @@ static uint64_t stride_of(uint64_t stride, uint64_t token_bytes)
 }
 
 /* The step's rows from `row` on. */
-static struct attn_lane_step rows_of(const struct attn_lane_step *s,
-                                     const struct attn_pool_spec *spec, uint64_t row, uint32_t n)
+static struct attn_lane_step rows_of(const struct attn_lane_step *s, const attn_pool *p,
+                                     uint64_t row, uint32_t n)
 {
+    const struct attn_pool_spec *spec = &p->spec;
+    const struct wire_shape shape = pool_shape(p);
     const uint64_t e = attn_dtype_bytes(spec->q_dtype);
     const uint8_t *q = s->q, *k = s->k, *v = s->v;
     uint8_t *out = s->out;
     struct attn_lane_step part = {.struct_size = sizeof part, .n_tokens = n};
     part.q_stride = s->q_stride, part.k_stride = s->k_stride, part.v_stride = s->v_stride;
     if (q != NULL) {
-        part.q = q + row * stride_of(s->q_stride, spec->num_q_heads * spec->head_dim_k * e);
-        part.out = out + row * spec->num_q_heads * spec->head_dim_v * e;
+        part.q = q + row * stride_of(s->q_stride, spec->num_q_heads * wire_q_dim(&shape) * e);
+        part.out = out + row * spec->num_q_heads * wire_out_dim(&shape) * e;
     }
     if (k != NULL) {
         part.k = k + row * stride_of(s->k_stride, spec->num_kv_heads * spec->head_dim_k * e);
@@ -228,7 +232,7 @@ attn_status lane_cut_enqueue(struct attn_lane *l, const attn_pool *p, void *stre
             fail(cut);
         cut->is_notified = false;
         /* also of what has no plan: its bell fails, and leaves NaN there */
-        struct attn_lane_step part = rows_of(s, &p->spec, row, n);
+        struct attn_lane_step part = rows_of(s, p, row, n);
         if (lane_enqueue_whole(l, p, stream, &part) != ATTN_OK)
             fail(cut);
     }

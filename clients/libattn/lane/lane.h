@@ -35,7 +35,7 @@ struct attn_lane {
 /* layer.c */
 
 /* Sends a plan as it is. is_patient: where four are not finished, when one is. */
-attn_status lane_plan_send(struct attn_lane *l, const attn_pool *p, const struct attn_plan *a,
+attn_status lane_plan_send(struct attn_lane *l, attn_pool *p, const struct attn_plan *a,
                            bool is_patient);
 /* A layer that fits the regions. */
 attn_status lane_enqueue_whole(struct attn_lane *l, const attn_pool *p, void *stream,
@@ -45,7 +45,7 @@ attn_status lane_enqueue_whole(struct attn_lane *l, const attn_pool *p, void *st
 
 /* Sets l->cut, and sends the plan of the first piece, if the plan's layers don't fit; p is used
  * until the last of them is enqueued. */
-attn_status lane_cut_begin(struct attn_lane *l, const attn_pool *p, const struct attn_plan *a);
+attn_status lane_cut_begin(struct attn_lane *l, attn_pool *p, const struct attn_plan *a);
 /* The next layer of l->cut; the last one ends it. */
 attn_status lane_cut_enqueue(struct attn_lane *l, const attn_pool *p, void *stream,
                              const struct attn_lane_step *s);

@@ -71,8 +71,19 @@ static struct plan_message *plan_message_new(const attn_pool *p, const struct at
     return m;
 }
 
-attn_status lane_plan_send(attn_lane *l, const attn_pool *p, const struct attn_plan *a,
-                           bool is_patient)
+/* Sends the weights of the plan's layers, where they were given. */
+static attn_status send_weights(attn_pool *p, const struct attn_plan *a)
+{
+    attn_status st = ATTN_OK;
+    for (uint32_t i = 0; i < a->n_layers && st == ATTN_OK; i++) {
+        const uint32_t layer = a->layers != NULL ? a->layers[i] : i;
+        if (pool_has_weights(p, layer))
+            st = attn_pool_send_weights(p, layer, a->timeout_us);
+    }
+    return st;
+}
+
+attn_status lane_plan_send(attn_lane *l, attn_pool *p, const struct attn_plan *a, bool is_patient)
 {
     const struct client_bulk nothing = {0};
     struct plan_message *m = plan_message_new(p, a);
@@ -83,6 +94,12 @@ attn_status lane_plan_send(attn_lane *l, const attn_pool *p, const struct attn_p
     m->plan.out_offset = LANE_OUT_OFFSET;
     attn_status st = client_call_bulk(l->client, &m->request, is_patient ? &nothing : NULL,
                                       a->timeout_us, NULL, NULL);
+    if (st == ATTN_ENOWEIGHTS && pool_has_weights(p, m->plan.layers[0])) {
+        st = send_weights(p, a);
+        if (st == ATTN_OK)
+            st = client_call_bulk(l->client, &m->request, is_patient ? &nothing : NULL,
+                                  a->timeout_us, NULL, NULL);
+    }
     if (st == ATTN_OK)
         l->next_bell += a->n_layers;
     free(m);
@@ -131,16 +148,18 @@ attn_status lane_enqueue_whole(attn_lane *l, const attn_pool *p, void *stream,
             s->n_tokens, (unsigned long long)at.request_bytes, (unsigned long long)at.reply_bytes,
             (unsigned long long)l->in_bytes, (unsigned long long)l->out_bytes - LANE_OUT_OFFSET);
     const struct attn_pool_spec *spec = &p->spec;
+    const struct wire_shape shape = pool_shape(p);
     const uint64_t e = attn_dtype_bytes(spec->q_dtype), t = s->n_tokens;
     uint8_t *out = l->out + LANE_OUT_OFFSET;
-    const uint64_t q_bytes = spec->num_q_heads * spec->head_dim_k * e;
+    const uint64_t q_bytes = spec->num_q_heads * wire_q_dim(&shape) * e;
+    const uint64_t out_bytes = spec->num_q_heads * wire_out_dim(&shape) * e;
     const uint64_t k_bytes = spec->num_kv_heads * spec->head_dim_k * e;
     const uint64_t v_bytes = spec->num_kv_heads * spec->head_dim_v * e;
     struct lane_layer x = {
         .in = {part_of(s->q, l->in + at.q_offset, t, q_bytes, s->q_stride),
                part_of(s->k, l->in + at.k_offset, t, k_bytes, s->k_stride),
                part_of(s->v, l->in + at.v_offset, t, v_bytes, s->v_stride)},
-        .out = {{out + at.out_offset, s->out, t * spec->num_q_heads * spec->head_dim_v * e, 0, 0},
+        .out = {{out + at.out_offset, s->out, t * out_bytes, 0, 0},
                 {out + at.lse_offset, s->lse, t * spec->num_q_heads * sizeof(float), 0, 0}},
         .poison = out,
         .poison_bytes = at.reply_bytes,

@@ -75,8 +75,6 @@ attn_status attn_lane_enqueue(attn_lane *l, const attn_pool *p, void *stream,
     if (l == NULL || p == NULL || s == NULL || s->struct_size != sizeof *s)
         return error_set(ATTN_EINVAL, "lane, pool or step is NULL, or attn_lane_step.struct_size "
                                       "is another library's");
-    if (p->spec.q_nope_dim > 0)
-        return error_set(ATTN_ENOTSUP, "lanes have no pools with projections (q_nope_dim)");
     if (p->spec.is_v_in_k && s->v != NULL)
         return error_set(ATTN_EINVAL, "v is given, the pool has it in k (is_v_in_k)");
     if (((s->k == NULL) != (s->v == NULL) && !p->spec.is_v_in_k) ||

@@ -108,6 +108,13 @@ def deepseek_v32():
     return tf.DeepseekV32ForCausalLM(tf.DeepseekV32Config(**LATENTS, q_lora_rank=40, **indexer))
 
 
+def glm4_moe_lite():
+    """None: this transformers has none."""
+    if not hasattr(tf, "Glm4MoeLiteForCausalLM"):
+        return None
+    return tf.Glm4MoeLiteForCausalLM(tf.Glm4MoeLiteConfig(**LATENTS, q_lora_rank=40))
+
+
 def deepseek_v2():
     return tf.DeepseekV2ForCausalLM(
         tf.DeepseekV2Config(**LATENTS, q_lora_rank=None, topk_method="greedy")

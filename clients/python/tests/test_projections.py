@@ -280,6 +280,72 @@ def test_a_daemon_that_began_empty_is_given_them_again(own_daemon):
                 c.reopen()
 
 
+def addresses(*arrays):
+    return [x.ctypes.data for x in arrays]
+
+
+def test_layers_of_a_lane_are_those_of_steps(own_daemon):
+    """The first plan sends the weights of its layers; at a daemon that began empty, again."""
+    with attnd.connect(own_daemon.url, timeout=60) as c:
+        for seed in (7, 8):
+            pool = c.create_pool(SPEC._replace(is_batch_invariant=True))
+            give(pool, seed)
+            q, k = tensors(40)
+            with c.open_lane() as lane, pool.open() as a, pool.open() as b:
+                assert lane.is_host
+                for pos, n in ((0, 30), *((pos, 1) for pos in range(30, 40))):
+                    now = slice(pos, pos + n)
+                    lane.plan(pool, [(a, pos, n)], lse=True)
+                    for layer in range(LAYERS):
+                        out = np.full((n, HEADS, OUT), np.nan, "f4")
+                        lse = np.full((n, HEADS), np.nan, "f4")
+                        at = addresses(q[now], k[now], out, lse)
+                        lane.enqueue(pool, n, *at[:2], out=at[2], lse=at[3])
+                        want = pool.step(layer, [(b, pos, n)], q[now], k[now], lse=True)
+                        check(want, q[now], k[: pos + n], pos, weights_of(layer, seed))
+                        assert np.array_equal(out, want.out) and np.array_equal(lse, want.lse)
+                    lane.check()
+            own_daemon.restart()
+            c.reopen()
+
+
+def test_layers_larger_than_the_lane_go_in_pieces(client):
+    n, heads, rng = 700, 24, np.random.default_rng(4)
+    wide = SPEC._replace(name="pieces", num_q_heads=heads, n_blocks=128, is_batch_invariant=True)
+    pool = client.create_pool(wide)
+    weights = (rng.standard_normal((heads, NOPE + OUT, LATENT)) / 4).astype("f4")
+    for layer in range(LAYERS):
+        pool.weights(layer, weights)
+    q, k = rng.standard_normal((n, heads, NOPE + ROPE)).astype("f4"), tensors(n)[1]
+    with client.open_lane(in_bytes=1, out_bytes=1) as lane, pool.open() as a, pool.open() as b:
+        assert q.nbytes > lane.in_bytes
+        lane.plan(pool, [(a, 0, n)], lse=True)
+        for layer in range(LAYERS):
+            out, lse = np.full((n, heads, OUT), np.nan, "f4"), np.full((n, heads), np.nan, "f4")
+            at = addresses(q, k, out, lse)
+            lane.enqueue(pool, n, *at[:2], out=at[2], lse=at[3])
+            want = pool.step(layer, [(b, 0, n)], q, k, lse=True)
+            assert np.array_equal(out, want.out) and np.array_equal(lse, want.lse)
+        lane.check()
+
+
+def test_a_plan_names_the_layer_that_has_no_weights(client):
+    pool = client.create_pool(SPEC._replace(name="planned"))
+    q, k = tensors(2)
+    with client.open_lane() as lane, pool.open() as s:
+        pool.weights(1, weights_of(1))
+        with pytest.raises(attnd.NoWeightsError, match="layer 0 of pool planned has 0 of"):
+            lane.plan(pool, [(s, 0, 2)])
+        lane.plan(pool, [(s, 0, 2)], layers=[0], is_attend=False)  # an append needs none
+        lane.enqueue(pool, 2, k=addresses(k)[0])
+        lane.plan(pool, [(s, 0, 2)], layers=[1])
+        out = np.full((2, HEADS, OUT), np.nan, "f4")
+        at = addresses(q, k, out)
+        lane.enqueue(pool, 2, *at[:2], out=at[2])
+        np.testing.assert_allclose(out, chain(q, k, 0, weights_of(1))[0], rtol=1e-3, atol=1e-4)
+        lane.check()
+
+
 def cards_of_sequences(operator):
     cards, after = set(), 0
     while True:

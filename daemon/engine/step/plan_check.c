@@ -30,6 +30,11 @@ static attn_status check_layers(const Attnd__Plan *h, const struct pool *p, char
                  i, h->layers[i], p->config.num_layers);
         return ATTN_EINVAL;
     }
+    for (size_t i = 0; i < h->n_layers; i++) {
+        attn_status st = step_check_weights(h->step->flags, h->layers[i], p, why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+    }
     if (h->step->flags &
         (WIRE_STEP_TREE | WIRE_STEP_FULL | WIRE_STEP_SPARSE | WIRE_STEP_CHOOSE | WIRE_STEP_PART)) {
         snprintf(why, why_bytes,
@@ -143,13 +148,6 @@ attn_status plan_check(struct engine *e, const Attnd__Plan *h, uint32_t session,
     if (p == NULL) {
         snprintf(why, why_bytes, "plan.step.pool is %" PRIu32 ", no such pool", h->step->pool);
         return ATTN_ENOTFOUND;
-    }
-    if (p->config.q_nope_dim > 0) {
-        snprintf(why, why_bytes,
-                 "plan.step.pool: pool %s has projections (q_nope_dim %" PRIu32
-                 "), which lanes have not",
-                 p->spec.wire->name, p->config.q_nope_dim);
-        return ATTN_ENOTSUP;
     }
     attn_status st = step_check_shape(e, h->step, p, out, why, why_bytes);
     if (st == ATTN_OK)

@@ -188,10 +188,12 @@ static const struct task_ops step_ops = {.wake = step_wake, .refuse = step_refus
 
 /* --- admission -------------------------------------------------------------------------------- */
 
-/* Whether the projections of the layer can be computed. */
-static attn_status check_weights(uint32_t layer, const struct pool *p, char *why, size_t why_bytes)
+attn_status step_check_weights(uint32_t flags, uint32_t layer, const struct pool *p, char *why,
+                               size_t why_bytes)
 {
     const uint64_t all = backend_weights_bytes(&p->config);
+    if ((flags & WIRE_STEP_ATTEND) == 0 || all == 0)
+        return ATTN_OK;
     const uint64_t have = p->ops->weights_have(p->device, layer);
     if (have == all)
         return ATTN_OK;
@@ -216,10 +218,6 @@ attn_status step_check_shape(const struct engine *e, const Attnd__Step *s, const
                  s->layer, c->num_layers);
         return ATTN_EINVAL;
     }
-    if ((s->flags & WIRE_STEP_ATTEND) && c->q_nope_dim > 0)
-        st = check_weights(s->layer, p, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
     if (s->n_seq > config_now(e->env.cfg, max_step_items)) {
         snprintf(why, why_bytes,
                  "step has %zu items, %" PRIu32 " are allowed (engine.max_step_items)", s->n_seq,
@@ -381,6 +379,8 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
         return ATTN_EINVAL;
     }
     attn_status st = step_check_shape(e, s, p, out, why, why_bytes);
+    if (st == ATTN_OK)
+        st = step_check_weights(s->flags, s->layer, p, why, why_bytes);
     if (st == ATTN_OK && (s->flags & WIRE_STEP_TREE))
         st = check_trees(s, p, out->n_tokens, why, why_bytes);
     if (st == ATTN_OK && (s->flags & WIRE_STEP_PART))

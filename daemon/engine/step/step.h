@@ -17,6 +17,9 @@ attn_status bytes_charge(struct engine *e, struct request *req, uint32_t session
  * and what wire_step_layout_of gives. */
 attn_status step_check_shape(const struct engine *e, const Attnd__Step *s, const struct pool *p,
                              struct wire_step_layout *out, char *why, size_t why_bytes);
+/* Whether what a step of these flags needs to project its heads is there. ATTN_ENOWEIGHTS. */
+attn_status step_check_weights(uint32_t flags, uint32_t layer, const struct pool *p, char *why,
+                               size_t why_bytes);
 /* Check item i: its open sequence as a whole; its position in a layer that has len tokens.
  * ATTN_ESTALE, ATTN_EINVAL. */
 attn_status step_check_seq(const struct engine *e, const Attnd__Step *s, uint32_t i,

@@ -10,7 +10,7 @@ import torch  # noqa: E402
 import attnd  # noqa: E402
 from attnd.hf import _graphs  # noqa: E402
 from attnd.hf._named import VERSION  # noqa: E402
-from hf_models import GREEDY, gemma2, gpt_oss, llama, make, prompts, qwen3  # noqa: E402
+from hf_models import GREEDY, deepseek_v3, gemma2, gpt_oss, llama, make, prompts, qwen3  # noqa: E402
 
 
 class Count:
@@ -75,7 +75,7 @@ def attach_graphs(attach, count):
     return attach_one
 
 
-@pytest.mark.parametrize("build", (llama, qwen3, gemma2), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("build", (llama, qwen3, gemma2, deepseek_v3), ids=lambda f: f.__name__)
 def test_text_is_the_models_own(build, attach_graphs, count):
     """Rows of other lengths, so that there is padding."""
     model = make(build)

@@ -14,6 +14,7 @@ from hf_models import (  # noqa: E402
     deepseek_v2,
     deepseek_v3,
     deepseek_v32,
+    glm4_moe_lite,
     make,
     on,
     prompts,
@@ -25,24 +26,20 @@ import attnd  # noqa: E402
 import attnd.hf._latent  # noqa: E402
 
 
-@pytest.fixture
-def attach(attach):
-    """Not over lanes, which have heads."""
-    return lambda model, **options: attach(model, **{"lane": False, **options})
-
-
-@pytest.fixture(params=[deepseek_v2, deepseek_v3], ids=lambda f: f.__name__)
+@pytest.fixture(params=[deepseek_v2, deepseek_v3, glm4_moe_lite], ids=lambda f: f.__name__)
 def model(request):
+    if request.param() is None:
+        pytest.skip("this transformers has no such model")
     model = make(request.param, seed=len(request.node.name))
     if not hasattr(type(model.model.layers[0].self_attn), "expand_kv"):
         pytest.skip("this transformers gives caches expanded heads")
     return model
 
 
-def eager(model, inputs):
+def eager(model, inputs, **options):
     now = model.config._attn_implementation
     model.set_attn_implementation("eager")
-    want = model.generate(**on(model, inputs), **GREEDY)
+    want = model.generate(**on(model, inputs), **{**GREEDY, **options})
     model.set_attn_implementation(now)
     return want
 
@@ -60,6 +57,27 @@ def test_a_latent_is_stored_and_the_text_is_eagers(model, shared):
     assert torch.equal(worker.generate(**inputs, **GREEDY), eager(model, inputs))
     beams = dict(GREEDY, num_beams=3)
     assert same(worker, model, batch(SYSTEM), **beams) > 0
+
+
+@pytest.mark.parametrize("absorb", ["worker", "daemon"])
+def test_over_a_lane_latents_are_stored(model, attach, absorb):
+    inputs = prompts(model)
+    want = eager(model, inputs)
+    worker = attach(model, lane=True, absorb=absorb)
+    spec = worker.pools.all[0].spec
+    assert spec.is_v_in_k and (spec.q_nope_dim > 0) == (absorb == "daemon")
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+    one, beams = batch(SYSTEM), {**GREEDY, "num_beams": 3}
+    want = eager(model, one, **beams)
+    assert torch.equal(worker.generate(**on(model, one), **beams), want)
+    worker.max_tokens, worker.max_items = 9, 2  # in chunks
+    assert torch.equal(worker.generate(**inputs, **GREEDY), eager(model, inputs))
+    assert worker.layers.is_used and worker.spent.n_steps == 0
+    rows = [SYSTEM, tokens(9, 2)]
+    texts = [eager(model, batch(row))[0, len(row) :].tolist() for row in rows]
+    got = model.generate_batch(inputs=rows, **GREEDY)
+    ends = [x.generated_tokens for x in got.values()]
+    assert ends == [text[: len(end)] for text, end in zip(texts, ends)]
 
 
 def test_bf16_over_the_wire_and_int8_latents(model, attach):
@@ -220,5 +238,5 @@ def test_a_model_of_other_weights_has_a_pool_of_its_own(attach):
 def test_where_heads_are_projected_is_one_of_two(model, attach):
     with pytest.raises(ValueError, match="absorb is 'here': 'worker' or 'daemon'"):
         attach(model, absorb="here")
-    with pytest.raises(ValueError, match="absorb='daemon' is for messages in the model's dtype"):
+    with pytest.raises(ValueError, match="absorb='daemon' is for layers in the model's dtype"):
         attach(model, absorb="daemon", wire_dtype="bf16")

@@ -100,7 +100,7 @@ def attach(
     absorb  where heads of latent attention (MLA) are multiplied into the space of latents, and out of
             it: "worker", by the model; "daemon", which is given the weights once, in the model's dtype,
             and gets and sends as many elements as the layer's heads have: for DeepSeek-V3 0.3 of the
-            bytes. Models without latents attend as with "worker"; not over a lane, nor with wire_dtype
+            bytes. Models without latents attend as with "worker"; not with wire_dtype
     others  as in PoolSpec
 
     A pool of the same geometry that is large enough is shared. One that is too small is made anew, or,
@@ -138,11 +138,8 @@ def attach(
         raise ValueError("wire_dtype 'fp8_e4m3' and share_prefixes: what is cached is not the same to the bit")
     if absorb not in ("worker", "daemon"):
         raise ValueError(f"absorb is {absorb!r}: 'worker' or 'daemon'")
-    if absorb == "daemon" and (lane or graphs or wire_dtype):
-        raise ValueError(
-            "absorb='daemon' is for messages in the model's dtype: not with lane=True, graphs=True or"
-            " wire_dtype"
-        )
+    if absorb == "daemon" and wire_dtype:
+        raise ValueError("absorb='daemon' is for layers in the model's dtype: not with wire_dtype")
     sharing = Sharing(model) if share_prefixes else None
     size = n_blocks or -(-n_tokens // (block_tokens or BLOCK_TOKENS))
     _check_config(model.config)
@@ -164,12 +161,10 @@ def attach(
         )
 
     try:
-        lane = True if graphs else False if wire_dtype or absorb == "daemon" else lane
+        lane = True if graphs else False if wire_dtype else lane
         if isinstance(client, str):
             client = owned = _client.connect(client)
-        # latents go over no lane, and lane=None is one where model and daemon have a GPU
-        is_lane = lane is None and "cpu" not in (model.device.type, client.info.backend)
-        probe, specs = specs_of(not lane and not is_lane)
+        probe, specs = specs_of(True)
         dtypes = {
             "array_dtype": "f32" if wire_dtype and model.dtype == torch.float32 else None,
             "wire_dtype": None if wire_dtype == "bf16" else wire_dtype,

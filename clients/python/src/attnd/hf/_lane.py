@@ -54,17 +54,19 @@ class _PoolLane:
     def is_next(self, layer: int, plan: Packed) -> bool:
         return self.plan is plan and self.is_left and self.order[self.n_enqueued] == layer
 
-    def fits(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-        """Whether a layer is in the lane's memory as a whole."""
-        in_bytes = (q.numel() + k.numel() + v.numel()) * q.element_size()
-        out_bytes = q.shape[0] * q.shape[1] * v.shape[2] * q.element_size()
+    def fits(self, qkv: list[torch.Tensor], dim: int) -> bool:
+        """Whether a layer, whose output has dim elements a head, is in the lane's memory as a whole."""
+        q = qkv[0]
+        in_bytes = sum(x.numel() for x in qkv) * q.element_size()
+        out_bytes = q.shape[0] * q.shape[1] * dim * q.element_size()
         return in_bytes + 192 <= self.lane.in_bytes and out_bytes + 64 <= self.lane.out_bytes
 
-    def enqueue(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def enqueue(self, qkv: list[torch.Tensor], dim: int) -> torch.Tensor:
         """The output, where the lane leaves it."""
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        n, heads, dim = q.shape[0], q.shape[1], v.shape[2]
-        at = [x.data_ptr() for x in (q, k, v)]
+        qkv = [x.contiguous() for x in qkv]
+        q = qkv[0]
+        n, heads = q.shape[:2]
+        at = [x.data_ptr() for x in qkv]
         self.lane.enqueue(self.pool, n, *at, stream=_number(_stream_of(q)))
         size = n * heads * dim * q.element_size()
         return self._out[:size].view(q.dtype).view(n, heads, dim)  # type: ignore[no-any-return]
@@ -182,7 +184,7 @@ class Layers:
         self, i_pool: int, layer: int, plan: Packed, qkv: list[torch.Tensor], head_dim_v: int
     ) -> torch.Tensor | None:
         """The output of a pool's layer, there until the pool's next one; None: not over the lane.
-        qkv is q alone where the others are in the cache."""
+        qkv is q alone where the others are in the cache, and without v where that is in k."""
         with self._lock:
             if not self._is_ours():
                 return None
@@ -202,7 +204,7 @@ class Layers:
         self, i_pool: int, layer: int, plan: Packed, qkv: list[torch.Tensor], head_dim_v: int
     ) -> torch.Tensor | None:
         if self._n_recorded is not None:
-            return self._record(i_pool, layer, qkv)
+            return self._record(i_pool, layer, qkv, head_dim_v)
         if len(qkv) == 1 and self._wanted is None:
             self.refuse("layers of this model share keys and values")
         if self.is_refused:
@@ -213,7 +215,7 @@ class Layers:
         if not self._open(qkv[0].device):
             return None
         own = self._lanes[i_pool]
-        if len(qkv) == 1 or len(plan.chunks) != 1 or not own.fits(*qkv):
+        if len(qkv) == 1 or len(plan.chunks) != 1 or not own.fits(qkv, head_dim_v):
             return self._attend_chunks(i_pool, layer, plan, qkv, head_dim_v, stream)
         if layer == own.order[0]:
             if not self._begin(i_pool, plan):
@@ -222,7 +224,7 @@ class Layers:
             return None  # what is planned is given up by the next pass
         self._stream = stream
         try:
-            out = own.enqueue(*qkv)
+            out = own.enqueue(qkv, head_dim_v)
         except (ConnectionLostError, TimedOutError):
             self.close()
             return None
@@ -246,7 +248,7 @@ class Layers:
         out = q.new_empty(q.shape[0], q.shape[1], head_dim_v)
         for chunk in plan.chunks:
             items = chunk.items[i_pool]
-            if not self._tell(own, items, [layer], is_append=len(qkv) == 3):
+            if not self._tell(own, items, [layer], is_append=len(qkv) > 1):
                 return None
             self._stream = stream
             rows = slice(chunk.first, chunk.first + items.n_tokens)
@@ -278,10 +280,12 @@ class Layers:
                 f" {len(self._order)}"
             )
 
-    def _record(self, i_pool: int, layer: int, qkv: list[torch.Tensor]) -> torch.Tensor:
+    def _record(
+        self, i_pool: int, layer: int, qkv: list[torch.Tensor], head_dim_v: int
+    ) -> torch.Tensor:
         n = self._n_recorded
         assert n is not None
-        if len(qkv) != 3:
+        if len(qkv) == 1:
             raise UnsupportedError(
                 "attnd.hf: graphs=True, and layers of this model share keys and values"
             )
@@ -290,7 +294,7 @@ class Layers:
                 f"attnd.hf: a captured pass has layer {layer} of pool {i_pool} out of its order"
             )
         self._n_recorded = n + 1
-        return self._lanes[i_pool].enqueue(*qkv)
+        return self._lanes[i_pool].enqueue(qkv, head_dim_v)
 
     def replay(self, plan: Packed, run: Callable[[], Any]) -> Any:
         """run(), which enqueues all layers of a pass; None: it has to go another way."""

@@ -469,15 +469,14 @@ class Worker(Closing, NotPicklable):
         their device. indices: what each query visits."""
         i_pool, pool_layer = self.pools.places[layer]
         q = qkv[0]
+        head_dim_v = self.pools.all[i_pool].spec.out_dim or head_dim_v
         if self.is_absorbed(layer):
-            self.layers.refuse("V of this model's layers is in K")
             qkv = qkv[:2]
         if not self.layers.is_refused:
             here = self.layers.attend(i_pool, pool_layer, plan, qkv, head_dim_v)
             if here is not None:
                 return here
         pool = self.pools.all[i_pool]
-        head_dim_v = pool.spec.out_dim or head_dim_v
         out = torch.empty(q.shape[0], q.shape[1], head_dim_v, dtype=q.dtype, device=q.device)
         parts: list[Part] = []
         for chunk in plan.chunks:
