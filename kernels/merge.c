@@ -84,7 +84,8 @@ static float merge_row(const struct backend_pool_config *c, const struct merged_
     float most = -INFINITY, sum = 0, acc[BACKEND_MAX_HEAD_DIM];
     memset(acc, 0, c->head_dim_v * sizeof *acc);
     for (uint32_t k = 0; k < r->n; k++)
-        most = fmaxf(most, r->lse[k]);
+        if (isnan(r->lse[k]) || r->lse[k] > most) /* a NaN stays */
+            most = r->lse[k];
     for (uint32_t k = 0; k < r->n && most != -INFINITY; k++)
         sum += expf(r->lse[k] - most);
     for (uint32_t k = 0; k < r->n; k++)

@@ -151,6 +151,44 @@ static void run(struct rig *r, struct backend_batch *batch)
     assert_int_equal(batch->status, ATTN_OK);
 }
 
+/* Where a part's lse is NaN so are the row's out and lse, whatever the other parts have. */
+static void a_part_that_is_nan_makes_its_row_nan(void **state)
+{
+    (void)state;
+    static struct rig r;
+    static struct partial p;
+    if (!open_rig(&r, ATTN_BF16, 64))
+        skip();
+    for (uint32_t nan_part = 0; nan_part < 3; nan_part++)
+        for (int is_alone = 0; is_alone < 2; is_alone++) {
+            rig_begin(&r);
+            make(&p, &r, 3, 1);
+            struct backend_merge *x = &p.list[0];
+            x->pos = 3 * STRIPE; /* all parts have keys */
+            x->lse = x->lse != NULL ? x->lse : rig_take(&r, MAX_TOKENS * p.heads * sizeof(float));
+            const uint32_t rows = x->n_tokens * p.heads;
+            for (uint32_t row = 0; row < rows; row++)
+                for (uint32_t k = 0; k < 3; k++) {
+                    const bool is_nan = k == nan_part && row % 2 == 0;
+                    const float other = is_alone && row % 2 == 0 ? -INFINITY : 0.5f;
+                    *lse_at(&p, k, x, row) = is_nan ? NAN : other;
+                    for (uint32_t d = 0; d < p.dim; d++)
+                        reference_put(p.dtype, row_at(&p, k, x, row), d, is_nan ? NAN : 1.0);
+                }
+            struct backend_batch batch = {.pool = r.pool, .merges = &p.m};
+            run(&r, &batch);
+            for (uint32_t row = 0; row < rows; row++) {
+                const bool want = row % 2 == 0;
+                if (!!isnan(x->lse[row]) != want)
+                    fail_msg("row %u: lse is %g", row, (double)x->lse[row]);
+                for (uint32_t d = 0; d < p.dim; d++)
+                    assert_int_equal(
+                        !!isnan(reference_get(p.dtype, x->out, (uint64_t)row * p.dim + d)), want);
+            }
+        }
+    rig_close(&r);
+}
+
 static void parts_become_one_as_float64_has_it(void **state)
 {
     (void)state;
@@ -343,6 +381,7 @@ int main(int argc, char **argv)
         return end;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_become_one_as_float64_has_it),
+        cmocka_unit_test(a_part_that_is_nan_makes_its_row_nan),
         cmocka_unit_test(merges_wait_for_words_and_for_the_batch),
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
         cmocka_unit_test(items_can_be_full_in_a_causal_layer),
