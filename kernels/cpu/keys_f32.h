@@ -61,7 +61,7 @@ INLINE void scores_of_laid(int n_rows, const float *q, uint32_t q_stride, const 
         for (int i = 0; i < n_rows; i++) {
             const vf x = vf_set(q[(size_t)i * q_stride + d]);
             for (int j = 0; j < LAID_VECS; j++)
-                sums[i][j] += x * k[j];
+                sums[i][j] = vf_fma(x, k[j], sums[i][j]);
         }
     }
     for (int i = 0; i < n_rows; i++)

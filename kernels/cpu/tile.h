@@ -890,14 +890,16 @@ INLINE float bound_of(attn_dtype dtype, int n_rows, const struct halves *q, cons
         const vf max = vf_load_as(dtype, extremes + d * bytes, VEC);
         const vf min = vf_load_as(dtype, extremes + (dk + d) * bytes, VEC);
         for (int i = 0; i < n_rows; i++)
-            sums[i] += vf_load(q->above[i] + d) * max + vf_load(q->below[i] + d) * min;
+            sums[i] = vf_fma(vf_load(q->above[i] + d), max,
+                             vf_fma(vf_load(q->below[i] + d), min, sums[i]));
     }
 #if VEC == 16
     if (d < dk) {
         const vf max = vf_load_as(dtype, extremes + d * bytes, 8);
         const vf min = vf_load_as(dtype, extremes + (dk + d) * bytes, 8);
         for (int i = 0; i < n_rows; i++)
-            sums[i] += vf_load(q->above[i] + d) * max + vf_load(q->below[i] + d) * min;
+            sums[i] = vf_fma(vf_load(q->above[i] + d), max,
+                             vf_fma(vf_load(q->below[i] + d), min, sums[i]));
     }
 #endif
     float best = -INFINITY;
