@@ -182,8 +182,8 @@ static bool needs_bounds(const struct backend_pool *p, const struct backend_item
     return it->n_chosen > 2 && gpu_item_chooses(p, it);
 }
 
-/* Lists the blocks that the item has the choice of and of which nothing is kept. */
-static attn_status find_missing(struct gpu_job *j, const struct backend_item *it)
+/* Lists the blocks that item i has the choice of and of which nothing is kept. */
+static attn_status find_missing(struct gpu_job *j, const struct backend_item *it, uint32_t i)
 {
     const struct backend_pool *p = j->pool;
     const struct backend_pool_config *c = &p->config;
@@ -195,22 +195,24 @@ static attn_status find_missing(struct gpu_job *j, const struct backend_item *it
     attn_status st = array_reserve(&j->missing, &j->missing_capacity,
                                    (uint64_t)j->n_missing + n_blocks - from, sizeof *j->missing);
     if (st != ATTN_OK)
-        return gpu_fail(p->b, ATTN_ENOMEM, "no memory for a choice of %" PRIu32 " blocks",
+        return gpu_fail(p->b, ATTN_ENOMEM,
+                        "item %" PRIu32 ": no memory for a choice of %" PRIu32 " blocks", i,
                         n_blocks);
     for (uint32_t k = from; k + 1 < n_blocks; k++) {
         const uint32_t block = it->block_table[k];
         if (block >= c->n_blocks)
             return gpu_fail(p->b, ATTN_EINVAL,
-                            "block_table[%" PRIu32 "] is %" PRIu32 " of %" PRIu32 " blocks", k,
-                            block, c->n_blocks);
+                            "item %" PRIu32 ": block_table[%" PRIu32 "] is %" PRIu32 " of %" PRIu32
+                            " blocks",
+                            i, k, block, c->n_blocks);
         uint8_t *has = has_extremes(p, block, it->layer);
         if (*has)
             continue;
         if (c->n_stripes > 0)
             return gpu_fail(p->b, ATTN_EINVAL,
-                            "extremes of block_table[%" PRIu32 "], in layer %" PRIu32
-                            ", were not given",
-                            k, it->layer);
+                            "item %" PRIu32 ": extremes of block_table[%" PRIu32
+                            "], in layer %" PRIu32 ", were not given",
+                            i, k, it->layer);
         *has = 1;
         j->missing[j->n_missing++] = (struct backend_block_layer){block, it->layer};
     }
@@ -232,7 +234,7 @@ attn_status gpu_choice_note(struct gpu_job *j, const struct backend_batch *batch
             continue;
         st = extremes_open(j->pool);
         if (st == ATTN_OK)
-            st = find_missing(j, &batch->items[i]);
+            st = find_missing(j, &batch->items[i], i);
     }
     if (st == ATTN_OK || (j->n_missing == 0 && x == NULL))
         return st;
