@@ -126,8 +126,10 @@ static attn_status grow_device(struct backend *b, void **p, uint64_t *bytes, uin
     *p = NULL;
     *bytes = 0;
     if (runtime_alloc(p, want) != 0)
-        return gpu_fail(b, ATTN_ENOMEM, "%" PRIu64 " bytes of workspace: %s", want,
-                        runtime_last_error());
+        return gpu_fail(b, ATTN_ENOMEM,
+                        "no memory beside the pools' for %" PRIu64 " bytes for batches of %" PRIu32
+                        " tokens (engine.max_batch_tokens): %s",
+                        want, b->config.max_batch_tokens, runtime_last_error());
     *bytes = want;
     return ATTN_OK;
 }

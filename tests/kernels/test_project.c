@@ -577,6 +577,34 @@ static void geometries_without_sense_are_refused_by_name(void **state)
     r.ops->close(r.b);
 }
 
+/* Heads and latents of the largest batch lie beside the KV memory, which a device may lack. */
+static void memory_that_a_device_lacks_is_refused_by_name(void **state)
+{
+    const struct backend_config config = {.kv_bytes = 64u << 20,
+                                          .max_batch_items = 16,
+                                          .max_batch_tokens = 1u << 20,
+                                          .n_threads = 2,
+                                          .import_fd = -1};
+    const struct geometry g = {1024, 512, 64, 8, 8};
+    struct backend_info info;
+    struct rig r = {.ops = ops};
+    (void)state;
+    assert_int_equal(r.ops->open(&config, &r.b), ATTN_OK);
+    r.ops->info(r.b, &info);
+    r.c = config_of(&r, &g, ATTN_BF16);
+    if (strcmp(info.name, "cpu") == 0) { /* which takes a slice of a batch at a time */
+        r.ops->close(r.b);
+        skip();
+    }
+    assert_int_equal(r.ops->pool_open(r.b, &r.c, &r.pool), ATTN_ENOMEM);
+    const char *why = r.ops->last_error(r.b);
+    if (strstr(why,
+               "1236950581248 bytes for batches of 1048576 tokens (engine.max_batch_tokens)") ==
+        NULL)
+        fail_msg("%s", why);
+    r.ops->close(r.b);
+}
+
 int main(int argc, char **argv) /* test_project [BACKEND [TESTS]]: those whose names match */
 {
     char why[256];
@@ -595,6 +623,7 @@ int main(int argc, char **argv) /* test_project [BACKEND [TESTS]]: those whose n
         cmocka_unit_test(weights_are_taken_once_and_from_the_start),
         cmocka_unit_test(weights_stay_where_they_are),
         cmocka_unit_test(geometries_without_sense_are_refused_by_name),
+        cmocka_unit_test(memory_that_a_device_lacks_is_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
