@@ -25,7 +25,7 @@
 #include "kernels/tree.h"
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 20
+#define BACKEND_ABI 21
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* What leaves f32 room on the way to a score, at any distance, of values of about unit size.
@@ -423,6 +423,10 @@ struct backend_ops {
                                  const void *bytes, uint64_t n);
     /* How many bytes of the layer's weights are there, from the start. */
     uint64_t (*weights_have)(const struct backend_pool *p, uint32_t layer);
+    /* n bytes of a layer's weights from offset on. Blocks until done. ATTN_EINVAL not all of them
+     * are there; ATTN_EDEVICE */
+    attn_status (*weights_read)(struct backend_pool *p, uint32_t layer, uint64_t offset, uint64_t n,
+                                void *out_bytes);
 
     /* Starts a batch; never waits for the device. ATTN_OK: it comes back exactly once from poll,
      * whatever happens. Error: nothing was started. A batch without ATTEND items is fine. */

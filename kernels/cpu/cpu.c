@@ -365,6 +365,7 @@ static const struct backend_ops cpu_ops = {
     .pool_kernels = cpu_pool_kernels,
     .weights_write = cpu_weights_write,
     .weights_have = cpu_weights_have,
+    .weights_read = cpu_weights_read,
     .submit = cpu_submit,
     .poll = cpu_poll,
     .block_read = cpu_block_read,

@@ -204,6 +204,8 @@ void cpu_projected_fini(struct projected *p);
 attn_status cpu_weights_write(struct backend_pool *p, uint32_t layer, uint64_t offset,
                               const void *bytes, uint64_t n);
 uint64_t cpu_weights_have(const struct backend_pool *p, uint32_t layer);
+attn_status cpu_weights_read(struct backend_pool *p, uint32_t layer, uint64_t offset, uint64_t n,
+                             void *out_bytes);
 
 /* choose.c: chooses for the batch's items. ATTN_ENOMEM: error is set. */
 attn_status cpu_choose(struct backend *b, const struct cpu_isa *isa,

@@ -57,6 +57,21 @@ attn_status cpu_weights_write(struct backend_pool *p, uint32_t layer, uint64_t o
     return ATTN_OK;
 }
 
+attn_status cpu_weights_read(struct backend_pool *p, uint32_t layer, uint64_t offset, uint64_t n,
+                             void *out_bytes)
+{
+    const uint64_t have = layer < p->config.num_layers ? cpu_weights_have(p, layer) : 0;
+    if (offset > have || n > have - offset) {
+        cpu_fail(p->b,
+                 "weights of layer %" PRIu32 ": bytes %" PRIu64 " to %" PRIu64 ", %" PRIu64
+                 " are there",
+                 layer, offset, offset + n, have);
+        return ATTN_EINVAL;
+    }
+    memcpy(out_bytes, weights_of(p, layer) + offset, n);
+    return ATTN_OK;
+}
+
 /* --- products --------------------------------------------------------------------------------- */
 
 struct project_job {

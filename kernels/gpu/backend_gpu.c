@@ -268,6 +268,7 @@ static const struct backend_ops ops = {
     .pool_kernels = gpu_pool_kernels,
     .weights_write = gpu_weights_write,
     .weights_have = gpu_weights_have,
+    .weights_read = gpu_weights_read,
     .submit = gpu_submit,
     .poll = gpu_poll,
     .block_read = gpu_block_read,

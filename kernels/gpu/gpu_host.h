@@ -343,6 +343,8 @@ int gpu_choice_launch(const struct backend_pool *p, const struct gpu_range *r, r
 attn_status gpu_weights_write(struct backend_pool *p, uint32_t layer, uint64_t offset,
                               const void *bytes, uint64_t n);
 uint64_t gpu_weights_have(const struct backend_pool *p, uint32_t layer);
+attn_status gpu_weights_read(struct backend_pool *p, uint32_t layer, uint64_t offset, uint64_t n,
+                             void *out_bytes);
 attn_status gpu_weights_open(struct backend_pool *p); /* errors: ATTN_ENOMEM, ATTN_EDEVICE */
 /* Of a token of the widest of what lies in staging.heads; 0: the pool has no projections. */
 uint64_t gpu_heads_row_bytes(const struct backend_pool *p);

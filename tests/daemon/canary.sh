@@ -35,6 +35,7 @@ start_with --backend cpu
 n=0
 for flags in '--preset bytelm --dtype f32' '--preset bytelm --kv-dtype int8' '--preset bytelm --kv-dtype nvfp4' \
   '--preset bytelm --choose-blocks 8 --context 400' \
+  '--preset deepseek-v3 --layers 1 --heads --dtype bf16 --context 60' \
   '--preset gemma3-27b --layers 6 --context 1100' '--preset llama3-8b --layers 2 --dtype f16'; do
   # shellcheck disable=SC2086
   run_load $flags --sequences 2
@@ -70,5 +71,9 @@ export ATTND_MODULE_DIR=$planted
 attnd=$dir/bin/attnd
 start_with --backend hip
 run_load --preset bytelm --sequences 2 --context 40
+caught
+
+start_with --backend hip
+run_load --preset deepseek-v3 --layers 1 --heads --dtype bf16 --sequences 2 --context 6
 caught
 echo "wrong outputs are found out"

@@ -505,6 +505,15 @@ static void weights_are_taken_once_and_from_the_start(void **state)
     assert_int_equal(r.ops->weights_have(r.pool, 0), all - 2);
     assert_int_equal(r.ops->weights_write(r.pool, 0, all - 8, w + all - 8, 8), ATTN_OK);
     assert_int_equal(r.ops->weights_write(r.pool, 0, 0, w, 8), ATTN_OK); /* a late copy */
+    uint8_t read[40];
+    memset(read, POISON, sizeof read);
+    assert_int_equal(r.ops->weights_read(r.pool, 0, 8, 32, read + 4), ATTN_OK);
+    assert_memory_equal(read + 4, w + 8, 32);
+    assert_int_equal(read[3], POISON);
+    assert_int_equal(read[36], POISON);
+    assert_int_equal(r.ops->weights_read(r.pool, 0, all - 8, 9, read), ATTN_EINVAL);
+    assert_int_equal(r.ops->weights_read(r.pool, 1, 0, 1, read), ATTN_EINVAL);
+    assert_int_equal(r.ops->weights_read(r.pool, N_LAYERS, 0, 1, read), ATTN_EINVAL);
     assert_int_equal(r.ops->weights_have(r.pool, 0), all);
     assert_int_equal(r.ops->weights_have(r.pool, 1), 0);
     assert_int_equal(submit(&r, &p, 1), ATTN_OK);

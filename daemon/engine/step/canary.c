@@ -23,8 +23,8 @@ static const double LARGEST_WEIGHT = 256; /* kernels' maxima may lag behind by 2
 static void take_output(struct canary *c, uint32_t row, const void *out, const float *lse)
 {
     size_t at = (size_t)row * c->num_q_heads + c->head;
-    for (uint32_t d = 0; d < c->dv; d++)
-        c->got[d] = (float)reference_get(c->q_dtype, out, at * c->dv + d);
+    for (uint32_t d = 0; d < c->out_dim; d++)
+        c->got[d] = (float)reference_get(c->q_dtype, out, at * c->out_dim + d);
     c->got_lse = c->has_lse ? lse[at] : 0;
 }
 
@@ -34,6 +34,9 @@ attn_status canary_init(struct canary *c, const struct canary_item *item, uint64
     *c = (struct canary){.layer = item->layer,
                          .dk = p->head_dim_k,
                          .dv = p->head_dim_v,
+                         .q_dim = backend_q_dim(p),
+                         .out_dim = backend_out_dim(p),
+                         .q_nope_dim = p->q_nope_dim,
                          .block_tokens = p->block_tokens,
                          .q_dtype = p->q_dtype,
                          .kv_dtype = p->kv_dtype,
@@ -46,6 +49,7 @@ attn_status canary_init(struct canary *c, const struct canary_item *item, uint64
         item->is_full) /* not causal: each row sees all keys, as the last one does */
         row = item->n_tokens - 1;
     c->head = (uint32_t)((chance >> 32) % p->num_q_heads);
+    c->first = (uint32_t)(chance >> 24) % ((c->out_dim - 1) / CANARY_PROJECTED + 1);
     /* which keys a head sees depends on its kv head: take one of the first */
     if (c->spec.n_branches > 0)
         c->head %= group;
@@ -56,7 +60,7 @@ attn_status canary_init(struct canary *c, const struct canary_item *item, uint64
         return ATTN_ENOTSUP;
     c->n_blocks = (c->n_keys - 1) / c->block_tokens + 1;
 
-    size_t row_bytes = (size_t)p->num_q_heads * c->dk * attn_dtype_bytes(c->q_dtype);
+    size_t row_bytes = (size_t)p->num_q_heads * c->q_dim * attn_dtype_bytes(c->q_dtype);
     size_t n = (size_t)c->n_blocks * c->block_tokens;
     c->num_q_heads = p->num_q_heads;
     c->n_queries = row < CANARY_MAX_QUERIES ? row + 1 : CANARY_MAX_QUERIES;
@@ -76,14 +80,70 @@ attn_status canary_init(struct canary *c, const struct canary_item *item, uint64
     memcpy(c->queries, (const uint8_t *)item->q + (row + 1 - c->n_queries) * row_bytes,
            c->n_queries * row_bytes);
     size_t at = (size_t)(c->n_queries - 1) * p->num_q_heads + c->head;
-    for (uint32_t d = 0; d < c->dk; d++)
-        c->q[d] = (float)reference_get(c->q_dtype, c->queries, at * c->dk + d);
+    for (uint32_t d = 0; d < c->q_dim; d++)
+        c->q[d] = (float)reference_get(c->q_dtype, c->queries, at * c->q_dim + d);
+    return ATTN_OK;
+}
+
+/* --- projections ------------------------------------------------------------------------------ */
+
+uint64_t canary_weights_bytes(const struct canary *c)
+{
+    return (uint64_t)(c->q_nope_dim + c->out_dim) * c->dv * attn_dtype_bytes(c->q_dtype);
+}
+
+uint64_t canary_weights_at(const struct canary *c)
+{
+    return c->head * canary_weights_bytes(c);
+}
+
+/* Of one element, to either side. */
+static double rounding_of(attn_dtype d)
+{
+    return d == ATTN_BF16 ? 0x1p-8 : d == ATTN_F16 ? 0x1p-11 : 0x1p-24;
+}
+
+/* The row's q, as it attends. */
+static void project_q(struct canary *c)
+{
+    const uint32_t nope = c->q_nope_dim;
+    float given[CANARY_MAX_DIM];
+    double sums = 0, largest = 0;
+    memcpy(given, c->q, c->q_dim * sizeof *given);
+    for (uint32_t d = 0; d < c->dv; d++) {
+        double sum = 0, size = 0;
+        for (uint32_t i = 0; i < nope; i++) {
+            const double x = (double)given[i] * c->weights[(size_t)i * c->dv + d];
+            sum += x;
+            size += fabs(x);
+        }
+        uint8_t rounded[4];
+        reference_put(c->q_dtype, rounded, 0, sum);
+        c->q[d] = (float)reference_get(c->q_dtype, rounded, 0);
+        sums += size * size;
+        largest = fmax(largest, fabs(sum));
+    }
+    for (uint32_t d = c->dv; d < c->dk; d++)
+        c->q[d] = given[d - c->dv + nope];
+    /* sums in f32; where one is between two values of q_dtype, a device may have the other */
+    c->q_error = SCORE_ROUNDING * sqrt(sums) + 2 * rounding_of(c->q_dtype) * largest;
+}
+
+attn_status canary_take_weights(struct canary *c, const void *bytes)
+{
+    const size_t n = (size_t)(c->q_nope_dim + c->out_dim) * c->dv;
+    c->weights = malloc(n * sizeof *c->weights);
+    if (c->weights == NULL)
+        return ATTN_ENOMEM;
+    for (size_t i = 0; i < n; i++)
+        c->weights[i] = (float)reference_get(c->q_dtype, bytes, i);
+    project_q(c);
     return ATTN_OK;
 }
 
 void canary_keep_row(struct canary *c)
 {
-    size_t row_bytes = (size_t)c->num_q_heads * c->dk * attn_dtype_bytes(c->q_dtype);
+    size_t row_bytes = (size_t)c->num_q_heads * c->q_dim * attn_dtype_bytes(c->q_dtype);
     memmove(c->queries, c->queries + (c->n_queries - 1) * row_bytes, row_bytes);
     c->n_queries = 1;
 }
@@ -98,7 +158,8 @@ void canary_fini(struct canary *c)
     free(c->k);
     free(c->v);
     free(c->queries);
-    c->k = c->v = NULL;
+    free(c->weights);
+    c->k = c->v = c->weights = NULL;
     c->queries = NULL;
 }
 
@@ -178,7 +239,8 @@ static void sizes_of(const struct canary *c, double *out_v, double *out_score_er
     double codes = c->layout.is_quantised ? q * code * sqrt(c->dk) : 0;
     double bias = fabs(c->alibi_slope) * c->n_keys;
     *out_v = v;
-    *out_score_error = SCORE_ROUNDING * (score + bias + c->spec.soft_cap);
+    *out_score_error =
+        SCORE_ROUNDING * (score + bias + c->spec.soft_cap) + c->q_error * k * c->spec.scale;
     *out_fits_f32 = fmax(product, codes) < FLT_MAX / 4 && score + bias < BACKEND_MAX_SCORE &&
                     v * c->n_keys * LARGEST_WEIGHT < FLT_MAX / 4;
 }
@@ -247,6 +309,36 @@ static attn_status compute(const struct canary *c, const struct attn_layer_spec 
     return st;
 }
 
+/* Compares what the projection makes of the latents `want`. A device's latents are a mean of those
+ * of the keys, each by a weight that is off, then rounded; so its output is a mean of what the
+ * keys' latents are projected to, and the bound is that of a mean of these. */
+static void compare_projected(const struct canary *c, const double *want,
+                              const struct reference_bound *b, double weights_error,
+                              struct canary_verdict *v)
+{
+    const struct visible seen = seen_of(c);
+    for (uint32_t d = c->first; d < c->out_dim && !isnan(v->ratio);
+         d += (c->out_dim - 1) / CANARY_PROJECTED + 1) {
+        const float *w = c->weights + (size_t)(c->q_nope_dim + d) * c->dv;
+        double expected = 0, size = 0, largest = 0;
+        for (uint32_t i = 0; i < c->dv; i++) {
+            expected += w[i] * want[i];
+            size += fabs(w[i] * want[i]);
+        }
+        for (uint32_t j = 0; j < c->n_keys; j++) {
+            double x = 0;
+            for (uint32_t i = 0; i < c->dv && visible_has(&seen, j); i++)
+                x += (double)w[i] * c->v[(size_t)j * c->dv + i];
+            largest = fmax(largest, fabs(x));
+        }
+        const double rounding = (rounding_of(c->q_dtype) + SCORE_ROUNDING) * size;
+        compare(c->got[d], expected,
+                (b->atol + weights_error) * largest + rounding + b->atol * rounding_of(c->q_dtype) +
+                    b->rtol * fabs(expected),
+                d, v);
+    }
+}
+
 attn_status canary_judge(const struct canary *c, struct canary_verdict *out)
 {
     double want[CANARY_MAX_DIM], want_lse, largest, score_error;
@@ -268,13 +360,16 @@ attn_status canary_judge(const struct canary *c, struct canary_verdict *out)
         return ATTN_OK;
     }
     /* weights are off by a factor of e^error, so is their sum */
-    double atol = b.atol * fmax(1, largest) + fmin(2, expm1(2 * score_error)) * largest;
+    const double weights_error = fmin(2, expm1(2 * score_error));
+    double atol = b.atol * fmax(1, largest) + weights_error * largest;
     struct canary_verdict v = {.ratio = -1};
-    for (uint32_t d = 0; d < c->dv && !isnan(v.ratio); d++)
+    if (c->q_nope_dim > 0)
+        compare_projected(c, want, &b, weights_error, &v);
+    for (uint32_t d = 0; d < c->dv && c->q_nope_dim == 0 && !isnan(v.ratio); d++)
         compare(c->got[d], want[d], atol + b.rtol * fabs(want[d]), d, &v);
     if (c->has_lse && !isnan(v.ratio))
-        compare(c->got_lse, want_lse, b.lse_atol + b.lse_rtol * fabs(want_lse) + score_error, c->dv,
-                &v);
+        compare(c->got_lse, want_lse, b.lse_atol + b.lse_rtol * fabs(want_lse) + score_error,
+                c->out_dim, &v);
     *out = v;
     return ATTN_OK;
 }

@@ -12,7 +12,7 @@ static bool take_memory(struct canary_watch *w, struct pool *p)
 {
     const struct canary *c = &w->item;
     size_t rows = (size_t)c->n_queries * c->num_q_heads, element = attn_dtype_bytes(c->q_dtype);
-    size_t q_bytes = rows * c->dk * element, out_bytes = rows * c->dv * element;
+    size_t q_bytes = rows * c->q_dim * element, out_bytes = rows * c->out_dim * element;
     void *memory;
     w->pool = p;
     w->out_at = (q_bytes + 63) / 64 * 64;

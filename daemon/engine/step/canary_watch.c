@@ -6,9 +6,9 @@
  * not matter. What is computed again claims its layer of the sequence, as items do, so nothing is
  * written, closed or dropped meanwhile.
  *
- * Items on lanes are never chosen, nor those of pools with projections, whose heads' weights a copy
- * would have to have, nor those in shared memory if there are tenants: there a worker
- * could change q or the output meanwhile, and so cause a false alarm.
+ * Items on lanes are never chosen, nor those in shared memory if there are tenants: there a worker
+ * could change q or the output meanwhile, and so cause a false alarm. Nor those that choose blocks
+ * by heads that are projected, for which the weights of all heads would have to be copied.
  */
 #define _GNU_SOURCE /* pthread_setname_np */
 #include "daemon/engine/step/canary_watch.h"
@@ -112,7 +112,8 @@ static void hand_over(struct canary_watch *w)
 
 uint64_t canary_most_bytes(void)
 {
-    return MAX_BLOCK_BYTES + (uint64_t)CANARY_MAX_KEYS * 2 * CANARY_MAX_DIM * sizeof(float);
+    return MAX_BLOCK_BYTES + (uint64_t)CANARY_MAX_KEYS * 2 * CANARY_MAX_DIM * sizeof(float) +
+           CANARY_MAX_WEIGHTS * (sizeof(float) + sizeof(float));
 }
 
 attn_status canary_open(struct engine *e)
@@ -154,8 +155,8 @@ static bool is_suitable(const struct engine *e, const struct item *it)
     const struct request *req = it->task->req;
     bool is_shared = req->transport->label == STATS_SHM && e->env.tenants != NULL;
     return (it->task->flags & WIRE_STEP_ATTEND) && it->nodes == NULL && it->lists.starts == NULL &&
-           it->task->pool->config.q_nope_dim == 0 && it->key_base == 0 && it->ahead == 0 &&
-           req->bell == NULL && !is_shared;
+           (it->task->pool->config.q_nope_dim == 0 || it->task->n_chosen == 0) &&
+           it->key_base == 0 && it->ahead == 0 && req->bell == NULL && !is_shared;
 }
 
 /* Blocks that a window has let go may be written to by a move at this moment. */
@@ -282,6 +283,22 @@ void canary_repeated(struct engine *e, attn_status st)
 
 /* --- the engine's idle turns ------------------------------------------------------------------ */
 
+/* Of pools with projections: the weights of the head. They stay as they are as long as the pool. */
+static bool take_weights(struct canary_watch *w, struct pool *p)
+{
+    struct canary *c = &w->item;
+    if (c->q_nope_dim == 0 || c->weights != NULL)
+        return true;
+    const uint64_t n = canary_weights_bytes(c);
+    void *bytes = malloc(n);
+    const bool has =
+        bytes != NULL &&
+        p->ops->weights_read(p->device, c->layer, canary_weights_at(c), n, bytes) == ATTN_OK &&
+        canary_take_weights(c, bytes) == ATTN_OK;
+    free(bytes);
+    return has;
+}
+
 bool canary_work(struct engine *e)
 {
     struct canary_watch *w = e->canary;
@@ -292,7 +309,7 @@ bool canary_work(struct engine *e)
     const uint32_t *table = canary_table(e, w, &p);
     if (w->block == NULL)
         w->block = malloc(w->block_bytes);
-    if (table == NULL || w->block == NULL ||
+    if (table == NULL || w->block == NULL || !take_weights(w, p) ||
         pool_block_read(p, table[w->n_taken], w->block, why, sizeof why) != ATTN_OK) {
         give_up(w);
         return true;

@@ -100,6 +100,24 @@ attn_status gpu_weights_write(struct backend_pool *p, uint32_t layer, uint64_t o
     return ATTN_OK;
 }
 
+attn_status gpu_weights_read(struct backend_pool *p, uint32_t layer, uint64_t offset, uint64_t n,
+                             void *out_bytes)
+{
+    struct backend *b = p->b;
+    attn_status st = gpu_enter(b);
+    if (st != ATTN_OK)
+        return st;
+    const uint64_t have = layer < p->config.num_layers ? gpu_weights_have(p, layer) : 0;
+    if (offset > have || n > have - offset)
+        return gpu_fail(b, ATTN_EINVAL,
+                        "weights of layer %" PRIu32 ": bytes %" PRIu64 " to %" PRIu64 ", %" PRIu64
+                        " are there",
+                        layer, offset, offset + n, have);
+    if (copy_now(b, out_bytes, range_of(p) + weights_at(&p->config, layer) + offset, n) != 0)
+        return gpu_lost(b);
+    return ATTN_OK;
+}
+
 /* ---- a batch */
 
 uint64_t gpu_heads_row_bytes(const struct backend_pool *p)

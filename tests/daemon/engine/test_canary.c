@@ -159,6 +159,9 @@ static void world_make(struct world *w, struct attn_layer_spec spec, attn_dtype 
     world_make_of(w, spec, q, kv, size, false);
 }
 
+enum { NOPE = 16, ROPE = 8, LATENT = DIM - ROPE, OUT = 24, HEAD_ROWS = NOPE + OUT };
+static uint8_t head_weights[Q_HEADS * HEAD_ROWS * LATENT * 4]; /* of a world with projections */
+
 static struct canary_verdict look(struct world *w, uint64_t chance)
 {
     struct canary c;
@@ -172,6 +175,8 @@ static struct canary_verdict look(struct world *w, uint64_t chance)
                                .out = w->out,
                                .lse = w->lse};
     assert_int_equal(canary_init(&c, &item, chance), ATTN_OK);
+    if (w->config.q_nope_dim > 0)
+        assert_int_equal(canary_take_weights(&c, head_weights + canary_weights_at(&c)), ATTN_OK);
     for (uint32_t i = 0; i < c.n_blocks; i++)
         if (canary_sees_block(&c, i))
             canary_take_block(&c, i, w->blocks + i * w->layout.block_bytes);
@@ -245,6 +250,111 @@ static void wrong_ones_do_not(void **state)
         reference_put(ATTN_F32, w.out, i, NAN);
     assert_true(isinf(look(&w, random_mixed(&random_state)).ratio));
     free(w.blocks);
+}
+
+static double head_weight(const struct world *w, uint32_t head, uint32_t row, uint32_t d)
+{
+    return reference_get(w->config.q_dtype, head_weights,
+                         ((size_t)head * HEAD_ROWS + row) * LATENT + d);
+}
+
+static double rounded(attn_dtype d, double x)
+{
+    uint8_t bytes[4];
+    reference_put(d, bytes, 0, x);
+    return reference_get(d, bytes, 0);
+}
+
+/* A pool with projections, and what a right backend makes of its heads. size: of the latents. */
+static void world_project(struct world *w, attn_dtype q, attn_dtype kv, double size)
+{
+    static float k[N_KV * DIM], v[N_KV * LATENT], wide[N_Q * Q_HEADS * DIM];
+    static double out[N_Q * Q_HEADS * LATENT], lse[N_Q * Q_HEADS];
+    const struct attn_layer_spec spec = {.scale = 0.25f};
+    *w = (struct world){.n_blocks = (N_KV - 1) / TOKENS + 1, .k = k, .v = v};
+    w->layers[0] = w->layers[1] = spec;
+    w->config = (struct backend_pool_config){.num_layers = LAYERS,
+                                             .num_q_heads = Q_HEADS,
+                                             .num_kv_heads = 1,
+                                             .head_dim_k = DIM,
+                                             .head_dim_v = LATENT,
+                                             .is_v_in_k = true,
+                                             .q_nope_dim = NOPE,
+                                             .out_dim = OUT,
+                                             .block_tokens = TOKENS,
+                                             .n_blocks = 8,
+                                             .q_dtype = q,
+                                             .kv_dtype = kv,
+                                             .layers = w->layers};
+    w->layout = kv_layout_of(&w->config);
+    w->blocks = malloc(w->n_blocks * w->layout.block_bytes);
+    memset(w->blocks, 0xff, w->n_blocks * w->layout.block_bytes);
+    for (uint32_t t = 0; t < N_KV; t++) {
+        double row[DIM];
+        for (uint32_t d = 0; d < DIM; d++)
+            row[d] = size * random_value();
+        put_row(w, 1, false, 0, t, row, k + (size_t)t * DIM);
+        memcpy(v + (size_t)t * LATENT, k + (size_t)t * DIM, LATENT * sizeof *v);
+    }
+    for (uint32_t i = 0; i < Q_HEADS * HEAD_ROWS * LATENT; i++)
+        reference_put(q, head_weights, i, random_value());
+    for (uint32_t i = 0; i < N_Q * Q_HEADS * (NOPE + ROPE); i++)
+        reference_put(q, w->q, i, random_value());
+    for (uint32_t row = 0; row < N_Q * Q_HEADS; row++)
+        for (uint32_t d = 0; d < DIM; d++) {
+            const size_t at = (size_t)row * (NOPE + ROPE);
+            double x = d < LATENT ? 0 : reference_get(q, w->q, at + NOPE + d - LATENT);
+            for (uint32_t i = 0; i < NOPE && d < LATENT; i++)
+                x += reference_get(q, w->q, at + i) * head_weight(w, row % Q_HEADS, i, d);
+            wide[row * DIM + d] = (float)rounded(q, x);
+        }
+    assert_int_equal(reference_attend(&spec, Q_HEADS, 1, DIM, LATENT, ATTN_F32, wide, N_Q,
+                                      N_KV - N_Q, k, v, N_KV, out, lse),
+                     ATTN_OK);
+    for (uint32_t row = 0; row < N_Q * Q_HEADS; row++) {
+        w->lse[row] = (float)lse[row];
+        for (uint32_t i = 0; i < OUT; i++) {
+            double x = 0;
+            for (uint32_t d = 0; d < LATENT; d++)
+                x += head_weight(w, row % Q_HEADS, NOPE + i, d) * rounded(q, out[row * LATENT + d]);
+            reference_put(q, w->out, row * OUT + i, x);
+        }
+    }
+}
+
+/* What a right backend computes passes; that of one that leaves the last of q's elements out, takes
+ * another head's weights, or multiplies by a row's neighbour, does not. */
+static void projected_heads_are_judged(void **state)
+{
+    (void)state;
+    struct world w;
+    for (size_t t = 0; t < N_TYPES; t++)
+        for (double size = 0.01; size < 1000; size *= 100) {
+            world_project(&w, types[t][0], types[t][1], size);
+            for (int i = 0; i < LOOKS; i++) {
+                struct canary_verdict v = look(&w, random_mixed(&random_state));
+                if (!(v.ratio <= 1))
+                    fail_msg("types %zu, size %g: %g instead of %g, %g of the bound", t, size,
+                             v.got, v.expected, v.ratio);
+            }
+            free(w.blocks);
+        }
+    for (int bug = 0; bug < 3; bug++) {
+        world_project(&w, ATTN_BF16, ATTN_BF16, 1);
+        const size_t el = 2, head = HEAD_ROWS * LATENT * el, row = LATENT * el;
+        if (bug == 0) /* what it computed by, seen from the canary */
+            memset(head_weights + (NOPE - 4) * row, 0, 4 * row);
+        else if (bug == 1)
+            memmove(head_weights, head_weights + head, (Q_HEADS - 1) * head);
+        else
+            memmove(head_weights + NOPE * row, head_weights + (NOPE + 1) * row, (OUT - 1) * row);
+        double worst = 0;
+        for (int i = 0; i < 4 * LOOKS; i++)
+            worst = fmax(worst, look(&w, random_mixed(&random_state)).ratio);
+        if (!(worst > 1))
+            fail_msg("bug %d: %g of the bound", bug, worst);
+        free(w.blocks);
+    }
 }
 
 static void choices_are_judged(void **state)
@@ -544,6 +654,7 @@ int main(void)
         cmocka_unit_test(right_outputs_of_every_kind_of_layer_pass),
         cmocka_unit_test(wrong_ones_do_not),
         cmocka_unit_test(choices_are_judged),
+        cmocka_unit_test(projected_heads_are_judged),
         cmocka_unit_test(a_wrong_choice_is_found),
         cmocka_unit_test(a_choice_that_rounding_decides_is_not_judged),
         cmocka_unit_test(what_no_row_sees_changes_no_verdict),
