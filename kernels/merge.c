@@ -6,53 +6,30 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/reference.h"
-
-static float f32_of_bits(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static uint32_t bits_of_f32(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
+#include "proto/attn_half.h"
 
 /* acc += weight * row */
 static void row_add(float *acc, attn_dtype dtype, const void *row, uint32_t n, float weight)
 {
     if (dtype == ATTN_BF16)
         for (uint32_t i = 0; i < n; i++)
-            acc[i] += weight * f32_of_bits((uint32_t)((const uint16_t *)row)[i] << 16);
+            acc[i] += weight * attn_f32_of_bf16(((const uint16_t *)row)[i]);
     else if (dtype == ATTN_F16)
         for (uint32_t i = 0; i < n; i++)
-            acc[i] += weight * (float)reference_get(dtype, row, i);
+            acc[i] += weight * attn_f32_of_f16(((const uint16_t *)row)[i]);
     else
         for (uint32_t i = 0; i < n; i++)
             acc[i] += weight * ((const float *)row)[i];
-}
-
-/* To nearest, ties to even; a NaN stays one. Integers only, so that rows are converted in
- * vectors. */
-static uint16_t bf16_of(float x)
-{
-    uint32_t bits = bits_of_f32(x);
-    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = bits >> 16 | 0x40;
-    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
 static void row_put(void *row, attn_dtype dtype, const float *acc, uint32_t n)
 {
     if (dtype == ATTN_BF16)
         for (uint32_t i = 0; i < n; i++)
-            ((uint16_t *)row)[i] = bf16_of(acc[i]);
+            ((uint16_t *)row)[i] = attn_bf16_of_f32(acc[i]);
     else if (dtype == ATTN_F16)
         for (uint32_t i = 0; i < n; i++)
-            reference_put(dtype, row, i, acc[i]);
+            ((uint16_t *)row)[i] = attn_f16_of_f32(acc[i]);
     else
         memcpy(row, acc, n * sizeof *acc);
 }

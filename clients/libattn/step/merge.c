@@ -2,56 +2,11 @@
  * each weighted by exp of its lse less the largest. One that is NaN makes NaNs of its row.
  */
 #include <math.h>
-#include <string.h>
 
 #include "clients/libattn/core/core.h"
+#include "proto/attn_half.h"
 
 #define COLUMNS 64 /* of a row that are summed at a time */
-
-static float f32_of(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static uint32_t bits_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static float of_f16(uint16_t h)
-{
-    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
-    if (rest < 0x400) /* below 2^-14: multiples of 2^-24 */
-        return sign != 0 ? -(float)rest * 0x1p-24f : (float)rest * 0x1p-24f;
-    const uint32_t top = rest >= 0x7c00 ? 0x7f800000 - (0x7c00 << 13) : 112u << 23;
-    return f32_of(sign | ((rest << 13) + top));
-}
-
-/* To the nearest, ties to even; a NaN stays one. */
-static uint16_t to_f16(float x)
-{
-    const uint16_t sign = (uint16_t)(bits_of(x) >> 16 & 0x8000);
-    const uint32_t bits = bits_of(x) & 0x7fffffff;
-    if (bits > 0x7f800000)
-        return sign | 0x7e00;
-    if (bits >= 0x477ff000) /* 65520 and more */
-        return sign | 0x7c00;
-    if (bits < 0x38800000) /* adding 0.5 rounds to multiples of 2^-24 */
-        return (uint16_t)(sign | (bits_of(f32_of(bits) + 0.5f) - bits_of(0.5f)));
-    return (uint16_t)(sign | (((bits + 0xfff + (bits >> 13 & 1)) >> 13) - (112u << 10)));
-}
-
-static uint16_t to_bf16(float x)
-{
-    const uint32_t bits = bits_of(x);
-    if ((bits & 0x7fffffff) > 0x7f800000)
-        return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 
 /* sum += weight * row[0 .. n) */
 static void add(double *sum, attn_dtype dtype, const uint8_t *row, uint32_t n, double weight)
@@ -59,10 +14,10 @@ static void add(double *sum, attn_dtype dtype, const uint8_t *row, uint32_t n, d
     const uint16_t *half = (const uint16_t *)(const void *)row;
     if (dtype == ATTN_BF16)
         for (uint32_t i = 0; i < n; i++)
-            sum[i] += weight * (double)f32_of((uint32_t)half[i] << 16);
+            sum[i] += weight * (double)attn_f32_of_bf16(half[i]);
     else if (dtype == ATTN_F16)
         for (uint32_t i = 0; i < n; i++)
-            sum[i] += weight * (double)of_f16(half[i]);
+            sum[i] += weight * (double)attn_f32_of_f16(half[i]);
     else
         for (uint32_t i = 0; i < n; i++)
             sum[i] += weight * (double)((const float *)(const void *)row)[i];
@@ -73,10 +28,10 @@ static void put(uint8_t *row, attn_dtype dtype, const double *sum, uint32_t n)
     uint16_t *half = (uint16_t *)(void *)row;
     if (dtype == ATTN_BF16)
         for (uint32_t i = 0; i < n; i++)
-            half[i] = to_bf16((float)sum[i]);
+            half[i] = attn_bf16_of_f32((float)sum[i]);
     else if (dtype == ATTN_F16)
         for (uint32_t i = 0; i < n; i++)
-            half[i] = to_f16((float)sum[i]);
+            half[i] = attn_f16_of_f32((float)sum[i]);
     else
         for (uint32_t i = 0; i < n; i++)
             ((float *)(void *)row)[i] = (float)sum[i];
