@@ -6,6 +6,8 @@
 
 #include "kernels/grow.h"
 
+enum { SLICE_BYTES = 256 << 10 };
+
 static uint8_t *has(const struct split_extremes *x, const struct backend_pool_config *whole,
                     uint32_t block, uint32_t layer)
 {
@@ -15,14 +17,47 @@ static uint8_t *has(const struct split_extremes *x, const struct backend_pool_co
 void extremes_forget_all(struct split_extremes *x)
 {
     free(x->has);
+    free(x->known);
     x->has = NULL;
+    x->known = NULL;
 }
 
 void extremes_forget(struct split_extremes *x, const struct backend_pool_config *whole,
                      uint32_t block)
 {
+    uint8_t had = 0;
+    for (uint32_t i = 0; x->has != NULL && i < whole->num_layers; i++) {
+        had |= *has(x, whole, block, i);
+        *has(x, whole, block, i) = 0;
+    }
+    x->known_turn += had; /* it may be in any row */
+}
+
+static attn_status extremes_open(struct split_extremes *x, const struct backend_pool_config *whole)
+{
     if (x->has != NULL)
-        memset(has(x, whole, block, 0), 0, whole->num_layers);
+        return ATTN_OK;
+    x->has = calloc(whole->n_blocks, whole->num_layers);
+    x->known = calloc((size_t)whole->n_table_rows * whole->num_layers, sizeof *x->known);
+    if (x->has != NULL && x->known != NULL)
+        return ATTN_OK;
+    extremes_forget_all(x);
+    return ATTN_ENOMEM;
+}
+
+static struct extremes_known *known_at(const struct split_extremes *x,
+                                       const struct backend_pool_config *whole, uint32_t row,
+                                       uint32_t layer)
+{
+    return &x->known[(size_t)row * whole->num_layers + layer];
+}
+
+/* The row's entries from `index` on may be blocks that devices lack. */
+static void known_cut(const struct split_extremes *x, const struct backend_pool_config *whole,
+                      uint32_t row, uint32_t layer, uint32_t index)
+{
+    struct extremes_known *k = known_at(x, whole, row, layer);
+    k->n = k->n < index ? k->n : index;
 }
 
 static uint32_t blocks_seen(const struct backend_pool_config *whole,
@@ -36,17 +71,27 @@ bool extremes_item_chooses(const struct backend_pool_config *whole, const struct
     return item->n_chosen > 0 && item->n_chosen < blocks_seen(whole, item);
 }
 
-static void forget_written(const struct split_extremes *x, const struct backend_pool_config *whole,
+static void forget_written(struct split_extremes *x, const struct backend_pool_config *whole,
                            const struct backend_batch *batch)
 {
+    for (uint32_t i = 0; i < batch->n_patches; i++) {
+        const struct backend_patch *p = &batch->patches[i];
+        if (i > 0 && p[-1].row == p->row && p[-1].index <= p->index)
+            continue; /* it is cut already */
+        for (uint32_t k = 0; k < whole->num_layers; k++)
+            known_cut(x, whole, p->row, k, p->index);
+    }
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *d = &batch->items[i];
-        const uint32_t end = blocks_seen(whole, d);
-        for (uint32_t k = d->pos / whole->block_tokens; (d->flags & BACKEND_APPEND) && k < end; k++)
+        const uint32_t first = d->pos / whole->block_tokens, end = blocks_seen(whole, d);
+        if (!(d->flags & BACKEND_APPEND))
+            continue;
+        known_cut(x, whole, d->table_row, d->layer, first);
+        for (uint32_t k = first; k < end; k++)
             *has(x, whole, d->block_table[k], d->layer) = 0;
     }
     for (uint32_t i = 0; i < batch->n_copies; i++)
-        memset(has(x, whole, batch->copies[i].dst, 0), 0, whole->num_layers);
+        extremes_forget(x, whole, batch->copies[i].dst);
 }
 
 /* Those of one item; a block that is listed is marked, so that it is listed once. */
@@ -54,15 +99,21 @@ static attn_status find(struct split_extremes *x, const struct backend_pool_conf
                         const struct backend_item *d, struct extremes_list *out)
 {
     const uint32_t n_blocks = blocks_seen(whole, d);
-    attn_status st =
-        array_reserve(&out->list, &out->capacity, (uint64_t)out->n + n_blocks, sizeof *out->list);
-    for (uint32_t k = 1; st == ATTN_OK && k + 1 < n_blocks; k++) {
+    struct extremes_known *known = known_at(x, whole, d->table_row, d->layer);
+    const uint32_t from = known->turn == x->known_turn && known->n > 0 ? known->n : 1;
+    if (from + 1 >= n_blocks)
+        return ATTN_OK;
+    attn_status st = array_reserve(&out->list, &out->capacity, (uint64_t)out->n + n_blocks - from,
+                                   sizeof *out->list);
+    for (uint32_t k = from; st == ATTN_OK && k + 1 < n_blocks; k++) {
         uint8_t *is_known = has(x, whole, d->block_table[k], d->layer);
         if (*is_known)
             continue;
         *is_known = 1;
         out->list[out->n++] = (struct backend_block_layer){d->block_table[k], d->layer};
     }
+    if (st == ATTN_OK)
+        *known = (struct extremes_known){.n = n_blocks - 1, .turn = x->known_turn};
     return st;
 }
 
@@ -77,9 +128,9 @@ attn_status extremes_find(struct split_extremes *x, const struct backend_pool_co
         const struct backend_item *d = &batch->items[i];
         if (d->n_chosen < 3 || !extremes_item_chooses(whole, d))
             continue;
-        if (x->has == NULL)
-            x->has = calloc(whole->n_blocks, whole->num_layers);
-        st = x->has == NULL ? ATTN_ENOMEM : find(x, whole, d, out);
+        st = extremes_open(x, whole);
+        if (st == ATTN_OK)
+            st = find(x, whole, d, out);
     }
     for (uint32_t i = 0; i < out->n; i++)
         *has(x, whole, out->list[i].block, out->list[i].layer) = 0;
@@ -101,38 +152,32 @@ uint64_t extremes_bytes(const struct backend_pool_config *whole)
            attn_dtype_bytes(backend_extremes_dtype(whole));
 }
 
-/* Floats of 16 or 32 bits in an order of integers; none of them is not a number. */
-static uint32_t ordered(uint32_t bits, uint32_t sign)
+uint32_t extremes_slice(const struct backend_pool_config *whole)
 {
-    return bits & sign ? ~bits & (sign | (sign - 1)) : bits | sign;
+    const uint64_t n = SLICE_BYTES / extremes_bytes(whole);
+    return n > 0 ? (uint32_t)n : 1;
 }
 
-static uint32_t load(const void *row, uint32_t i, bool is_wide)
+/* Of two rows of n elements the larger or, where turn is -1, the smaller of each column, into the
+ * first. As integers floats are in order but for the negative ones' other bits; none of them is not
+ * a number. */
+static void join_row16(int16_t *restrict row, const int16_t *restrict other, uint32_t n,
+                       int16_t turn)
 {
-    return is_wide ? ((const uint32_t *)row)[i] : ((const uint16_t *)row)[i];
-}
-
-static void store(void *row, uint32_t i, bool is_wide, uint32_t bits)
-{
-    if (is_wide)
-        ((uint32_t *)row)[i] = bits;
-    else
-        ((uint16_t *)row)[i] = (uint16_t)bits;
-}
-
-/* Of n_cards rows of n elements the largest or the smallest of each column, into all of them. */
-static void join_row(void *const *rows, uint32_t n_cards, uint32_t n, bool is_wide, bool is_max)
-{
-    const uint32_t sign = is_wide ? UINT32_C(1) << 31 : UINT32_C(1) << 15;
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t best = load(rows[0], i, is_wide);
-        for (uint32_t k = 1; k < n_cards; k++) {
-            const uint32_t x = load(rows[k], i, is_wide);
-            if ((ordered(x, sign) > ordered(best, sign)) == is_max)
-                best = x;
-        }
-        for (uint32_t k = 0; k < n_cards; k++)
-            store(rows[k], i, is_wide, best);
+        const int16_t a = row[i] ^ (int16_t)((row[i] >> 15) & INT16_MAX) ^ turn;
+        const int16_t b = other[i] ^ (int16_t)((other[i] >> 15) & INT16_MAX) ^ turn;
+        row[i] = b > a ? other[i] : row[i];
+    }
+}
+
+static void join_row32(int32_t *restrict row, const int32_t *restrict other, uint32_t n,
+                       int32_t turn)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const int32_t a = row[i] ^ ((row[i] >> 31) & INT32_MAX) ^ turn;
+        const int32_t b = other[i] ^ ((other[i] >> 31) & INT32_MAX) ^ turn;
+        row[i] = b > a ? other[i] : row[i];
     }
 }
 
@@ -141,10 +186,15 @@ void extremes_join(const struct backend_pool_config *whole, void *const *bytes, 
 {
     const uint32_t size = (uint32_t)attn_dtype_bytes(backend_extremes_dtype(whole));
     const size_t row_bytes = (size_t)whole->head_dim_k * size;
-    void *rows[BACKEND_MAX_PARTS];
-    for (size_t i = 0; i < (size_t)n * whole->num_kv_heads * 2; i++) {
-        for (uint32_t k = 0; k < n_cards; k++)
-            rows[k] = (uint8_t *)bytes[k] + i * row_bytes;
-        join_row(rows, n_cards, whole->head_dim_k, size == 4, i % 2 == 0);
-    }
+    const size_t n_rows = (size_t)n * whole->num_kv_heads * 2; /* the largest, the smallest, ... */
+    for (size_t i = 0, at = 0; i < n_rows; i++, at += row_bytes)
+        for (uint32_t k = 1; k < n_cards; k++) {
+            void *row = (uint8_t *)bytes[0] + at, *other = (uint8_t *)bytes[k] + at;
+            if (size == 4)
+                join_row32(row, other, whole->head_dim_k, i % 2 == 0 ? 0 : -1);
+            else
+                join_row16(row, other, whole->head_dim_k, i % 2 == 0 ? 0 : -1);
+        }
+    for (uint32_t k = 1; k < n_cards; k++)
+        memcpy(bytes[k], bytes[0], n_rows * row_bytes);
 }

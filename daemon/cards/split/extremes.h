@@ -8,9 +8,17 @@
 
 #include "kernels/backend.h"
 
+/* How far of a row of the table, in one layer, all blocks but the first have been given: so a step
+ * looks at what is new only. */
+struct extremes_known {
+    uint32_t n, turn; /* entries; of another turn than the pool's it says nothing */
+};
+
 struct split_extremes {
     uint8_t *has; /* [n_blocks][num_layers] of the pool: devices have the extremes of all stripes;
                      NULL: no query has chosen yet, or nothing is known */
+    struct extremes_known *known; /* [n_table_rows][num_layers]; NULL as has */
+    uint32_t known_turn; /* grows when a block is forgotten that may be in any row */
 };
 
 /* Nothing is known any more: devices may have lost what they were given. */
@@ -26,7 +34,8 @@ struct extremes_list {
 };
 
 /* Forgets what the batch writes, and lists what its queries have the choice of and what devices
- * lack. ATTN_ENOMEM */
+ * lack. The caller gives them to all before the next batch is looked at, and says so
+ * (extremes_note), or forgets all. Rows change by the patches of batches only. ATTN_ENOMEM */
 attn_status extremes_find(struct split_extremes *x, const struct backend_pool_config *whole,
                           const struct backend_batch *batch, struct extremes_list *out);
 /* All devices are given those of the list. */
@@ -35,6 +44,9 @@ void extremes_note(struct split_extremes *x, const struct backend_pool_config *w
 
 /* Bytes of one block's extremes in one layer. */
 uint64_t extremes_bytes(const struct backend_pool_config *whole);
+/* How many blocks are joined at once, 1 at least: they take 256 KiB of each device's staging, and
+ * some 0.2 ms of the primary's thread, between which it does other work. */
+uint32_t extremes_slice(const struct backend_pool_config *whole);
 /* Joins the extremes of n blocks that n_cards devices have made, into those of each of them. */
 void extremes_join(const struct backend_pool_config *whole, void *const *bytes, uint32_t n_cards,
                    uint32_t n);

@@ -30,14 +30,14 @@ struct shard {
     struct split *split; /* the engine that computes it */
     struct shard_tensors tensors;
     uint32_t items_capacity, n_sent; /* n_sent: items that were sent to the device */
-    struct backend_extremes extremes; /* of the batch's joins */
+    struct backend_extremes extremes; /* of the slice of the batch's joins */
     size_t staging_bytes;
     uint64_t device_ns, kv_bytes, kv_shared_bytes, n_splits; /* sums over all that was sent */
     char why[WHY_BYTES];
 };
 
-/* What of a batch is sent; see shard.h. */
-enum split_stage { STAGE_ALL, STAGE_APPENDS, STAGE_REST };
+/* What of a batch is sent; see shard.h. Behind STAGE_APPENDS and STAGE_MAKE a slice is joined. */
+enum split_stage { STAGE_ALL, STAGE_APPENDS, STAGE_GIVE, STAGE_MAKE, STAGE_REST };
 
 /* A batch of the primary's on its way over the devices. */
 struct split_batch {
@@ -50,7 +50,8 @@ struct split_batch {
     uint32_t n_out; /* shards that are not back */
     enum split_stage stage;
     bool is_held; /* it waits for one before it to be joined */
-    struct extremes_list joins; /* blocks whose extremes are joined between its two stages */
+    struct extremes_list joins; /* blocks whose extremes are joined between its stages */
+    uint32_t slice_at, slice_n; /* those of joins that are joined now */
     /* its number, and that of the pool's oldest batch still out when it was sent */
     uint64_t order, oldest;
     bool has_bells; /* some tensors lie in regions of lanes */
@@ -187,7 +188,7 @@ static attn_status shard_scatter(struct shard *h, const struct backend_pool *p)
     t->outputs = cards_outputs_of(b->outputs, e->env.card);
     uint32_t n_items = is_heads ? t->n_whole : tokens_items_max(t);
     const uint64_t tensors = is_heads ? heads_staging_bytes(t) : tokens_staging_bytes(t);
-    const uint64_t bytes = tensors + b->joins.n * extremes_bytes(t->config);
+    const uint64_t bytes = tensors + b->slice_n * extremes_bytes(t->config);
     attn_status st = array_reserve(&t->items, &h->items_capacity, n_items, sizeof *t->items);
     if (st == ATTN_OK)
         st = staging_grow(h, bytes);
@@ -196,8 +197,7 @@ static attn_status shard_scatter(struct shard *h, const struct backend_pool *p)
                  bytes);
         return st;
     }
-    h->extremes = (struct backend_extremes){
-        .list = b->joins.list, .n = b->joins.n, .bytes = t->staging + tensors};
+    h->extremes.bytes = t->staging + tensors;
     t->rows_copy = b->has_bells ? e->env.ops->rows_copy : NULL;
     t->backend = e->env.backend;
     t->copied = ATTN_OK;
@@ -240,11 +240,22 @@ static void shard_fail(struct shard *h, attn_status st, const char *why)
     shard_return(h);
 }
 
+/* Between its appends and the rest. */
+static bool is_joining(const struct split_batch *b)
+{
+    return b->stage == STAGE_APPENDS || b->stage == STAGE_GIVE || b->stage == STAGE_MAKE;
+}
+
+static bool is_first_stage(const struct split_batch *b)
+{
+    return b->stage == STAGE_ALL || b->stage == STAGE_APPENDS;
+}
+
 /* Items up to here are sent in the batch's stage. */
 static uint32_t stage_end(const struct shard *h)
 {
     const struct shard_tensors *t = &h->tensors;
-    return h->batch->stage == STAGE_APPENDS ? t->n_appends : t->n_items;
+    return is_joining(h->batch) ? t->n_appends : t->n_items;
 }
 
 /* What follows the stage's last items, or precedes its first. */
@@ -252,13 +263,17 @@ static void shard_attach(struct shard *h, uint32_t first)
 {
     const struct split_batch *b = h->batch;
     const bool is_last = h->n_sent == stage_end(h);
-    const bool is_rest = b->stage == STAGE_REST && first == h->tensors.n_appends;
-    if (is_last && b->stage != STAGE_APPENDS && b->pool->shard.how == ATTN_SPLIT_TOKENS)
+    const bool gives =
+        b->stage == STAGE_GIVE || (b->stage == STAGE_REST && first == h->tensors.n_appends);
+    const bool makes = b->stage == STAGE_MAKE || (b->stage == STAGE_APPENDS && is_last);
+    if (is_last && !is_joining(b) && b->pool->shard.how == ATTN_SPLIT_TOKENS)
         cards_outputs_attach(b->outputs, h->split->engine->env.card, &h->device);
-    if (is_rest || (is_last && b->stage == STAGE_APPENDS)) {
-        h->extremes.is_given = is_rest;
-        h->device.extremes = &h->extremes;
-    }
+    if (!gives && !makes)
+        return;
+    h->extremes.list = b->joins.list + b->slice_at;
+    h->extremes.n = b->slice_n;
+    h->extremes.is_given = gives;
+    h->device.extremes = &h->extremes;
 }
 
 /* Sends as many of the stage's items to the device as one batch may have. */
@@ -267,7 +282,7 @@ static void shard_send(struct shard *h, const struct backend_pool *p)
     struct engine *e = h->split->engine;
     const struct backend_batch *whole = h->batch->whole;
     const struct shard_tensors *t = &h->tensors;
-    const bool is_first = h->n_sent == 0 && h->batch->stage != STAGE_REST;
+    const bool is_first = h->n_sent == 0 && is_first_stage(h->batch);
     const uint32_t first = h->n_sent, end = stage_end(h);
     uint32_t n = 0, n_tokens = 0;
     while (first + n < end && n < e->env.cfg->max_batch_items &&
@@ -298,7 +313,7 @@ static void shard_begin(struct shard *h)
 {
     const struct split_batch *b = h->batch;
     const struct backend_pool *p = pool_here(h);
-    if (b->stage != STAGE_REST) {
+    if (is_first_stage(b)) {
         h->n_sent = 0;
         h->device_ns = h->kv_bytes = h->kv_shared_bytes = h->n_splits = 0;
     }
@@ -314,7 +329,7 @@ static void shard_begin(struct shard *h)
         shard_fail(h, ATTN_EINTERNAL, "a batch before it failed on one of the pool's cards");
         return;
     }
-    attn_status st = b->stage != STAGE_REST ? shard_scatter(h, p) : ATTN_OK;
+    attn_status st = is_first_stage(b) ? shard_scatter(h, p) : ATTN_OK;
     if (st != ATTN_OK)
         shard_fail(h, st, h->why);
     else
@@ -475,19 +490,28 @@ static void batch_give(struct split *s, struct split_batch *b)
         shard_give(s, b, k);
 }
 
+/* The slice is what is left of joins from slice_at on, as far as it goes. */
+static void slice_take(struct split_batch *b)
+{
+    const uint32_t most = extremes_slice(&b->pool->config), left = b->joins.n - b->slice_at;
+    b->slice_n = left < most ? left : most;
+}
+
 /* Decides in how many stages the batch goes. Not earlier than now: batches before it change what is
  * known of blocks. */
 static void batch_plan(struct split_batch *b)
 {
     b->is_held = false;
-    b->joins.n = 0;
+    b->joins.n = b->slice_at = b->slice_n = 0;
     if (b->pool->shard.how != ATTN_SPLIT_TOKENS)
         return;
     attn_status st = extremes_find(&b->pool->extremes, &b->pool->config, b->whole, &b->joins);
     if (b->outputs_status == ATTN_OK)
         b->outputs_status = st;
-    if (b->joins.n > 0)
-        b->stage = STAGE_APPENDS;
+    if (b->joins.n == 0)
+        return;
+    b->stage = STAGE_APPENDS;
+    slice_take(b);
 }
 
 /* The next batch that may go to the devices; NULL: there is none. */
@@ -496,7 +520,7 @@ static struct split_batch *next_held(struct split *s)
     struct split_batch *next = NULL;
     for (uint32_t i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
         struct split_batch *b = &s->batches[i];
-        if (b->whole != NULL && !b->is_held && b->stage == STAGE_APPENDS)
+        if (b->whole != NULL && !b->is_held && is_joining(b))
             return NULL;
         if (b->whole != NULL && b->is_held && (next == NULL || b->order < next->order))
             next = b;
@@ -519,15 +543,29 @@ void split_submit(struct split *s, struct backend_batch *whole)
     release(s);
 }
 
-/* All devices have made their extremes: joins them, and gives the rest of the batch. */
-static void batch_join(struct split *s, struct split_batch *b)
+/* All devices have made their extremes of the slice: joins them. Returns the next stage. */
+static enum split_stage batch_join(const struct split *s, struct split_batch *b)
 {
     void *bytes[BACKEND_MAX_PARTS];
     for (uint32_t i = 0; i < s->engine->peers->n; i++)
         bytes[i] = b->shards[i].extremes.bytes;
-    extremes_join(&b->pool->config, bytes, s->engine->peers->n, b->joins.n);
+    extremes_join(&b->pool->config, bytes, s->engine->peers->n, b->slice_n);
+    if (b->slice_at + b->slice_n < b->joins.n)
+        return STAGE_GIVE;
     extremes_note(&b->pool->extremes, &b->pool->config, &b->joins);
-    b->stage = STAGE_REST;
+    return STAGE_REST;
+}
+
+/* All devices have done a stage: gives them the next. */
+static void batch_go_on(struct split *s, struct split_batch *b)
+{
+    if (b->stage != STAGE_GIVE) {
+        b->stage = batch_join(s, b);
+    } else {
+        b->stage = STAGE_MAKE;
+        b->slice_at += b->slice_n;
+        slice_take(b);
+    }
     batch_give(s, b);
     release(s);
 }
@@ -541,7 +579,7 @@ static void shard_count(struct split_batch *b, const struct shard *h)
         whole->status = h->device.status;
         snprintf(b->why, sizeof b->why, "%s", h->why);
     }
-    if (b->stage == STAGE_APPENDS)
+    if (is_joining(b))
         return;
     whole->device_ns = h->device_ns > whole->device_ns ? h->device_ns : whole->device_ns;
     whole->kv_bytes += h->kv_bytes;
@@ -573,9 +611,9 @@ struct backend_batch *split_poll(struct split *s)
         shard_count(b, h);
         if (b->n_out > 0)
             continue;
-        if (b->stage != STAGE_APPENDS || b->whole->status != ATTN_OK)
+        if (!is_joining(b) || b->whole->status != ATTN_OK)
             return batch_end(s, b);
-        batch_join(s, b);
+        batch_go_on(s, b);
     }
     return NULL;
 }

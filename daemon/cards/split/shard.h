@@ -8,9 +8,11 @@
  * pool that were already on their way to that device fail, too; later ones repeat what was not
  * applied.
  *
- * A batch whose queries choose blocks of a pool that is split by tokens goes in two stages where a
- * block's extremes are to be joined first (extremes.h): its appends, behind which each device makes
- * the extremes of its keys; then, given those of all, the rest. Batches behind it wait meanwhile.
+ * A batch whose queries choose blocks of a pool that is split by tokens goes in stages where some
+ * blocks' extremes are to be joined first (extremes.h): its appends, behind which each device makes
+ * the extremes of its keys; then, given those of all, the rest. Many blocks are joined slice by
+ * slice, so that they take little staging, and the primary does other pools' work in between.
+ * Batches behind it wait meanwhile.
  */
 #ifndef ATTND_DAEMON_CARDS_SPLIT_SHARD_H
 #define ATTND_DAEMON_CARDS_SPLIT_SHARD_H

@@ -81,6 +81,7 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
 {
     char why[512] = "";
     memset(r, 0, sizeof *r);
+    r->head_dim = RIG_DIM;
     memset(&stats, 0, sizeof stats);
     current = r;
     log_init(LOG_LEVEL_ERROR, LOG_FORMAT_LOGFMT);

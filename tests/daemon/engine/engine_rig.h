@@ -18,7 +18,7 @@ enum {
     RIG_MAX_LOGGED = 4096,
     RIG_MAX_ROWS = 256,
     RIG_MAX_ROW_BLOCKS = 514,
-    RIG_MAX_GIVEN = 64,
+    RIG_MAX_GIVEN = 128,
     RIG_UID = 5000,
 };
 
@@ -125,6 +125,7 @@ struct rig {
     uint64_t next_id;
     uint64_t session; /* of the requests made by the helpers below */
     uint32_t pool;
+    uint32_t head_dim; /* of pools and steps that are made from now on; rig_open: RIG_DIM */
     uint32_t epoch; /* that the helpers name; 0: the sequence's at that moment */
 };
 

@@ -33,7 +33,7 @@ static const Attnd__Reply *pool_create_reply(struct rig *r, const char *name, ui
     spec.num_layers = RIG_LAYERS;
     spec.num_q_heads = RIG_Q_HEADS;
     spec.num_kv_heads = RIG_KV_HEADS;
-    spec.head_dim_k = RIG_DIM;
+    spec.head_dim_k = r->head_dim;
     spec.block_tokens = split == ATTND__SPLIT__SPLIT_TOKENS ? RIG_SPLIT_TOKENS : RIG_BLOCK_TOKENS;
     spec.n_blocks = n_blocks;
     spec.q_dtype = ATTND__DTYPE__F32;
@@ -238,8 +238,8 @@ uint64_t rig_send_step(struct rig *r, const struct rig_step *s)
     h.step = &b;
     struct wire_step_layout l;
     if (wire_step_layout_of(&b,
-                            &(struct wire_shape){RIG_Q_HEADS, RIG_KV_HEADS, RIG_DIM, RIG_DIM, false,
-                                                 ATTN_F32, 0, 0},
+                            &(struct wire_shape){RIG_Q_HEADS, RIG_KV_HEADS, r->head_dim,
+                                                 r->head_dim, false, ATTN_F32, 0, 0},
                             &l, why, sizeof why) != ATTN_OK)
         fail_msg("the test's step is wrong: %s", why);
     uint8_t *payload = test_calloc(1, l.request_bytes);

@@ -275,6 +275,62 @@ static void a_batch_behind_one_that_is_joined_waits(void **state)
     assert_int_equal(second_batch(0)->n_given, 5);
 }
 
+/* How many of the blocks that b made extremes of, or was given, were in one batch at most. */
+static uint32_t largest_slice(const struct backend *b)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n_batches; i++) {
+        n = b->batches[i].n_made > n ? b->batches[i].n_made : n;
+        n = b->batches[i].n_given > n ? b->batches[i].n_given : n;
+    }
+    return n;
+}
+
+static void tweak_large(struct rig *rig)
+{
+    tweak(rig);
+    rig->backend.kv_bytes = rig->second_backend.kv_bytes = 96 << 20;
+    rig->cfg.io_memory_bytes = 96 << 20;
+}
+
+/* A block's extremes are 8 KiB of each card's staging, a slice is 32 of them. */
+static void many_blocks_are_joined_in_slices_with_other_work_in_between(void **state)
+{
+    (void)state;
+    enum { PIECE = 20, N_TOKENS = 1600, SLICE = 32, N_SLICES = 4 };
+    second_in_flight = 1;
+    rig_open(&r, tweak_large);
+    const uint32_t other = r.pool;
+    rig_open_many(&r, 2, 1);
+    r.head_dim = 512; /* of elements of 4 bytes */
+    r.pool = rig_pool_of_split(&r, "long", 120, ATTND__SPLIT__SPLIT_TOKENS);
+    rig_open_many(&r, 1, 1);
+    for (uint32_t pos = 0; pos < N_TOKENS; pos += PIECE)
+        assert_int_equal(rig_item(&r, 1, 0, pos, PIECE), ATTN_OK);
+    const uint64_t id = launch_as(true, 1, N_TOKENS, 1);
+    const uint32_t n = r.second_backend.n_batches, n_own = r.backend.n_batches;
+    r.head_dim = RIG_DIM;
+    r.pool = other;
+    const uint64_t beside = rig_send_item(&r, 2, 0, 0, 5);
+    rig_run(&r);
+    assert_int_equal(status_of(id), ATTN_OK);
+    assert_int_equal(status_of(beside), ATTN_OK);
+    assert_int_equal(largest_slice(&r.second_backend), SLICE);
+    assert_int_equal(r.second_backend.n_batches, n + 2 * N_SLICES); /* each is made and given */
+    uint32_t n_made = 0, n_given = 0, at = n_own;
+    for (uint32_t i = n; i < n + 2 * N_SLICES; i++) {
+        n_made += r.second_backend.batches[i].n_made;
+        n_given += r.second_backend.batches[i].n_given;
+    }
+    assert_int_equal(n_made, N_TOKENS / RIG_SPLIT_TOKENS - 1);
+    assert_int_equal(n_given, n_made);
+    while (at < r.backend.n_batches && r.backend.batches[at].n_items != 1)
+        at++;
+    assert_true(at + 2 < r.backend.n_batches); /* the other pool's batch, long before the end */
+    assert_int_equal(r.backend.items[r.backend.batches[at].first_item].n_tokens, 5);
+    rig_close(&r);
+}
+
 /* In any stage on either card, while another batch is in flight: nothing is committed, and the next
  * steps are right. */
 static void whichever_stage_fails_choices_are_right_afterwards(void **state)
@@ -379,6 +435,7 @@ int main(void)
         TOKENS(a_batch_behind_one_that_is_joined_waits),
         TOKENS(whichever_stage_fails_choices_are_right_afterwards),
         TOKENS(a_batch_that_fails_leaves_other_pools_alone),
+        cmocka_unit_test(many_blocks_are_joined_in_slices_with_other_work_in_between),
         cmocka_unit_test(cards_that_do_not_choose_alike_refuse_it_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
