@@ -33,6 +33,8 @@ enum {
     N_BLOCKS = 80,
     MAX_HEADS = 160,
     MAX_BATCH_ITEMS = 256,
+    SLICE = 3, /* blocks that are joined at once */
+    DEVICE_BYTES = 128 << 20,
 };
 #define TOO_CLOSE 1e-3 /* what f32 sums may be off, and more */
 
@@ -52,9 +54,32 @@ static double next_random(void)
     return (double)(random_mixed(&random_state) >> 11) * 0x1p-52 - 1;
 }
 
+/* --- memory that devices reach: the heap's, whose ends sanitizers watch; a GPU's are pieces of one
+ * that all devices were told of, taken from its start by each step --- */
+
+static bool is_on_gpu;
+static uint8_t *device_base; /* NULL: devices reach all of the host's */
+static size_t device_taken;
+
+static void *memory_take(size_t bytes)
+{
+    bytes = (bytes + 63) / 64 * 64;
+    if (device_base == NULL)
+        return aligned_alloc(64, bytes);
+    assert_true(bytes <= DEVICE_BYTES - device_taken);
+    device_taken += bytes;
+    return device_base + device_taken - bytes;
+}
+
+static void memory_give(const void *p)
+{
+    if (device_base == NULL)
+        free((void *)(uintptr_t)p);
+}
+
 static void *filled(attn_dtype dtype, size_t n)
 {
-    void *p = aligned_alloc(64, (n * 4 + 63) / 64 * 64);
+    void *p = memory_take(n * 4);
     assert_non_null(p);
     for (size_t i = 0; i < n; i++)
         reference_put(dtype, p, i, next_random());
@@ -64,14 +89,20 @@ static void *filled(attn_dtype dtype, size_t n)
 static int open_backends(void **state)
 {
     (void)state;
-    const struct backend_config c = {.kv_bytes = 64 << 20,
-                                     .max_batch_items = MAX_BATCH_ITEMS,
-                                     .max_batch_tokens = 1024,
-                                     .n_threads = 1,
-                                     .import_fd = -1};
-    for (uint32_t i = 0; i <= MAX_CARDS; i++)
+    struct backend_config c = {.kv_bytes = 64 << 20,
+                               .max_batch_items = MAX_BATCH_ITEMS,
+                               .max_batch_tokens = 1024,
+                               .n_threads = 1,
+                               .import_fd = -1};
+    const uint32_t n_devices = ops->n_devices != NULL ? ops->n_devices() : 1;
+    for (uint32_t i = 0; i <= MAX_CARDS; i++) {
+        c.device_index = n_devices > 0 ? (int32_t)(i % n_devices) : 0;
         if (ops->open(&c, &backends[i]) != ATTN_OK)
             return -1;
+    }
+    if (is_on_gpu &&
+        ops->host_alloc(backends[0], DEVICE_BYTES, (void **)(void *)&device_base) != ATTN_OK)
+        return -1;
     for (uint32_t i = 0; i < MAX_HEADS; i++) {
         sinks[i] = (float)next_random();
         slopes[i] = (float)next_random() / 8;
@@ -82,6 +113,8 @@ static int open_backends(void **state)
 static int close_backends(void **state)
 {
     (void)state;
+    if (device_base != NULL)
+        ops->host_free(backends[0], device_base, DEVICE_BYTES);
     for (uint32_t i = 0; i <= MAX_CARDS; i++)
         ops->close(backends[i]);
     return 0;
@@ -211,21 +244,29 @@ static void count_unseeing(const struct shard_tensors *t)
                 n_unseeing += t->items[i].lse[row] == -INFINITY;
 }
 
-/* What queries choose by is made on all cards behind their appends, joined, and given to all. */
-static void join(struct split_run *r, struct shard_tensors *shards, struct extremes_list *list,
-                 struct backend_extremes *x)
+/* What queries choose by is made on all cards behind their appends, joined, and given to all: slice
+ * by slice, of which the last is in x, for the caller to give. */
+static void join(struct split_run *r, const struct shard_tensors *shards,
+                 const struct extremes_list *list, struct backend_extremes *x)
 {
     void *bytes[MAX_CARDS];
-    const size_t n_bytes = list->n * extremes_bytes(&r->config);
+    const size_t n_bytes = SLICE * extremes_bytes(&r->config);
     n_joined += list->n;
-    for (uint32_t i = 0; i < r->n_cards; i++) {
-        bytes[i] = aligned_alloc(64, n_bytes + 64 - n_bytes % 64);
-        memset(bytes[i], 0xff, n_bytes);
-        x[i] = (struct backend_extremes){.list = list->list, .n = list->n, .bytes = bytes[i]};
-        compute(r, backends[i], r->shards[i], shards[i].items, shards[i].n_appends, &x[i]);
-        x[i].is_given = true;
+    for (uint32_t i = 0; i < r->n_cards; i++)
+        bytes[i] = memory_take(n_bytes);
+    for (uint32_t at = 0, n; at < list->n; at += n) {
+        n = list->n - at < SLICE ? list->n - at : SLICE;
+        for (uint32_t i = 0; i < r->n_cards; i++) {
+            if (at > 0)
+                compute(r, backends[i], r->shards[i], NULL, 0, &x[i]);
+            memset(bytes[i], 0xff, n_bytes);
+            x[i] = (struct backend_extremes){.list = list->list + at, .n = n, .bytes = bytes[i]};
+            compute(r, backends[i], r->shards[i], shards[i].items,
+                    at == 0 ? shards[i].n_appends : 0, &x[i]);
+            x[i].is_given = true;
+        }
+        extremes_join(&r->config, bytes, r->n_cards, n);
     }
-    extremes_join(&r->config, bytes, r->n_cards, list->n);
     extremes_note(&r->extremes, &r->config, list);
 }
 
@@ -247,9 +288,9 @@ static void compute_split(struct split_run *r, const struct backend_item *items,
         uint64_t bytes = is_heads ? heads_staging_bytes(t) : tokens_staging_bytes(t);
         uint64_t output_bytes = is_heads ? 64 : tokens_output_bytes(t);
         t->items = calloc(n_items, sizeof *t->items);
-        t->staging = aligned_alloc(64, bytes + 64 - bytes % 64);
+        t->staging = memory_take(bytes + 64);
         memset(t->staging, 0xff, bytes); /* NaN */
-        t->outputs = aligned_alloc(64, output_bytes);
+        t->outputs = memory_take(output_bytes);
         memset(t->outputs, 0xff, output_bytes);
         merges.parts[i] = t->outputs;
         if (is_heads)
@@ -276,9 +317,9 @@ static void compute_split(struct split_run *r, const struct backend_item *items,
         merge(r, &shards[0], &merges);
     for (uint32_t i = 0; i < r->n_cards; i++) {
         free(shards[i].items);
-        free(shards[i].staging);
-        free(shards[i].outputs);
-        free(x[i].bytes);
+        memory_give(shards[i].staging);
+        memory_give(shards[i].outputs);
+        memory_give(x[i].bytes);
     }
     free(lacking.list);
 }
@@ -466,16 +507,17 @@ static void step(struct split_run *r, uint32_t n_tokens, enum step_kind kind, co
             assert_memory_equal(items[s].out, alone[s].out, out_bytes[s]);
             assert_memory_equal(items[s].lse, alone[s].lse, lse_bytes[s]);
         }
-        free((void *)(uintptr_t)items[s].q);
-        free((void *)(uintptr_t)items[s].k);
-        free((void *)(uintptr_t)items[s].v);
+        memory_give(items[s].q);
+        memory_give(items[s].k);
+        memory_give(items[s].v);
         free((void *)(uintptr_t)items[s].lists.starts);
         free((void *)(uintptr_t)items[s].lists.tokens);
-        free(items[s].out);
-        free(items[s].lse);
-        free(alone[s].out);
-        free(alone[s].lse);
+        memory_give(items[s].out);
+        memory_give(items[s].lse);
+        memory_give(alone[s].out);
+        memory_give(alone[s].lse);
     }
+    device_taken = 0;
 }
 
 /* Every block put together from its shards is the one that a single device has, and comes apart. */
@@ -696,8 +738,9 @@ static void items_of_stripes_are_refused_by_what_is_wrong(void **state)
     assert_int_equal(try_item(r.shards[0], item), ATTN_EINVAL);
     assert_non_null(strstr(ops->last_error(backends[0]),
                            "item 0: appends and attends, in a dilated layer of a pool of stripes"));
-    free(x);
-    free(out);
+    memory_give(x);
+    memory_give(out);
+    device_taken = 0;
     run_end(&r);
 }
 
@@ -722,5 +765,6 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", every == 0 ? "EVERY must be 1 or more" : why);
         return 2;
     }
+    is_on_gpu = argc > 1 && (strcmp(argv[1], "cuda") == 0 || strcmp(argv[1], "hip") == 0);
     return cmocka_run_group_tests(tests, open_backends, close_backends);
 }
