@@ -5,10 +5,13 @@ and those of parts of longer sequences, whose outputs merged by lse are those of
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import numpy as np
 import pytest
 import reference
+from conftest import Kept, worker_of
 
 import attnd
 import attnd.aio
@@ -121,6 +124,41 @@ def test_chosen_blocks_are_those_of_the_highest_bounds(client, kind):
         pool.step(0, items, q, choose_blocks=-1)
     with pytest.raises(attnd.InvalidArgumentError, match="no parents and no indices"):
         pool.step(0, items, q, choose_blocks=2, indices=np.zeros((NEW, 1), np.int32))
+
+
+def test_a_pool_over_two_cards_chooses_as_one_card_does_and_after_kills_too():
+    """1,700 tokens that are there before anybody chooses: blocks' extremes go from card to card in four
+    slices; a successor has only the blocks, and a fork shares them."""
+    with Kept(**{"device.kv_memory": "96M", "device.index": "0,1"}) as d, attnd.connect(d.url) as c:
+        n, n_more = 1700, 40
+        wide = attnd.PoolSpec("one", 1, 8, 8, 128, 128, block_tokens=16, n_blocks=160)
+        q, k, v, _ = tensors(wide, n + n_more)
+        pools = [c.create_pool(wide._replace(name=f"choose-{x}", split=x)) for x in ("whole", "tokens")]
+        seqs = [pool.open() for pool in pools]
+
+        def step(a: int, b: int, **options):
+            rows = [cut(x, a, b) for x in (q, k, v)]
+            return [
+                pool.step(0, [(seq, a, b - a)], *rows, lse=True, choose_blocks=6, **options)
+                for pool, seq in zip(pools, seqs, strict=True)
+            ]
+
+        for at in range(0, n, 425):
+            rows = {"k": cut(k, at, at + 425), "v": cut(v, at, at + 425)}
+            for pool, seq in zip(pools, seqs, strict=True):
+                pool.step(0, [(seq, at, 425)], **rows)
+        at = n
+        for more in (1, 1, 17, 1, 20):
+            one, two = step(at, at + more)
+            np.testing.assert_allclose(two.out, one.out, atol=2e-5)
+            np.testing.assert_allclose(two.lse, one.lse, atol=2e-5)
+            at += more
+            if more == 17:
+                seqs = [seq.fork() for seq in seqs]
+            else:
+                os.kill(worker_of(d.process.pid), signal.SIGKILL)
+        dense = pools[1].step(0, [(seqs[1], at - 1, 1)], cut(q, at - 1, at))
+        assert np.abs(dense.out[0] - two.out[-1]).max() > 1e-3
 
 
 def test_chosen_blocks_over_asyncio(daemon):
