@@ -307,6 +307,15 @@ static void many_blocks_are_joined_in_slices_with_other_work_in_between(void **s
     rig_open_many(&r, 1, 1);
     for (uint32_t pos = 0; pos < N_TOKENS; pos += PIECE)
         assert_int_equal(rig_item(&r, 1, 0, pos, PIECE), ATTN_OK);
+    for (uint32_t round = 0; round < 8 * N_SLICES; round++) { /* whichever stage fails */
+        struct backend *b = round % 2 == 0 ? &r.second_backend : &r.backend;
+        b->n_spared = round / 4;
+        b->fail_batch = round / 2 % 2 == 0 ? ATTN_EINTERNAL : ATTN_OK;
+        b->fail_submit = round / 2 % 2 == 1 ? ATTN_EINTERNAL : ATTN_OK;
+        assert_int_equal(choose(1, N_TOKENS, 1), ATTN_EINTERNAL);
+        assert_int_equal(b->n_spared, 0);
+        assert_int_equal(rig_len(&r, 1, 0), N_TOKENS);
+    }
     const uint64_t id = launch_as(true, 1, N_TOKENS, 1);
     const uint32_t n = r.second_backend.n_batches, n_own = r.backend.n_batches;
     r.head_dim = RIG_DIM;
