@@ -23,7 +23,7 @@ from rig import SPEC, Host
 
 import attnd_cluster
 from attnd_cluster import shard_decode
-from attnd_cluster.shard_steps import merge
+from attnd_cluster.shard_steps import merging
 from attnd_cluster.shards import LongSequence, ShardLostError
 
 _at = ROOT / "clients" / "python" / "tests" / "reference.py"
@@ -173,8 +173,8 @@ def test_steps_of_one_token_are_made_once_and_give_the_same_bytes(hosts, monkeyp
         for layer in range(L):
             for has_kv in (True, False):
                 got[layer, pos, has_kv] = step(layer, pos, 1, has_kv)
-    assert n_done.count(False) == 1, "the shard that begins is shard_steps.py's"
-    monkeypatch.setattr(shard_decode, "decode", lambda *args: False)
+    assert n_done.count(None) == 1, "the shard that begins is shard_steps.py's"
+    monkeypatch.setattr(shard_decode, "decode", lambda *args: None)
     for (layer, pos, has_kv), one in got.items():
         want = step(layer, pos, 1, has_kv)
         assert one.out.tobytes() == want.out.tobytes() and one.lse.tobytes() == want.lse.tobytes()
@@ -193,6 +193,9 @@ class Unanswered:
     def poll_once(self):
         self._looks[threading.get_ident()] += 1
 
+    def wait(self, step):
+        """Of the host."""
+
 
 def test_one_thread_at_a_time_looks_for_answers_without_a_pause(monkeypatch):
     monkeypatch.setattr(shard_decode, "_HAS_SPARE_CORES", True)
@@ -200,15 +203,19 @@ def test_one_thread_at_a_time_looks_for_answers_without_a_pause(monkeypatch):
     looks = collections.Counter()
     step = Unanswered(looks)
 
+    def watch():
+        with shard_decode._Watch() as w:
+            w.wait(step, step)
+
     def poll(self=step, real=step.poll_once):
         real()
         if len(looks) == 1:  # another thread does not wait, nor look
-            other = threading.Thread(target=shard_decode.watch, args=([(step, step)],))
+            other = threading.Thread(target=watch)
             other.start()
             other.join()
 
     step.poll_once = poll
-    shard_decode.watch([(step, step)])
+    watch()
     assert list(looks) == [threading.get_ident()]
 
     def fail():
@@ -216,10 +223,10 @@ def test_one_thread_at_a_time_looks_for_answers_without_a_pause(monkeypatch):
 
     step.poll_once = fail
     with pytest.raises(KeyError):
-        shard_decode.watch([(step, step)])
+        watch()
     looks.clear()
     del step.poll_once
-    shard_decode.watch([(step, step)])  # the one that failed has let others
+    watch()  # the one that failed has let others
     assert looks[threading.get_ident()] > 0
 
 
@@ -535,7 +542,7 @@ def test_what_is_wrong_with_shards_to_adopt_is_said(hosts):
 
 def merged(kind, outs, lses):
     out, lse = np.full(outs.shape[1:], 77, outs.dtype), np.full(lses.shape[1:], 77, np.float32)
-    merge(kind, outs, lses, out, lse)
+    merging(kind, outs, lses, out, lse)()
     return out, lse
 
 

@@ -415,6 +415,22 @@ class ClusterPool(Closing, NotPicklable):
         """
         if not isinstance(items, ClusterItems):
             items = ClusterItems(items)
+        until = time.monotonic() + (self.client.timeout if timeout is None else timeout)
+        if items.is_long:
+            from .shard_decode import decode
+
+            for name, x in (
+                ("parents", parents),
+                ("is_full", is_full),
+                ("indices", indices),
+                ("choose_blocks", choose_blocks),
+                ("parts", parts),
+            ):
+                if x is not None and x is not False and x != 0:
+                    raise attnd.UnsupportedError(f"{name}: steps of sequences in shards have none")
+            done = decode(self, layer, items, q, k, v, out, lse, timeout)
+            if done is not None:
+                return done
         spec, n = self.spec, items.n_tokens
         is_given = out is not None or (lse is not None and lse is not False and lse is not True)
         if q is not None and out is None:
@@ -432,24 +448,12 @@ class ClusterPool(Closing, NotPicklable):
         arrays.check(n)
         statuses = [0] * items.n_items
         totals = [0, 0, 0, 0]
+        failed: attnd.AttndError | None
         if items.is_long:
-            from .shard_decode import decode
             from .shard_steps import run_long
 
-            for name, x in {
-                "parents": parents,
-                "is_full": is_full,
-                "indices": indices,
-                "choose_blocks": choose_blocks,
-                "parts": parts,
-            }.items():
-                if x is not None and x is not False and x != 0:
-                    raise attnd.UnsupportedError(f"{name}: steps of sequences in shards have none")
-            until = time.monotonic() + (self.client.timeout if timeout is None else timeout)
-            failed: attnd.AttndError | None = None
-            if not decode(self, layer, items, arrays, timeout, totals):
-                left = max(until - time.monotonic(), _LEAST_SECONDS)
-                failed = run_long(self, layer, items, arrays, left, statuses, totals)
+            left = max(until - time.monotonic(), _LEAST_SECONDS)
+            failed = run_long(self, layer, items, arrays, left, statuses, totals)
         else:
             failed = self._run(layer, items, arrays, timeout, statuses, totals, is_given)
         result = attnd.Result(out, arrays.lse, tuple(statuses), *totals)

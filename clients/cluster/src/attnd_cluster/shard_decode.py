@@ -2,7 +2,7 @@
 changes from step to step is written into it. The worker's own time is most of what such a step loses
 against one daemon's (docs/benchmarks/two-daemons.md).
 
-decode() does such a step, or says that it did not. Then shard_steps.py does it from its beginning,
+decode() does such a step, or gives None. Then shard_steps.py does it from its beginning,
 whatever went wrong: an append names its position, so twice is as once.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +21,8 @@ from attnd._step import Items, Prepared
 from attnd._tensor import BF16, F16, F32, address_of
 
 from .hosts import Host
-from .pool import ClusterItems, ClusterPool, _Arrays
-from .shard_steps import layer_spec, merge, reaches
+from .pool import ClusterItems, ClusterPool
+from .shard_steps import layer_spec, merging, reaches
 from .shards import LongSequence, Shard
 
 _WATCH_SECONDS = 2e-3
@@ -117,6 +118,13 @@ class Decoder:
             for p, shard in zip(reversed(self.parts), shards)
         )
 
+    def merging(self, q: Any, out: Any, lse: Any) -> tuple[Any, Any, Callable[[], None]]:
+        """out and lse as a step takes them, made where they are to be, and what merges to them."""
+        out = np.empty(self.outs.shape[1:], q.dtype) if out is None else out
+        lse = np.empty(self.lses.shape[1:], np.float32) if lse is True else lse
+        lse = None if lse is False else lse
+        return out, lse, merging(self._kind, self.outs, self.lses, out, lse)
+
     def send(
         self,
         layer: int,
@@ -136,75 +144,84 @@ class Decoder:
             at[1:] = [0, 0]  # the last shard, which is the first here, has them
 
 
-def watch(sent: list[tuple[Host, attnd.Step]]) -> None:
-    """Looks for the answers without a pause for a while: a thread that sleeps through the half of a
+class _Watch:
+    """Looks for answers without a pause for a while: a thread that sleeps through the half of a
     millisecond of a long step takes 0.2 ms more for what it does then, its core having been idle.
     One thread at a time: others would take the cores of those that work."""
-    if not _HAS_SPARE_CORES or not _spinner.acquire(blocking=False):
-        return
-    try:
-        _spin(sent)
-    finally:
-        _spinner.release()
 
+    def __enter__(self) -> _Watch:
+        self._looks = _HAS_SPARE_CORES and _spinner.acquire(blocking=False)
+        self._until = time.monotonic() + _WATCH_SECONDS
+        return self
 
-def _spin(sent: list[tuple[Host, attnd.Step]]) -> None:
-    left, until = list(sent), time.monotonic() + _WATCH_SECONDS
-    while left and time.monotonic() < until:
-        host, step = left[-1]
-        if step.is_done or host.is_gone:
-            left.pop()
-            continue
+    def __exit__(self, *exc: Any) -> None:
+        if self._looks:
+            _spinner.release()
+
+    def wait(self, host: Host, step: attnd.Step) -> attnd.Result:
+        """As Host.wait()."""
+        poll = step._pool.client.poll_once
         try:
-            step._pool.client.poll_once()
+            while self._looks and not (step.is_done or host.is_gone) and time.monotonic() < self._until:
+                poll()
         except attnd.AttndError:  # Host.wait() says why
-            left.pop()
+            pass
+        return host.wait(step)
 
 
 def decode(
     pool: ClusterPool,
     layer: int,
     items: ClusterItems,
-    arrays: _Arrays,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
     timeout: float | None,
-    totals: list[int],
-) -> bool:
-    """Whether it has done the step: one token of a sequence in shards that all see it."""
-    q, k, v = (arrays.rows[name] for name in ("q", "k", "v"))
+) -> attnd.Result | None:
+    """The step of one token of a sequence in shards that all see it, of numpy's arrays; None: it has
+    not done it. What can be done while the daemons compute is done then."""
     seq, pos, n = items.rows[0]
-    if items.n_items != 1 or n != 1 or not isinstance(seq, LongSequence) or q is None:
-        return False
-    if any(x is not None and not isinstance(x, np.ndarray) for x in (q, k, v, arrays.out)):
-        return False
-    if q.dtype != _BITS[pool._dtype] or arrays.out.dtype != q.dtype:
-        return False
+    if items.n_items != 1 or n != 1 or not isinstance(seq, LongSequence):
+        return None
+    if not isinstance(q, np.ndarray) or q.dtype != _BITS[pool._dtype]:
+        return None
+    if not all(x is None or isinstance(x, np.ndarray) for x in (k, v, out)):
+        return None
+    if out is not None and out.dtype != q.dtype:
+        return None
     with seq._lock:
         shards, decoder = list(seq.shards), seq.decoder
         seq.decoder = None  # a step of another thread makes its own
         if not (seq._is_written and len(shards) > 1 and seq.has_room(pos)):
-            return False
+            return None
     spec = layer_spec(pool, layer)
     if not all(reaches(spec, pos, a.base, b.base) for a, b in zip(shards, shards[1:])):
-        return False
+        return None
     sent: list[tuple[Host, attnd.Step]] = []
-    is_done = True
-    try:
-        if decoder is None or not decoder.is_of(shards):
-            decoder = Decoder(seq, shards)
-        decoder.send(layer, pos, (q, k, v), timeout, sent)
-    except attnd.AttndError:
-        is_done = False
-    watch(sent)
-    for host, step in sent:
+    totals, is_done, merge = [0, 0, 0, 0], True, None
+    with _Watch() as watch:
         try:
-            pool._count(totals, host.wait(step))
+            if decoder is None or not decoder.is_of(shards):
+                decoder = Decoder(seq, shards)
+            if out is not None or not isinstance(lse, bool):
+                out, lse, merge = decoder.merging(q, out, lse)  # before anything is sent: they may not fit
+            decoder.send(layer, pos, (q, k, v), timeout, sent)
+            if merge is None:
+                out, lse, merge = decoder.merging(q, out, lse)
         except attnd.AttndError:
             is_done = False
+        for host, step in sent:
+            try:
+                pool._count(totals, watch.wait(host, step))
+            except attnd.AttndError:
+                is_done = False
     if not is_done:
-        return False  # and nobody looks at this decoder's arrays any more
-    assert decoder is not None
+        return None  # and nobody looks at this decoder's arrays any more
+    assert decoder is not None and merge is not None
     if k is not None or v is not None:
         shards[-1]._acknowledged(layer, pos - shards[-1].base, 1, False)
-    merge(pool._dtype, decoder.outs, decoder.lses, arrays.out, arrays.lse)
+    merge()
     seq.decoder = decoder
-    return True
+    return attnd.Result(out, lse, (0,), *totals)

@@ -6,6 +6,7 @@ The shard that has a query's place appends and attends, those before it attend a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import attnd
@@ -83,9 +84,9 @@ def taken(rows: list[Row], of: list[int], array: Any) -> Any:
     return np.concatenate([array[rows[at].first : rows[at].first + rows[at].n] for at in of])
 
 
-def merge(kind: int, outs: Any, lses: Any, out: Any, lse: Any) -> None:
-    """out [n, heads, dim] and lse [n, heads], or None, over all keys of outs [parts, n, heads, dim] and
-    lses [parts, n, heads] over some each. kind: of outs and out."""
+def merging(kind: int, outs: Any, lses: Any, out: Any, lse: Any) -> Callable[[], None]:
+    """What merges outs [parts, n, heads, dim] and lses [parts, n, heads], over some keys each, to out
+    [n, heads, dim] and lse [n, heads], or None, over all. kind: of outs and out."""
     parts, n, heads, dim = outs.shape
     at = [
         0 if x is None else address_of(x, name, dtype, shape, is_output)[0]
@@ -96,7 +97,8 @@ def merge(kind: int, outs: Any, lses: Any, out: Any, lse: Any) -> None:
             (lse, "lse", F32, outs.shape[1:3], True),
         )
     ]
-    check(library().attn_merge(kind, parts, n * heads, dim, *at))
+    attn_merge = library().attn_merge
+    return lambda: check(attn_merge(kind, parts, n * heads, dim, *at))
 
 
 def nan_of(x: np.ndarray) -> Any:
@@ -202,5 +204,5 @@ def _run_spans(
                 lse[...] = parts[0][1]
         else:
             outs, lses = (np.stack(x) for x in zip(*parts))
-            merge(pool._dtype, outs, lses, out, lse)
+            merging(pool._dtype, outs, lses, out, lse)()
     return failed
