@@ -6,6 +6,8 @@
 shards  decode steps of one layer (32 query heads, 8 kv heads of 128, bf16) of one sequence of --tokens:
         whole on the first daemon, and in two shards over both. First that outputs and lse are those of
         float64 and of one daemon, then the times of both by turns; over each of --transport
+shard lanes  such steps of a process on the first GPU, over a lane to each daemon and merged on the GPU,
+        against a lane to one: eagerly, and in a CUDA graph
 lanes   one process on the first GPU with a lane to each daemon: layers on both at once, byte for byte
         those of steps through shared memory; then 32 layers in a CUDA graph for each, one after the
         other and both at once. On CPUs the first part of it
@@ -14,6 +16,7 @@ lanes   one process on the first GPU with a lane to each daemon: layers on both 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import pathlib
@@ -22,6 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -45,6 +49,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--replays", type=int, default=200)
     p.add_argument("--no-lanes", action="store_true")
     p.add_argument("--no-shards", action="store_true")
+    p.add_argument("--no-shard-lanes", action="store_true")
     return p.parse_args()
 
 
@@ -104,7 +109,9 @@ def expect(what: str, got: Any, want: tuple) -> None:
         raise SystemExit("wrong")
 
 
-def shards(options: argparse.Namespace, urls: list[str]) -> None:
+@contextlib.contextmanager
+def connected(urls: list[str]) -> Iterator[tuple[Any, Any]]:
+    """Clients of the first daemon, and of both as a cluster."""
     import attnd
     import attnd_cluster
 
@@ -114,12 +121,19 @@ def shards(options: argparse.Namespace, urls: list[str]) -> None:
         attnd.connect(urls[0], timeout=120) as alone,
         attnd_cluster.connect(f"cluster+file://{file}", timeout=120) as both,
     ):
+        yield alone, both
+
+
+def shards(options: argparse.Namespace, urls: list[str]) -> None:
+    with connected(urls) as (alone, both):
         print(f"{urls[0].split(':')[0]}, engine.spin {options.spin or 'as it comes'}")
         for tokens in map(int, options.tokens.split(",")):
             compare(options, tokens, alone, both)
 
 
-def compare(options: argparse.Namespace, tokens: int, alone: Any, both: Any) -> None:
+@contextlib.contextmanager
+def filled(tokens: int, alone: Any, both: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """A pool of one daemon and a sequence of so many tokens there, and those in two shards over both."""
     import attnd
 
     block = 16
@@ -142,6 +156,13 @@ def compare(options: argparse.Namespace, tokens: int, alone: Any, both: Any) -> 
         print(f"{tokens} tokens in {time.monotonic() - start:.0f} s; shards on {where}")
         if sorted(where) != ["0", "1"]:
             raise SystemExit("the shards are not on both daemons")
+        yield one, whole, two, split
+
+
+def compare(options: argparse.Namespace, tokens: int, alone: Any, both: Any) -> None:
+    import attnd
+
+    with filled(tokens, alone, both) as (one, whole, two, split):
 
         def token(pool: Any, seq: Any, pos: int) -> attnd.Result:
             return pool.step(0, [(seq, pos, 1)], *made(tokens)[pos % N_MADE], lse=True)
@@ -179,6 +200,112 @@ def compare(options: argparse.Namespace, tokens: int, alone: Any, both: Any) -> 
             rest = " | ".join(f"{statistics.median(x):.0f}" for x in zip(*parts[name]))
             print(f"| {name} | {row} | {middle[name]:.0f} | {p99:.0f} | {rest} |")
         print(f"two over one: {middle['two'] / middle['one']:.3f} x the time", flush=True)
+
+
+# ---- shards by lanes
+
+
+def shard_lanes(options: argparse.Namespace, urls: list[str]) -> None:
+    import torch
+
+    if options.backend != "cpu":
+        torch.cuda.set_device(0)
+    with connected(urls) as (alone, both):
+        for tokens in map(int, options.tokens.split(",")):
+            compare_shard_lanes(options, tokens, alone, both)
+
+
+def compare_shard_lanes(options: argparse.Namespace, tokens: int, alone: Any, both: Any) -> None:
+    import attnd
+    import attnd.torch
+    import attnd_cluster.torch
+    import torch
+
+    is_cpu = options.backend == "cpu"
+    device = "cpu" if is_cpu else "cuda"
+    wait = (lambda: None) if is_cpu else torch.cuda.synchronize
+    with (
+        filled(tokens, alone, both) as (one, whole, two, split),
+        alone.open_lane() as lane,
+        attnd_cluster.torch.Attention(two) as shared,
+    ):
+        sides = {"one": (attnd.torch.Attention(lane, one), whole), "two": (shared, split)}
+        qkv = [
+            [torch.from_numpy(x.view(np.int16)).view(torch.bfloat16).to(device) for x in token]
+            for token in made(tokens)
+        ]
+
+        def token(name: str, pos: int) -> Any:
+            attention, seq = sides[name]
+            attention.plan([(seq, pos, 1)])
+            out = attention(*qkv[pos % N_MADE])
+            wait()
+            attention.check()
+            return out
+
+        def numbers(x: Any) -> np.ndarray:
+            return x.float().cpu().numpy()
+
+        pos, want = tokens, reference(tokens)[0]
+        for _ in range(5):
+            outs = {name: numbers(token(name, pos)) for name in sides}
+            if pos > tokens:
+                want = outs["one"]
+            for name, out in outs.items():
+                off = np.abs(out - want).max() / np.abs(want).max()
+                print(f"{name} differs by {off:.1e} of the largest", flush=True)
+                if not off < 1e-2:
+                    raise SystemExit("wrong")
+            pos += 1
+        middle: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(options.rounds):
+            for name in sides:
+                took = []
+                for i in range(options.steps):
+                    start = time.perf_counter()
+                    token(name, pos + i)
+                    took.append((time.perf_counter() - start) * 1e6)
+                middle[name].append(statistics.median(took))
+            pos += options.steps
+        for name, p50 in middle.items():
+            row = ", ".join(f"{x:.0f}" for x in p50)
+            print(f"| by lanes, {name} | {row} | {statistics.median(p50):.0f} |")
+        x = statistics.median(middle["two"]) / statistics.median(middle["one"])
+        print(f"{tokens} tokens by lanes, a plan and its layer: two over one {x:.3f} x the time", flush=True)
+        if not is_cpu:
+            graphs(options, tokens, sides, qkv, pos)
+
+
+def graphs(options: argparse.Namespace, tokens: int, sides: Any, qkv: Any, pos: int) -> None:
+    """The layer in a CUDA graph: what the stream takes for it, without the plan."""
+    import torch
+
+    captured, outs = {}, {}
+    for name, (attention, seq) in sides.items():
+        attention.plan([(seq, pos, 1)])
+        captured[name] = torch.cuda.CUDAGraph()
+        outs[name] = torch.empty_like(qkv[0][0])
+        with torch.cuda.graph(captured[name], stream=torch.cuda.Stream()):
+            attention(*qkv[pos % N_MADE], out=outs[name])
+    took: dict[str, list[float]] = {name: [] for name in sides}
+    a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for i in range(options.rounds * options.steps):
+        for name, (attention, seq) in sides.items():
+            if i > 0:
+                attention.plan([(seq, pos, 1)])  # the same token is written again
+            a.record()
+            captured[name].replay()
+            b.record()
+            torch.cuda.synchronize()
+            attention.check()
+            took[name].append(a.elapsed_time(b) * 1e3)
+    off = (outs["one"].float() - outs["two"].float()).abs().max() / outs["one"].float().abs().max()
+    p50 = {name: statistics.median(x) for name, x in took.items()}
+    print(
+        f"{tokens} tokens by lanes, the layer in a graph: {p50['one']:.0f} and {p50['two']:.0f} us,"
+        f" {p50['two'] / p50['one']:.3f} x the time; outputs differ by {float(off):.1e}",
+        flush=True,
+    )
 
 
 # ---- lanes
@@ -320,16 +447,18 @@ def main() -> None:
     if options.spin:
         settings |= {"engine.spin": options.spin}
     program = options.prefix / "bin" / "attnd"
-    runs: list[tuple[Any, str]] = [(shards, scheme) for scheme in options.transport.split(",")]
-    for run, scheme in (*(runs if not options.no_shards else ()), (lanes, "shm")):
-        if run is lanes and options.no_lanes:
-            continue
+    runs: list[tuple[Any, str]] = []
+    if not options.no_shards:
+        runs += [(shards, scheme) for scheme in options.transport.split(",")]
+    runs += [(shard_lanes, "shm")] * (not options.no_shard_lanes)
+    runs += [(lanes, "shm")] * (not options.no_lanes)
+    for run, scheme in runs:
         daemons: list[attnd.Daemon] = []
         try:
             for card in (0, 1):
                 own = settings if options.backend == "cpu" else {**settings, "device.index": card}
                 daemons.append(
-                    attnd.Daemon(own, scheme=scheme, has_lanes=run is lanes, program=program)
+                    attnd.Daemon(own, scheme=scheme, has_lanes=run is not shards, program=program)
                 )
             run(options, [d.url for d in daemons])
         except attnd.AttndError:

@@ -13,6 +13,7 @@ What is where:
                   found again after a move, and made anew when their host is lost
     shards.py     a sequence over several daemons; shard_steps.py sends to all and merges, shard_decode.py
                   so for one token, with less of its own time
+    torch.py      steps of sequences in shards by lanes, for workers on a GPU
     agent.py      attnd-agent, beside each daemon: registers it, its metrics, evacuation
     events.py     its block events as vLLM's KV events over ZeroMQ; blocks.py knows what is published
     controller.py attnd-controller, one by a lease: rebalances, divides quotas (balance.py decides)

@@ -227,7 +227,7 @@ class ClusterClient(Closing, NotPicklable):
         return found
 
     def open_lane(self, *args: Any, **options: Any) -> Any:
-        raise attnd.UnsupportedError("lanes are of one daemon on this host: connect to it itself")
+        raise attnd.UnsupportedError("lanes are of one daemon on this host: attnd_cluster.torch opens them")
 
     def pin_memory(self) -> None:
         raise attnd.UnsupportedError("memory is shared with one daemon on this host: connect to it")

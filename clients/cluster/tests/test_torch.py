@@ -1,0 +1,195 @@
+"""Steps of sequences in shards by lanes, on the CPU: byte for byte the outputs that steps by messages give
+where one daemon has all, and float64's where what several give is merged."""
+
+import json
+import os
+import random
+import signal
+
+import attnd
+import numpy as np
+import pytest
+from ledger import L, VOCAB, reference, rows
+from rig import SPEC, Host
+
+import attnd_cluster
+
+torch = pytest.importorskip("torch")
+from attnd_cluster.torch import Attention  # noqa: E402
+
+SEED = random.randrange(1 << 30)
+
+
+def rebuild(seq):
+    first, ids = seq.n_cached, seq.tokens[seq.n_cached :]
+    for layer in range(L):
+        _, k, v = rows(layer, ids, first)
+        seq.pool.step(layer, [(seq, first, len(ids))], k=k, v=v)
+
+
+class Cluster:
+    def __init__(self, tmp_path):
+        self.path, self.hosts = tmp_path / "members.json", {}
+        for name in "abc":
+            host = self.hosts[name] = Host(tmp_path, name, "unused")
+            host.start_daemon("--listen", f"gpu://{host.socket}.lanes")
+        self.say("abc")
+        self.client = attnd_cluster.connect(
+            f"cluster+file://{self.path}", rebuild=rebuild, idle=0.05, timeout=300.0
+        )
+        self.pool = self.client.create_pool(SPEC)
+        self.attention = Attention(self.pool)
+
+    def say(self, names):
+        new = self.path.with_suffix(".new")
+        members = [{"name": n, "url": self.hosts[n].url} for n in names]
+        new.write_text(json.dumps({"members": members}))
+        os.replace(new, self.path)
+
+    def kill(self, name):
+        self.hosts[name].signal_daemon(signal.SIGKILL)
+        self.say(n for n in self.hosts if n != name)
+
+    def close(self):
+        self.attention.close()
+        self.client.close()
+        for host in self.hosts.values():
+            host.close()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    print("seed", SEED)
+    made = Cluster(tmp_path)
+    yield made
+    made.close()
+
+
+class Text:
+    """A worker's view of a sequence: its prompt goes by messages, tokens by lanes."""
+
+    def __init__(self, pool, n, **options):
+        self.ids = [(31 * i * i + SEED) % VOCAB for i in range(n)]
+        self.seq = pool.open(tokens=self.ids, **options)
+        for layer in range(L):
+            pool.step(layer, [(self.seq, 0, n)], *rows(layer, self.ids, 0))
+
+    def more(self, n=1):
+        """(sequence, pos, n) of its next tokens, whose ids it tells."""
+        pos = len(self.ids)
+        ids = [(self.ids[-1] * 31 + pos + i) % VOCAB for i in range(n)]
+        self.seq.set_tokens(pos, ids)
+        self.ids += ids
+        return self.seq, pos, n
+
+
+def layers(attention, texts, items):
+    """All layers of a plan, each output against float64."""
+    for layer in range(L):
+        made = [rows(layer, t.ids[pos : pos + n], pos) for t, (_, pos, n) in zip(texts, items)]
+        qkv = [torch.from_numpy(np.concatenate(x)) for x in zip(*made)]
+        out = attention(*qkv, out=torch.full_like(qkv[0], float("nan"))).numpy()
+        at = 0
+        for t, (_, pos, n) in zip(texts, items):
+            for i in range(n):
+                want = reference(layer, t.ids, pos + i)
+                np.testing.assert_allclose(out[at], want, atol=2e-5)
+                at += 1
+    attention.check()
+
+
+def step(attention, texts, counts=None):
+    items = [t.more(n) for t, n in zip(texts, counts or [1] * len(texts))]
+    attention.plan(items)
+    layers(attention, texts, items)
+    return items
+
+
+def verify(text):
+    """Each token is there once, also for steps by messages."""
+    if not text.seq.is_long:
+        text.seq.adopt()
+    assert text.seq.layer_len == (len(text.ids),) * L
+    seq, pos, n = text.more()
+    for layer in range(L):
+        out = text.seq.pool.step(layer, [(seq, pos, n)], *rows(layer, text.ids[pos:], pos)).out
+        np.testing.assert_allclose(out[0], reference(layer, text.ids, pos), atol=2e-5)
+
+
+def test_outputs_of_sequences_in_shards_are_float64s(cluster):
+    texts = [
+        Text(cluster.pool, 90, shard_tokens=48),
+        Text(cluster.pool, 20),
+        Text(cluster.pool, 200, shard_tokens=48),  # more shards than daemons
+        Text(cluster.pool, 30, shard_tokens=48),
+    ]
+    seen = {cluster.attention.layout}
+    for _ in range(20):  # shards begin at 96 and 48
+        step(cluster.attention, texts)
+        seen.add(cluster.attention.layout)
+    assert [len(t.seq.shards) for t in texts if t.seq.is_long] == [3, 5, 2]
+    assert len(seen) == 4, "another layout for each shard that began"
+    step(cluster.attention, texts[1:2], [7])  # several tokens of one that is not split
+    for t in texts:
+        verify(t)
+
+
+def test_a_lost_shard_is_made_anew_and_the_step_goes_on(cluster):
+    texts = [Text(cluster.pool, 140, shard_tokens=48), Text(cluster.pool, 60)]
+    step(cluster.attention, texts)
+    n_hosts = len({where for _, where in texts[0].seq.where})
+    assert n_hosts == 3
+    lost = texts[0].seq.where[1][1]
+    cluster.kill(lost)
+    items = [t.more() for t in texts]
+    cluster.attention.plan(items)
+    layers(cluster.attention, texts, items)
+    assert lost not in {where for _, where in texts[0].seq.where} and texts[0].seq.n_rebuilt == 1
+    step(cluster.attention, texts)
+    for t in texts:
+        verify(t)
+
+
+def test_a_host_that_dies_between_layers_is_told_and_planned_anew(cluster):
+    text = Text(cluster.pool, 140, shard_tokens=48)
+    items = [text.more()]
+    cluster.attention.plan(items)
+    cluster.kill(text.seq.where[0][1])
+    with pytest.raises(attnd.AttndError):
+        layers(cluster.attention, [text], items)
+    cluster.attention.plan(items)
+    layers(cluster.attention, [text], items)
+    verify(text)
+
+
+def test_a_shard_that_moved_is_followed(cluster):
+    text = Text(cluster.pool, 140, shard_tokens=48)
+    step(cluster.attention, [text])
+    before, to = cluster.attention.layout, text.seq.where[1][1]
+    text.seq.shards[0].move(to)
+    step(cluster.attention, [text])
+    assert text.seq.where[0][1] == to and cluster.attention.layout > before
+    verify(text)
+
+
+def test_what_lanes_do_not_take_is_refused_by_name(cluster):
+    text = Text(cluster.pool, 60, shard_tokens=48)
+    with pytest.raises(ValueError, match="pos 60, n_tokens 3 of a sequence in 2 shards"):
+        cluster.attention.plan([(text.seq, 60, 3)])
+    with pytest.raises(ValueError, match="no plan was made"):
+        cluster.attention(*(torch.zeros(1, 4, 64),) * 3)
+    window = cluster.client.create_pool(
+        SPEC._replace(name="w", layers=[attnd.LayerSpec(window_tokens=70)])
+    )
+    other = Attention(window)
+    with pytest.raises(attnd.UnsupportedError, match="layer 0 has window_tokens"):
+        other.plan([(Text(window, 60, shard_tokens=48).seq, 60, 1)])
+    items = [text.more()]
+    cluster.attention.plan(items)
+    q, k, v = (torch.from_numpy(x) for x in rows(0, text.ids[60:], 60))
+    with pytest.raises(ValueError, match="k is missing"):
+        cluster.attention(q, None, v)
+    with pytest.raises(ValueError, match="v is torch.float16"):
+        cluster.attention(q, k, v.half())
+    layers(cluster.attention, [text], items)  # nothing was lost
+    verify(text)
