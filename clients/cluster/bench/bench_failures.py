@@ -43,6 +43,8 @@ class Worker:
 
     def __init__(self, text: Text):
         self.text, self.times = text, [(time.monotonic(), 0.0)]
+        self.gate = threading.Event()  # it decodes while this is set
+        self.gate.set()
         self.failed: BaseException | None = None
         self._ends = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -51,6 +53,7 @@ class Worker:
     def _run(self) -> None:
         try:
             while not self._ends:
+                self.gate.wait()
                 if len(self.text.ids) > 400:  # SPEC has room for few
                     self.text.seq.truncate(100)
                     del self.text.ids[100:]
@@ -72,6 +75,7 @@ class Worker:
 
     def stop(self) -> None:
         self._ends = True
+        self.gate.set()
         self._thread.join()
         self.since(0)
 
@@ -95,26 +99,36 @@ def row(what: str, waits: list[float]) -> None:
 
 
 def lose(hosts: dict[str, Host], pool, workers: list[Worker], rounds: int) -> None:
-    own, others = [], []
+    own, others, ended, dead = [], [], [], []
+    members = pool.client.members
     for _ in range(rounds):
         name = workers[0].text.seq.where
         here = [w for w in workers if w.text.seq.where == name]
+        seen: dict[str, float] = {}  # when, to 10 ms
 
-        def kill(host: Host = hosts[name]) -> None:
+        def kill(host: Host = hosts[name], seen: dict[str, float] = seen) -> None:
+            seen["killed"] = time.monotonic()
             host.signal_agent(signal.SIGKILL)
             host.signal_daemon(signal.SIGKILL)
 
-        def is_elsewhere(name: str = name) -> bool:
-            return name not in pool.client.members.now() and all(
-                w.text.seq.where != name for w in workers
-            )
+        def is_elsewhere(name: str = name, seen: dict[str, float] = seen) -> bool:
+            now = time.monotonic()
+            if name not in members.now():
+                seen.setdefault("ended", now)
+            if members.known(name) is None:
+                seen.setdefault("dead", now)
+            return "dead" in seen and all(w.text.seq.where != name for w in workers)
 
         waits = watched(workers, kill, is_elsewhere)
         own += [waits[w] for w in here]
         others += [waits[w] for w in workers if w not in here]
+        ended.append(seen["ended"] - seen["killed"])
+        dead.append(seen["dead"] - seen["killed"])
         hosts[name].start()
         await_("its return", lambda name=name: name in pool.client.members.now())
     row("a host is lost: its sequences", own)
+    row("... until the client sees its lease end", ended)
+    row("... until it is declared dead", dead)
     if others:
         row("the others meanwhile, longest", others)
 

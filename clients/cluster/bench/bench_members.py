@@ -9,9 +9,12 @@ steady    each renews its lease every third of --ttl and writes its load every -
 fan-out   from a member's write to the last of --watchers that has seen it, and to the middle one
 client    how long a new client takes to read who is there
 place     finding a prompt's homes among so many members, and choosing among the four that are asked
-spread    10 million sequences over the members: each goes to the one of four homes that had fewest when
-          its client last knew; clients know it a thousand sequences late. The registry has no key of
-          any of them
+spread    a model, no code of the client: 10 million sequences over the members, each on the one of four
+          homes that had fewest when its client last knew; clients know it a thousand sequences late. The
+          registry has no key of any of them
+placing   ClusterPool's own placement among daemons that have these 10 million, and whose answers are made
+          here: --clients by turns place prompts of 64 to 2,000 tokens, for each of which a sequence
+          somewhere ends; records of members are as they were up to --members placements ago
 """
 
 from __future__ import annotations
@@ -27,15 +30,19 @@ import sys
 import tempfile
 import threading
 import time
+import types
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 for part in ("python", "cluster"):
     sys.path.insert(0, str(ROOT / "clients" / part / "src"))
+import attnd  # noqa: E402
 import numpy as np  # noqa: E402
 
 from attnd_cluster.keys import MEMBERS, Member, PoolLoad  # noqa: E402
 from attnd_cluster.members import Members  # noqa: E402
-from attnd_cluster.place import Candidate, homes, order  # noqa: E402
+from attnd_cluster.place import Backlog, Candidate, homes, order  # noqa: E402
+from attnd_cluster.pool import ClusterPool  # noqa: E402
 from attnd_cluster.registry import RegistryLost, open_registry  # noqa: E402
 
 LONG = 120.0
@@ -50,6 +57,9 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--load", type=float, default=10, help="seconds between two writes of a member")
     p.add_argument("--threads", type=int, default=8, help="that stand for all agents")
     p.add_argument("--sequences", type=int, default=10_000_000)
+    p.add_argument("--placements", type=int, default=5000)
+    p.add_argument("--clients", type=int, default=8)
+    p.add_argument("--no-etcd", action="store_true", help="the last three only")
     return p.parse_args()
 
 
@@ -154,15 +164,16 @@ def percentile(x: list[float], part: float) -> float:
 
 def main() -> None:
     o = arguments()
-    with tempfile.TemporaryDirectory() as directory:
-        etcd, url = start_etcd(pathlib.Path(directory))
-        try:
-            measure(o, etcd, url)
-        finally:
-            etcd.kill()
-            etcd.wait()
+    if not o.no_etcd:
+        with tempfile.TemporaryDirectory() as directory:
+            etcd, url = start_etcd(pathlib.Path(directory))
+            try:
+                measure(o, etcd, url)
+            finally:
+                etcd.kill()
+                etcd.wait()
     place(o)
-    spread(o)
+    placing(o, spread(o))
 
 
 def measure(o: argparse.Namespace, etcd: subprocess.Popen[bytes], url: str) -> None:
@@ -253,7 +264,8 @@ def place(o: argparse.Namespace) -> None:
         print(f"place: {n_tokens} tokens among {o.members}: {statistics.median(took) * 1e3:.1f} ms")
 
 
-def spread(o: argparse.Namespace) -> None:
+def spread(o: argparse.Namespace) -> np.ndarray:
+    """How many sequences each member has."""
     rng = np.random.default_rng(2)
     held = np.zeros(o.members, np.int64)
     start = time.monotonic()
@@ -264,6 +276,81 @@ def spread(o: argparse.Namespace) -> None:
     print(
         f"spread: {held.sum()} sequences, {held.mean():.0f} each, the busiest {ratio:.3f} x the mean"
         f" ({time.monotonic() - start:.0f} s of simulation); keys of sequences in the registry: 0"
+    )
+    return held
+
+
+BLOCKS = 64  # of a sequence, which has 1,000 tokens on average
+
+
+class Answers:
+    """A host of a client, and its pool, of whose daemon there is only how many sequences it has."""
+
+    def __init__(self, name: str, i: int, held: np.ndarray, n_blocks: int):
+        self.name, self._i, self._held, self._n_blocks = name, i, held, n_blocks
+
+    def ask(self, spec: Any, array_dtype: Any, what: Any, seconds: Any = None) -> Any:
+        return what(self)
+
+    def n_free(self) -> int:
+        return max(0, self._n_blocks - BLOCKS * int(self._held[self._i]))
+
+    def probe(self, tokens: Any, **options: Any) -> attnd.Probe:
+        return attnd.Probe(0, 0, self._n_blocks, self.n_free(), 0)
+
+    def open(self, id: int, **options: Any) -> Any:
+        self._held[self._i] += 1
+        return types.SimpleNamespace(n_cached=0)
+
+
+class Placer:
+    """What ClusterPool needs of a client for a placement."""
+
+    timeout, is_closed = 60.0, False
+
+    def __init__(self, hosts: dict[str, Answers], records: dict[str, Member]):
+        self._hosts, self._records = hosts, records
+        self.backlog, self.lock = Backlog(), threading.Lock()
+        spec = attnd.PoolSpec("llama", 32, 32, 8, 128, block_tokens=16)
+        self.pool = ClusterPool(self, spec, spec, None)  # type: ignore[arg-type]
+
+    def serving(self) -> list[Member]:
+        return list(self._records.values())
+
+    def host(self, member: Member) -> Answers:
+        return self._hosts[member.name]
+
+
+def placing(o: argparse.Namespace, held: np.ndarray) -> None:
+    n_blocks = BLOCKS * int(1.25 * held.mean() + 100)
+    names = [f"host-{i}" for i in range(o.members)]
+    hosts = {n: Answers(n, i, held, n_blocks) for i, n in enumerate(names)}
+    records: dict[str, Member] = {}
+
+    def tell() -> None:
+        for i, n in enumerate(names):
+            load = {"llama": PoolLoad(n_blocks, hosts[n].n_free(), int(held[i]))}
+            records[n] = member(i, 0)._replace(name=n, pools=load)
+
+    tell()
+    clients = [Placer(hosts, records) for _ in range(o.clients)]
+    rng, took = np.random.default_rng(3), []
+    n_given = np.zeros(o.members, np.int64)
+    for k in range(o.placements):
+        if k % o.members == 0:
+            tell()
+        ids = rng.integers(0, 128_000, int(rng.integers(64, 2001))).tolist()
+        before = held.copy()
+        start = time.perf_counter()
+        clients[k % o.clients].pool.place(None, ids, 0, None)
+        took.append(time.perf_counter() - start)
+        n_given += held - before
+        held[rng.choice(o.members, p=held / held.sum())] -= 1
+    print(
+        f"placing: {o.placements} among {o.members} daemons with {held.sum()} sequences: p50"
+        f" {percentile(took, 0.5) * 1e3:.1f} ms, p99 {percentile(took, 0.99) * 1e3:.1f}; the busiest has"
+        f" {held.max() / held.mean():.3f} x the mean, and was given {n_given.max()} where the mean is"
+        f" {n_given.mean():.1f}"
     )
 
 
