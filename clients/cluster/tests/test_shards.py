@@ -181,6 +181,27 @@ def test_steps_of_one_token_are_made_once_and_give_the_same_bytes(hosts, monkeyp
     assert seq.layer_len == (101,) * L
 
 
+def test_outputs_that_do_not_fit_are_refused_before_anything_is_sent(hosts):
+    pool = hosts.make("a", "b").create_pool(SPEC)
+    x = Long(pool, shard_tokens=48)
+    x.append(60)
+    x.append(1)  # its steps are made once
+    q, k, v = rows(0, [5], 61)
+    for wrong in ({"out": np.empty((1, 4, 32), np.float32)}, {"lse": np.empty((1, 3), np.float32)}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} has shape"):
+            pool.step(0, [(x.seq, 61, 1)], q, k, v, **wrong)
+    assert x.seq.layer_len == (61,) * L
+    for shard, n in zip(x.seq.shards, (48, 13)):
+        shard.adopt()
+        assert shard.layer_len == (n,) * L
+    out, lse = np.full((1, 4, 64), np.nan, np.float32), np.full((1, 4), np.nan, np.float32)
+    x.ids.append(5)
+    for layer in range(L):
+        result = pool.step(layer, [(x.seq, 61, 1)], *rows(layer, [5], 61), out=out, lse=lse)
+        assert result.out is out and result.lse is lse
+        x.check(layer, 61, result)
+
+
 class Unanswered:
     """A host and a step of it whose answer does not come; `looks` counts who looks for it."""
 
