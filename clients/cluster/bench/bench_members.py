@@ -289,7 +289,7 @@ class Answers:
     def __init__(self, name: str, i: int, held: np.ndarray, n_blocks: int):
         self.name, self._i, self._held, self._n_blocks = name, i, held, n_blocks
 
-    def ask(self, spec: Any, array_dtype: Any, what: Any, seconds: Any = None) -> Any:
+    def ask(self, spec: Any, dtypes: Any, what: Any, seconds: Any = None) -> Any:
         return what(self)
 
     def n_free(self) -> int:
@@ -312,7 +312,7 @@ class Placer:
         self._hosts, self._records = hosts, records
         self.backlog, self.lock = Backlog(), threading.Lock()
         spec = attnd.PoolSpec("llama", 32, 32, 8, 128, block_tokens=16)
-        self.pool = ClusterPool(self, spec, spec, None)  # type: ignore[arg-type]
+        self.pool = ClusterPool(self, spec, spec)  # type: ignore[arg-type]
 
     def serving(self) -> list[Member]:
         return list(self._records.values())

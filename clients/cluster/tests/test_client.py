@@ -241,6 +241,24 @@ def test_a_clusters_methods_take_what_those_of_one_daemon_do(plain, of_cluster):
     assert missing == []
 
 
+def test_pools_are_made_with_the_options_of_one_daemon(cluster):
+    made = (attnd.Client.create_pool, attnd_cluster.client.ClusterClient.create_pool)
+    plain, of_cluster = (inspect.signature(f).parameters.values() for f in made)
+    assert [(p.name, p.default) for p in plain] == [(p.name, p.default) for p in of_cluster]
+    cluster.start("a")
+    client = cluster.connect()
+    spec = SPEC._replace(name="w", q_dtype="bf16")
+    pool = client.create_pool(spec, array_dtype="f32", wire_dtype="fp8_e4m3")
+    with pool.open() as seq:
+        q, k, v = rows(0, [1], 0)
+        out = pool.step(0, [(seq, 0, 1)], q, k, v).out[0]
+    sent = np.repeat(v[0], 2, axis=0)  # a token alone sees itself: V, as codes
+    assert out.dtype == np.float32 and np.abs(out - sent).max() < np.abs(v).max() / 16
+    assert np.abs(out - sent).max() > np.abs(v).max() / 1000
+    with pytest.raises(ValueError, match="wire_dtype"):
+        client.create_pool(spec._replace(name="x"), wire_dtype="fp9")
+
+
 class Worker(threading.Thread):
     """Decodes a text until it is told to stop; what goes wrong is raised by join()."""
 

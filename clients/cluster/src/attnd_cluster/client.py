@@ -24,7 +24,7 @@ from typing import Any
 import attnd
 from attnd._handle import Closing, NotPicklable
 
-from .hosts import Host, Hosts
+from .hosts import Dtypes, Host, Hosts
 from .keys import LEAVING, SERVING, Member
 from .members import Members
 from .place import Backlog
@@ -154,6 +154,7 @@ class ClusterClient(Closing, NotPicklable):
         spec: attnd.PoolSpec,
         *,
         array_dtype: str | None = None,
+        wire_dtype: str | None = None,
         timeout: float | None = None,
     ) -> ClusterPool:
         """A pool of this spec on every daemon; n_blocks is each one's. Those that come later, and
@@ -164,14 +165,15 @@ class ClusterClient(Closing, NotPicklable):
             raise attnd.UnsupportedError(
                 f"q_nope_dim is {spec.q_nope_dim}: pools of a cluster have no projections"
             )
+        dtypes = Dtypes(array_dtype, wire_dtype)
         members = self.members.now().values()
         made: ClusterPool | None = None
         failed: attnd.AttndError | None = None
         for member in sorted(members, key=lambda m: m.state == LEAVING)[:_AT_ONCE]:
             host = self.host(member)
             try:
-                has = host.ask(spec, array_dtype, lambda pool: pool.spec)
-                made = made or ClusterPool(self, has, spec, array_dtype)
+                has = host.ask(spec, dtypes, lambda pool: pool.spec)
+                made = made or ClusterPool(self, has, spec, dtypes)
             except attnd.AttndError as e:
                 log.warning("pool %s on %s: %s", spec.name, member.name, e)
                 failed = e
@@ -188,7 +190,7 @@ class ClusterClient(Closing, NotPicklable):
                 host = self.host(member)
 
                 spec = host.call(functools.partial(_describe, host, name))
-                pool = ClusterPool(self, spec, spec, None)
+                pool = ClusterPool(self, spec, spec)
                 self._pools.add(pool)
                 return pool
             except attnd.NotFoundError as e:

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import attnd
 from attnd._handle import run_beside
@@ -38,6 +38,13 @@ def beside(what: Callable[[], _T]) -> concurrent.futures.Future[_T]:
 
     run_beside(ask)
     return asked
+
+
+class Dtypes(NamedTuple):
+    """attnd.Client.create_pool()'s: of arrays in steps, and of q, k and v on their way."""
+
+    array_dtype: str | None = None
+    wire_dtype: str | None = None
 
 
 class HostGone(attnd.ConnectionLostError):
@@ -109,28 +116,28 @@ class Host:
             self._failed = time.monotonic(), e.message
             raise
 
-    def pool(self, spec: attnd.PoolSpec, array_dtype: str | None) -> attnd.Pool:
+    def pool(self, spec: attnd.PoolSpec, dtypes: Dtypes) -> attnd.Pool:
         """Its pool of this spec, made if it is missing. Raises AttndError."""
         with self._lock:
             pool = self._pools.get(spec.name)
             if pool is None:
-                pool = self.client().create_pool(spec, array_dtype=array_dtype)
+                pool = self.client().create_pool(spec, **dtypes._asdict())
                 self._pools[spec.name] = pool
             return pool
 
     def ask(
         self,
         spec: attnd.PoolSpec,
-        array_dtype: str | None,
+        dtypes: Dtypes,
         what: Callable[[attnd.Pool], _T],
         seconds: float | None = None,
     ) -> _T:
         """what(pool), as call(); again where session and pools went with an earlier daemon."""
         try:
-            return self.call(lambda: what(self.pool(spec, array_dtype)), seconds)
+            return self.call(lambda: what(self.pool(spec, dtypes)), seconds)
         except (attnd.SessionGoneError, attnd.PoolGoneError):
             self.call(self.begin_anew, seconds)
-            return self.call(lambda: what(self.pool(spec, array_dtype)), seconds)
+            return self.call(lambda: what(self.pool(spec, dtypes)), seconds)
 
     def begin_anew(self) -> None:
         """After SessionGoneError: the daemon was restarted without its cache. Raises AttndError."""

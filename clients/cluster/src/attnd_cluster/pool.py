@@ -17,7 +17,7 @@ import attnd
 from attnd._handle import Closing, NotPicklable
 from attnd._tensor import DTYPES, F32, empty
 
-from .hosts import Host, HostGone, beside
+from .hosts import Dtypes, Host, HostGone, beside
 from .place import Candidate, home_of, homes, is_behind, order
 from .sequence import ClusterSequence, random_id
 
@@ -169,19 +169,19 @@ class ClusterPool(Closing, NotPicklable):
         client: ClusterClient,
         spec: attnd.PoolSpec,
         asked: attnd.PoolSpec,
-        array_dtype: str | None,
+        dtypes: Dtypes = Dtypes(),
     ):
         self.client = client
         self.spec = spec  # as a daemon has it
         self._asked = asked
-        self._array_dtype = array_dtype
-        self._dtype = DTYPES[array_dtype or spec.q_dtype]
+        self._dtypes = dtypes
+        self._dtype = DTYPES[dtypes.array_dtype or spec.q_dtype]
 
     def at(
         self, host: Host, what: Callable[[attnd.Pool], _T], seconds: float | None = None
     ) -> _T:
         """what(pool) of this pool there, as Host.call(). Raises AttndError."""
-        return host.ask(self._asked, self._array_dtype, what, seconds)
+        return host.ask(self._asked, self._dtypes, what, seconds)
 
     # ---- placement
 
