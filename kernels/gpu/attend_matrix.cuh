@@ -625,7 +625,7 @@ int with_dim(const gpu_attend *a, Use use)
 template <bool is_bf16, class Use> int with_config(const gpu_attend *a, Use use)
 {
     int code = 0;
-    if constexpr (!has_rows_kernels) {
+    if constexpr (!has_fragment_kernels) {
         if (!a || (!a->kv.is_quantised && a->rows_per_unit == 16))
             code = with_dim<is_bf16, false, 1>(a, use);
         if (!code && (!a || (!a->kv.is_quantised && a->rows_per_unit == 64)))
@@ -661,13 +661,13 @@ int matrix_init_f16();
 int matrix_launch_bf16(const gpu_attend *a, void *stream, bool chained);
 int matrix_launch_f16(const gpu_attend *a, void *stream, bool chained);
 
-/* attend_codes.cu: up to 16 query rows over quantised K and V. */
+/* Where has_fragment_kernels, from here on. attend_codes.cu: up to 16 query rows over quantised K
+ * and V. */
 int codes_init();
 bool codes_fit(const gpu_kv &kv, uint32_t rows);
 int codes_launch(const gpu_attend *a, void *stream, bool chained);
 
-/* attend_rows.cuh: K and V that are not quantised, where has_rows_kernels. rows_blocks: as
- * gpu_attend_matrix_blocks. */
+/* attend_rows.cuh: K and V that are not quantised. rows_blocks: as gpu_attend_matrix_blocks. */
 int rows_init_bf16(uint32_t shared_bytes);
 int rows_init_f16(uint32_t shared_bytes);
 uint32_t rows_blocks(const gpu_kv &kv, uint32_t rows, uint32_t shared_bytes);

@@ -68,7 +68,7 @@ set(hip_objects)
 set(rung_objects) # attnbench's, for a module of their own
 set(out ${CMAKE_CURRENT_BINARY_DIR}/hip)
 file(MAKE_DIRECTORY ${out})
-foreach(file prep attend_vector attend_matrix_bf16 attend_matrix_f16 attend_codes_none attend_f32_none blocks choose heads/heads sums merge
+foreach(file prep attend_vector attend_matrix_bf16 attend_matrix_f16 blocks choose heads/heads sums merge
     ../bench/read ../bench/project ../bench/ladder ../bench/rungs/rung_naive ../bench/rungs/rung_vectorised
     ../bench/rungs/rung_shared ../bench/rungs/rung_warp ../bench/rungs/rung_matrix ../bench/rungs/encoder)
   set(source ${CMAKE_CURRENT_SOURCE_DIR}/${file}.cu)

@@ -77,8 +77,9 @@ GPU_DEVICE void tile_multiply(float (&c)[tile_values], const tile_operand &a, co
     mma_16816<is_bf16>(*(float(*)[4]) & c[4], a.w, b.w[2], b.w[3]);
 }
 
-/* Does attend_rows.cuh take more than 16 rows of bf16 and f16? Else attend_matrix.cuh does. */
-constexpr bool has_rows_kernels = true;
+/* Are attend_rows.cuh, attend_codes.cu and attend_f32.cu built, which lay out their operands as
+ * mma.sync has its fragments? Else attend_matrix.cuh and attend_vector.cu do their work. */
+constexpr bool has_fragment_kernels = true;
 
 /* Tokens of K and V that attend_matrix.cuh holds at once: they fit shared_limit. */
 constexpr int matrix_tile(int dim, int row_warps, bool is_quantised)
