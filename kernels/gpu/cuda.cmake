@@ -44,6 +44,7 @@ if(ATTND_CUDA_AS)
 endif()
 add_library(attnd-cuda-decode OBJECT EXCLUDE_FROM_ALL sm90/decode_bf16.cu sm90/decode_f16.cu sm90/prefill_bf16.cu
   sm90/prefill_f16.cu sm90/prefill_dilated_bf16.cu sm90/prefill_dilated_f16.cu
+  sm90/trees/trees_bf16.cu sm90/trees/trees_f16.cu
   sm90/prefill_codes.cu sm90/prefill_codes_bf16.cu sm90/prefill_codes_f16.cu sm90/latent/latent_bf16.cu sm90/latent/latent_f16.cu)
 set_target_properties(attnd-cuda-decode PROPERTIES CUDA_STANDARD 17 CUDA_ARCHITECTURES 90a-real
   POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)

@@ -65,6 +65,7 @@ enum gpu_kernel {
     GPU_DILATED, /* the same, of dilated layers */
     GPU_VECTOR,
     GPU_TREE, /* the same, of items that are trees */
+    GPU_TREE_PREFILL, /* of them those that prefill.h's kernels take */
     GPU_LISTED, /* the same, of items that have lists */
     GPU_LISTED_LATENT, /* of them those that prefill.h's kernels take */
     GPU_CHOSEN, /* the same, of items that choose */

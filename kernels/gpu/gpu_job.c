@@ -709,6 +709,16 @@ static attn_status plan_prefill(struct backend *b, struct gpu_job *j, const stru
     return ATTN_OK;
 }
 
+/* The same of trees. */
+static attn_status plan_trees(struct backend *b, struct gpu_job *j, const struct job_lists *l,
+                              uint32_t from, uint32_t to)
+{
+    const attn_status st = plan_prefill(b, j, l, from, to, NULL);
+    if (st == ATTN_OK)
+        j->prefills[j->n_prefills - 1].call.nodes = j->nodes;
+    return st;
+}
+
 /* The same of a quantised pool in as many calls as there is room for decoded keys. */
 static attn_status plan_prefills(struct backend *b, struct gpu_job *j, const struct job_lists *l,
                                  uint32_t from, uint32_t to, const struct prefill_shape *shape)
@@ -791,6 +801,8 @@ static attn_status plan_kernels(struct backend *b, struct gpu_job *j,
         } else if (n > 0 && k == GPU_LISTED_LATENT)
             st = plan_prefill(b, j, l, first[k], first[k + 1],
                               &(struct prefill_shape){.list_starts = l->list_starts});
+        else if (n > 0 && k == GPU_TREE_PREFILL)
+            st = plan_trees(b, j, l, first[k], first[k + 1]);
         else if (n > 0)
             st = plan_ranges(b, j, (enum gpu_kernel)k, choice, batch, l->items + first[k], first[k],
                              n, l->device_items + first[k]);

@@ -90,13 +90,19 @@ static bool takes_lists(const struct backend_pool *p, const struct backend_item 
            prefill_takes(p->prefill, it->layer, it->n_tokens, it->pos + it->n_tokens);
 }
 
+/* And trees, whose nodes' depths they do not know? */
+static bool takes_trees(const struct backend_pool *p, const struct backend_item *it)
+{
+    return p->prefill && !p->has_alibi && prefill_takes_trees(p->prefill, it->layer);
+}
+
 enum gpu_kernel gpu_kernel_of(const struct backend_pool *p, const struct gpu_choice *choice,
                               const struct backend_item *it)
 {
     if (!(it->flags & BACKEND_ATTEND))
         return GPU_NONE;
     if (it->nodes != NULL)
-        return GPU_TREE;
+        return takes_trees(p, it) ? GPU_TREE_PREFILL : GPU_TREE;
     if (it->lists.starts != NULL)
         return takes_lists(p, it) ? GPU_LISTED_LATENT : GPU_LISTED;
     if (gpu_item_chooses(p, it))
@@ -127,6 +133,7 @@ static void write_family(const struct backend_pool *p, const struct backend_item
         name = "sm90/decode";
         break;
     case GPU_LISTED_LATENT:
+    case GPU_TREE_PREFILL:
     case GPU_PREFILL:
     case GPU_DILATED:
         name = p->config.is_v_in_k     ? "sm90/latent"

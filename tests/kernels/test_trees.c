@@ -114,6 +114,49 @@ static void every_option_agrees_with_the_reference(void **state)
     product_walk(&check, &product, every, offset);
 }
 
+/* Trees behind what their sequences begin with in common, which may be computed once for all of
+ * them, beside items that are none. */
+static void trees_of_sequences_that_begin_alike(void **state)
+{
+    (void)state;
+    static int32_t parents[CASE_MAX_ITEMS][TREE_MAX_NODES];
+    const uint32_t n_cases = CASE_N_PRODUCT * CASE_COUNT(case_dtypes);
+    const uint32_t at_a_time = every < 11 ? every : 11;
+    uint32_t n_shared = 0;
+    for (uint32_t i = offset % at_a_time; i < n_cases; i += at_a_time) {
+        const struct case_geometry *g = &case_geometries[i % CASE_N_PRODUCT];
+        const uint32_t n_blocks = 1 + 200 / g->block_tokens;
+        if (g->num_q_heads > 32 || begin(g, case_dtypes[i / CASE_N_PRODUCT], &options[i % 2 * 6]) !=
+                                       ATTN_OK) /* plain, soft cap */
+            continue;
+        struct check_item step[4],
+            history = {.n_tokens = n_blocks * g->block_tokens + 3, .flags = BACKEND_APPEND};
+        bool ok = check_submit(&check, &history, 1);
+        for (uint32_t k = 0; k < CASE_COUNT(step) && ok; k++) {
+            if (k > 0)
+                check_fork(&check, 0, k, n_blocks);
+            history = (struct check_item){
+                .seq = k, .pos = check.seqs[k].len, .n_tokens = 1 + 9 * k, .flags = BACKEND_APPEND};
+            ok = check_submit(&check, &history, 1);
+            step[k] = (struct check_item){.seq = k,
+                                          .pos = check.seqs[k].len,
+                                          .n_tokens = k == 3 ? 2 : 1 + check_random(&check, 20),
+                                          .flags = BACKEND_APPEND | BACKEND_ATTEND,
+                                          .wants_lse = k % 2,
+                                          .parents = k == 3 ? NULL : parents[k]};
+            grow_tree(parents[k], step[k].n_tokens);
+        }
+        ok = ok && check_submit(&check, step, CASE_COUNT(step)) &&
+             check_outputs(&check, step, CASE_COUNT(step)) &&
+             check_again(&check, step, CASE_COUNT(step));
+        if (!ok)
+            fail_msg("case %" PRIu32 ": %s", i, check.ops->last_error(check.b));
+        n_shared += check.kv_shared_bytes > 0;
+    }
+    if (strncmp(check.name, "cuda", 4) != 0) /* which computes so few apart */
+        assert_true(n_shared > 0);
+}
+
 /* What is not finite in a node reaches the nodes below it and no other. */
 static void nan_reaches_the_nodes_below(void **state)
 {
@@ -220,6 +263,7 @@ int main(int argc, char **argv)
         return rc;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_agrees_with_the_reference),
+        cmocka_unit_test(trees_of_sequences_that_begin_alike),
         cmocka_unit_test(nan_reaches_the_nodes_below),
         cmocka_unit_test(tokens_are_copied),
         cmocka_unit_test(a_tree_where_there_can_be_none_starts_nothing),

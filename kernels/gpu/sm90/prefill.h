@@ -106,6 +106,8 @@ struct prefill_call {
     bool is_dilated; /* entries are prefill_run */
     const uint32_t *list_starts, *list_tokens; /* device: the items' queries visit what they list,
                                                   to be set by the caller; NULL: all they see */
+    const struct tree_node *nodes; /* device: the items are trees, to be set by the caller; NULL:
+                                      they are none */
     bool is_cut; /* part_o and part_ml are written: nothing that does so may run beside it */
     uint32_t heads; /* kv heads of a launch; of a quantised pool maybe not all */
     uint32_t n_items, head_blocks; /* of a quantised pool: what one head's decoded keys take */
@@ -129,12 +131,17 @@ struct prefill_shape {
 bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens,
                    uint32_t n_keys);
 
+/* Trees of this layer are computed, of any number of nodes, as if it had no ALiBi slopes: not where
+ * it is dilated or has a window, nor those of quantised pools or of head dims above 128 where V is
+ * not in K. */
+bool prefill_takes_trees(const struct prefill_pool *p, uint32_t layer);
+
 /* Blocks of decoded keys of n_keys of one head; of a pool that is not quantised 0. */
 uint32_t prefill_blocks(const struct prefill_pool *p, uint32_t n_keys);
 
-#define PREFILL_UPLOAD_ALIGN 256 /* two calls of a batch may lie so far apart */
+#define PREFILL_UPLOAD_ALIGN 256 /* calls of a batch may lie so far apart */
 
-/* Holds for every batch within the limits, with both kinds of calls. */
+/* Holds for every batch within the limits, with all kinds of calls. */
 uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items,
                               uint32_t max_tokens);
 

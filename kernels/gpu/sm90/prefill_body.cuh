@@ -134,6 +134,23 @@ template <bool is_bf16, class S, bool has_extras> struct rows {
         }
     }
 
+    /* The same of a tree's rows. */
+    GPU_DEVICE void mask_nodes(const prefill_params &p, const unit &u, uint32_t key)
+    {
+        const uint32_t key0 = key + 2 * (gpu::lane_id() % 4);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const uint64_t nodes = nodes_seen(p, u, token[h]);
+            const int end = (int)(u.pos - key0);
+#pragma unroll
+            for (int j = 2 * h; j < N / 2; j += j % 2 ? 3 : 1) {
+                const int c = j / 4 * 8 + j % 2;
+                if (c >= end && !has_node(nodes, (uint32_t)(c - end)))
+                    s[j] = -INFINITY;
+            }
+        }
+    }
+
     /* Scores to weights, unrounded. The maximum follows only when it has grown by more than 2^8:
      * weights stay below 256, and the division at the end makes the result exact all the same. */
     GPU_DEVICE void weigh(float scale)
@@ -173,15 +190,17 @@ template <bool is_bf16, class S, bool has_extras> struct rows {
             l[h] += (sum[h][0] + sum[h][1]) + (sum[h][2] + sum[h][3]);
     }
 
-    GPU_DEVICE void take_scores(const unit &u, const part &keys, float scale, uint32_t i,
-                                bool is_masked)
+    GPU_DEVICE void take_scores(const prefill_params &p, const unit &u, const part &keys,
+                                float scale, uint32_t i, bool is_masked)
     {
         const uint32_t key = is_masked || has_extras ? tile_key(keys.tiles(), i, N) : 0;
         if (has_extras) {
             apply_extras(u, keys, key);
             scale = 1.0f;
         }
-        if (is_masked)
+        if (is_masked && S::has_nodes)
+            mask_nodes(p, u, key);
+        else if (is_masked)
             mask(key);
         weigh(scale);
     }
@@ -204,7 +223,8 @@ template <bool is_bf16, class S, bool has_extras> struct rows {
     /* Weights of hidden keys are 0, but 0 times NaN is NaN: V rows of the tile that no row of the
      * unit sees are cleared; where rows see different keys, a NaN or inf is added to the sums of
      * those that see it and cleared too. All computing threads come here. */
-    GPU_DEVICE void hide_values(const seen_together &seen, uint32_t v, uint32_t key)
+    GPU_DEVICE void hide_values(const prefill_params &p, const unit &u, const seen_together &seen,
+                                uint32_t v, uint32_t key)
     {
         constexpr uint32_t pieces = D / 8, computing = S::computing;
         const bool is_cut = key < seen.all.first;
@@ -223,6 +243,9 @@ template <bool is_bf16, class S, bool has_extras> struct rows {
         if (!sync_some_any<ALL_COMPUTING, computing>(is_found))
             return;
         const uint32_t t = gpu::lane_id() % 4;
+        uint64_t nodes[2] = {};
+        if (S::has_nodes)
+            nodes[0] = nodes_seen(p, u, token[0]), nodes[1] = nodes_seen(p, u, token[1]);
 #pragma unroll 1
         for (uint32_t e = 0; e < N * pieces; ++e) {
             const uint32_t r = e / pieces, c = e % pieces;
@@ -230,9 +253,14 @@ template <bool is_bf16, class S, bool has_extras> struct rows {
             const float bad[2] = {take_bad<is_bf16>(two, false), take_bad<is_bf16>(two + 2, false)};
             if (!__any_sync(~0u, bad[0] != 0.0f || bad[1] != 0.0f))
                 continue;
+            bool has[2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                has[h] = visible_has(&sees[h], key + r) ||
+                         (S::has_nodes && has_node(nodes[h], key + r - u.pos));
 #pragma unroll
             for (int j = 0; j < D / 2; ++j)
-                if (j / 4 == (int)c && visible_has(&sees[j / 2 % 2], key + r))
+                if (j / 4 == (int)c && has[j / 2 % 2])
                     o[j] += bad[j % 2];
         }
         sync_some<ALL_COMPUTING, computing>();
@@ -403,7 +431,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
                 x.scale_scores(at.k_scales(use));
             if (lane < S::arriving)
                 barrier_arrive(at.k_ring.empty(use));
-            x.take_scores(u, keys, scale, i, is_masked);
+            x.take_scores(p, u, keys, scale, i, is_masked);
             settle_here(x.s);
         };
         /* Waits for the sums asked for with tile i's scores; then its weights are ready to be
@@ -417,7 +445,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
             x.round_weights();
             if (is_masked) {
                 at.v_ring.wait_full(use);
-                x.hide_values(keys.seen(), v_at(use), tile_key(keys.tiles(), i, N));
+                x.hide_values(p, u, keys.seen(), v_at(use), tile_key(keys.tiles(), i, N));
             }
             ++use;
         };
@@ -523,6 +551,13 @@ template <bool is_bf16, bool has_extras> kernel_fn codes_kernel_of(uint32_t dim)
     if (dim == 64)
         return (kernel_fn)prefill_rows_of<is_bf16, shape<64, false, true>, has_extras>;
     return (kernel_fn)prefill_rows_of<is_bf16, shape<128, false, true>, has_extras>;
+}
+
+template <bool is_bf16, bool has_extras> kernel_fn trees_kernel_of(uint32_t dim)
+{
+    if (dim == 64)
+        return (kernel_fn)prefill_rows_of<is_bf16, shape<64, false, false, true>, has_extras>;
+    return (kernel_fn)prefill_rows_of<is_bf16, shape<128, false, false, true>, has_extras>;
 }
 
 template <bool is_bf16, bool has_extras> kernel_fn dilated_kernel_of(uint32_t dim)

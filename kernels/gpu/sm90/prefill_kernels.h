@@ -30,8 +30,12 @@ kernel_fn codes_kernel_f16(uint32_t dim, bool has_extras);
 kernel_fn dilated_kernel_bf16(uint32_t dim, bool has_extras);
 kernel_fn dilated_kernel_f16(uint32_t dim, bool has_extras);
 
-/* The same of pools whose V is in K, which need the map of K alone, and what joins the parts of
- * their units: a block for each unit and LATENT_JOIN_ROWS of its rows. */
+/* The same for trees. dim: 64 or 128. */
+kernel_fn trees_kernel_bf16(uint32_t dim, bool has_extras);
+kernel_fn trees_kernel_f16(uint32_t dim, bool has_extras);
+
+/* The same of pools whose V is in K, trees too, which need the map of K alone, and what joins the
+ * parts of their units: a block for each unit and LATENT_JOIN_ROWS of its rows. */
 kernel_fn latent_kernel_bf16(bool has_extras, bool is_listed);
 kernel_fn latent_kernel_f16(bool has_extras, bool is_listed);
 kernel_fn latent_join_bf16(bool is_listed);

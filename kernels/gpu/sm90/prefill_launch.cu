@@ -15,7 +15,8 @@ static bool is_latent(const struct prefill_pool *p)
     return p->dim == PREFILL_LATENT_DIM;
 }
 
-static prefill::kernel_fn kernel_for(const struct prefill_pool *p, bool is_dilated, bool is_listed)
+static prefill::kernel_fn kernel_for(const struct prefill_pool *p, bool is_dilated, bool is_listed,
+                                     bool has_nodes)
 {
     if (is_latent(p))
         return p->kv.q_dtype == ATTN_BF16 ? prefill::latent_kernel_bf16(p->has_extras, is_listed)
@@ -23,6 +24,9 @@ static prefill::kernel_fn kernel_for(const struct prefill_pool *p, bool is_dilat
     if (p->kv.is_quantised)
         return p->kv.q_dtype == ATTN_BF16 ? prefill::codes_kernel_bf16(p->dim, p->has_extras)
                                           : prefill::codes_kernel_f16(p->dim, p->has_extras);
+    if (has_nodes)
+        return p->kv.q_dtype == ATTN_BF16 ? prefill::trees_kernel_bf16(p->dim, p->has_extras)
+                                          : prefill::trees_kernel_f16(p->dim, p->has_extras);
     if (is_dilated)
         return p->kv.q_dtype == ATTN_BF16 ? prefill::dilated_kernel_bf16(p->dim, p->has_extras)
                                           : prefill::dilated_kernel_f16(p->dim, p->has_extras);
@@ -71,7 +75,7 @@ static int init_dilated(struct prefill_pool *p)
     p->has_dilated = prefill_has_dilated(p);
     int e = 0;
     if (p->has_dilated)
-        e = cudaFuncSetAttribute(kernel_for(p, true, false),
+        e = cudaFuncSetAttribute(kernel_for(p, true, false, false),
                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  (int)shared_bytes(p, true));
     return e;
@@ -114,7 +118,11 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
     if (e == 0 && !c->is_v_in_k)
         e = make_map(p, true, p->map_v);
     for (int is_listed = 0; is_listed <= is_latent(p) && e == 0; is_listed++)
-        e = cudaFuncSetAttribute(kernel_for(p, false, is_listed),
+        e = cudaFuncSetAttribute(kernel_for(p, false, is_listed, false),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)shared_bytes(p, false));
+    if (e == 0 && p->dim <= 128 && !kv->is_quantised)
+        e = cudaFuncSetAttribute(kernel_for(p, false, false, true),
                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  (int)shared_bytes(p, false));
     return e ? e : init_dilated(p);
@@ -184,8 +192,9 @@ static int launch_units(const struct prefill_call *c, prefill_params *a, uint32_
     if (is_latent(p))
         l.blockDim = dim3(LATENT_THREADS);
     void *args[] = {a, (void *)&c->inline_list, &maps};
-    const int e = runtime_launch((runtime_stream *)stream,
-                                 kernel_for(p, c->is_dilated, c->list_starts != NULL), &l, args);
+    const int e = runtime_launch(
+        (runtime_stream *)stream,
+        kernel_for(p, c->is_dilated, c->list_starts != NULL, c->nodes != NULL), &l, args);
     return e || !is_latent(p) || !c->is_cut ? e : launch_join(p, a, args, stream);
 }
 
@@ -205,6 +214,7 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.base = kv->base;
     a.list_starts = c->list_starts;
     a.list_tokens = c->list_tokens;
+    a.nodes = c->nodes;
     a.block_bytes = kv->block_bytes;
     a.layer_bytes = kv->layer_bytes;
     a.v_offset = kv->v_offset;

@@ -18,9 +18,10 @@ constexpr uint32_t ARRIVING = 32;
 constexpr uint32_t ARRIVING = 1;
 #endif
 
-template <int dim, bool is_dilated_, bool has_codes_> struct shape {
+template <int dim, bool is_dilated_, bool has_codes_, bool has_nodes_ = false> struct shape {
     static constexpr int D = dim; /* head dim */
     static constexpr bool is_dilated = is_dilated_, has_codes = has_codes_; /* quantised K and V */
+    static constexpr bool has_nodes = has_nodes_; /* items are trees */
     static constexpr bool is_narrow = is_dilated, is_listed = false;
     static constexpr uint32_t R = prefill_rows(D, is_narrow), N = prefill_keys(D), slabs = D / 64;
     static constexpr uint32_t groups = R / 64, computing = groups * 128;
@@ -29,7 +30,7 @@ template <int dim, bool is_dilated_, bool has_codes_> struct shape {
     static constexpr uint32_t stages = prefill_stages(D, is_narrow);
     static constexpr uint32_t q_stages = prefill_q_stages(D), q_bytes = R * D * 2;
     static constexpr uint32_t slot_bytes = prefill_slot_bytes(is_narrow);
-    typedef part<is_dilated> keys;
+    typedef part<is_dilated, has_nodes> keys;
     static constexpr uint32_t arriving = has_codes ? ARRIVING : 1; /* where keys are passed on */
     static constexpr int few_registers = groups == 3 ? 32 : 40;
     static constexpr int many_registers = groups == 3 ? 160 : 232;

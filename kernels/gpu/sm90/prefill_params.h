@@ -34,6 +34,7 @@ struct prefill_params {
     float *part_o, *part_ml;
     const char *base; /* of K and V, with strides as struct gpu_kv has them */
     const uint32_t *list_starts, *list_tokens; /* as struct gpu_attend has them */
+    const struct tree_node *nodes; /* the same */
     uint64_t block_bytes, layer_bytes, v_offset;
     const float *scales; /* of a quantised pool: of decoded K, [blocks][PREFILL_DECODED_TOKENS] */
     uint32_t head_blocks; /* the same: decoded blocks of each head */

@@ -81,6 +81,13 @@ bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_toke
     return s->n_branches == 0 || (has_rates(p, s) && n_tokens >> rates_log2(s) >= RUN_TOKENS);
 }
 
+bool prefill_takes_trees(const struct prefill_pool *p, uint32_t layer)
+{
+    const struct attn_layer_spec *s = &p->specs[layer];
+    const bool has_kernel = p->dim <= 128 || p->dim == PREFILL_LATENT_DIM;
+    return has_kernel && !p->kv.is_quantised && s->n_branches == 0 && s->window_tokens == 0;
+}
+
 static uint32_t rows_of(const struct prefill_pool *p, bool is_dilated)
 {
     return prefill_rows(p->dim, is_dilated);
@@ -102,7 +109,7 @@ uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, 
     const uint64_t runs = (uint64_t)max_tokens * p->kv.group / RUN_ROWS;
     const uint64_t ends = 2 * (uint64_t)max_tokens / RUN_TOKENS;
     const uint64_t dilated = tiles_of(p, 3 * (uint64_t)max_tokens, true) + runs + ends;
-    return plain * sizeof(struct prefill_entry) +
+    return plain * sizeof(struct prefill_entry) + PREFILL_UPLOAD_ALIGN + /* trees apart */
            (p->kv.is_quantised ? plain / 3 + PREFILL_UPLOAD_ALIGN : 0) + /* several calls */
            (p->has_dilated ? dilated * sizeof(struct prefill_run) + PREFILL_UPLOAD_ALIGN : 0);
 }
@@ -434,6 +441,7 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     out_call->items = device_items;
     out_call->is_dilated = o.is_dilated;
     out_call->list_starts = out_call->list_tokens = NULL;
+    out_call->nodes = NULL;
     out_call->is_cut = o.share > 0;
     out_call->n_entries = o.n;
     const uint64_t heads = SECTION_BYTES / (tokens * row_bytes);

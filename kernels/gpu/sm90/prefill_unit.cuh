@@ -23,11 +23,12 @@ struct unit {
     union {
         uint32_t n_branches; /* behind the unit, as unit_branch; 0: the layer is not dilated */
         uint32_t list0; /* of items with lists: where its query's begins */
+        uint32_t node0; /* of trees: of the item's nodes, in those of the launch */
     };
     uint32_t n_rows; /* 0: there are no more units */
     uint32_t head; /* of K and V */
     uint32_t pos, total; /* of the item: position of its first query token, cached tokens */
-    uint32_t layer, window, sinks, is_full;
+    uint32_t layer, window, sinks, is_full; /* is_full: or SEES_NODES */
     float scale_log2, soft_cap;
     /* of keys that some row sees, from the unit's first on; not dilated */
     visible_tiles tiles;
@@ -37,6 +38,9 @@ struct unit {
     uint32_t block0; /* of a quantised pool: of the head's decoded keys */
 };
 static_assert(sizeof(unit) <= PREFILL_UNIT_BYTES, "fits");
+
+/* unit.is_full of trees: rows see what is cached before them, and nodes. */
+constexpr uint32_t SEES_NODES = 2;
 
 /* x over the group, for x below 2^32 / group. */
 GPU_DEVICE uint32_t over_group(const prefill_params &p, uint32_t x)
@@ -55,6 +59,17 @@ GPU_DEVICE uint32_t query_row(const prefill_params &p, const unit &u, uint32_t r
 {
     const uint32_t x = u.first + min(r, u.n_rows - 1), token = over_group(p, x);
     return (u.token0 + token * u.step) * p.num_q_heads + u.head * p.group + (x - token * p.group);
+}
+
+/* The nodes that a tree's row sees, a bit each, the first one's lowest; of what is no tree 0. */
+GPU_DEVICE uint64_t nodes_seen(const prefill_params &p, const unit &u, uint32_t token)
+{
+    return u.is_full == SEES_NODES ? p.nodes[u.node0 + token].seen : 0;
+}
+
+GPU_DEVICE bool has_node(uint64_t nodes, uint32_t node)
+{
+    return node < 64 && (nodes >> node & 1) != 0;
 }
 
 /* What the rows of a unit see: some of them, and all of them. */
@@ -99,10 +114,10 @@ struct unit_branch {
 static_assert(sizeof(unit_branch) == PREFILL_BRANCH_BYTES, "fits");
 
 /* The keys that a unit goes through one after the other: all that its rows see, or of a dilated
- * layer those of its nth branch, numbered as in dilated.h. */
-template <bool is_dilated> struct part;
+ * layer those of its nth branch, numbered as in dilated.h. has_nodes: units may be of trees. */
+template <bool is_dilated, bool has_nodes = false> struct part;
 
-template <> struct part<false> {
+template <bool has_nodes> struct part<false, has_nodes> {
     const unit *u;
     seen_together together;
     masked_tiles hidden;
@@ -112,6 +127,8 @@ template <> struct part<false> {
         const visible low = seen_by(token_of(p, x, 0));
         const visible high = seen_by(token_of(p, x, x.n_rows - 1));
         together = {visible_to_some(low, high), {low.sinks, high.first, low.end}};
+        if (has_nodes && x.is_full == SEES_NODES)
+            together.some.end = x.total;
         hidden = masked_of(x.tiles, together, keys);
         hidden.last = min(hidden.last, x.n_tiles); /* where loops over the rest end */
     }
@@ -138,8 +155,11 @@ template <> struct part<false> {
     {
         return hidden;
     }
+    /* Of a tree's row without nodes. */
     GPU_DEVICE visible seen_by(uint32_t token) const
     {
+        if (has_nodes && u->is_full == SEES_NODES)
+            return {0, 0, u->pos};
         return visible_to(u->window, u->sinks, u->is_full, u->pos + token, u->total);
     }
     GPU_DEVICE uint32_t token_of_key(uint32_t key) const
@@ -153,7 +173,7 @@ template <> struct part<false> {
     }
 };
 
-template <> struct part<true> {
+template <> struct part<true, false> {
     const unit *u;
     uint32_t nth;
 
@@ -298,7 +318,11 @@ GPU_DEVICE void unit_at(const prefill_params &p, const prefill_words &words, uin
         x.first = e.tile * S::R - x.token0 * p.group;
         x.n_rows = min(it.n_tokens * p.group - e.tile * S::R, S::R);
     }
-    x.tiles = visible_tiles_of(part<false>(p, x, S::N).seen().some, S::N);
+    if (S::has_nodes && p.nodes) {
+        x.is_full = SEES_NODES;
+        x.node0 = it.node0;
+    }
+    x.tiles = visible_tiles_of(part<false, S::has_nodes>(p, x, S::N).seen().some, S::N);
     if (S::is_listed)
         x.tiles.n = max(x.tiles.n, 1u);
     x.part = e.part;

@@ -120,7 +120,8 @@ static bool is_prefill(const void *kernel)
 {
     for (uint32_t dim = 64; dim <= 256; dim += 64)
         for (bool has_extras : {false, true})
-            for (auto find : {prefill::kernel_bf16, prefill::kernel_f16})
+            for (auto find : {prefill::kernel_bf16, prefill::kernel_f16, prefill::trees_kernel_bf16,
+                              prefill::trees_kernel_f16})
                 if (find(dim, has_extras) == kernel)
                     return true;
     return false;

@@ -280,6 +280,16 @@ plant(127 attend_vector.cu "position[r] = query_position<kind>(a, it, token);"
 plant(128 gpu_job.c ".node0 = node0," ".node0 = simt_has_bug(128) ? 0 : node0,")
 plant(129 blocks.cu "kv.is_quantised ? p.scale_bytes / 4 : 0;"
   "simt::planted != 129 && kv.is_quantised ? p.scale_bytes / 4 : 0;")
+# the same in the prompts' kernels: hidden nodes count, also in latents'; what is NaN in a node does
+# not reach those below it; all items have the nodes of the first; nodes have no tiles of their own
+plant(265 sm90/prefill_body.cuh "c >= end && !has_node(" "c >= end && simt::planted != 265 && !has_node(")
+plant(266 sm90/latent/latent_body.cuh "c >= sink)) && !has_node("
+  "c >= sink)) && (simt::planted != 266 || c < end) && !has_node(")
+plant(267 sm90/prefill_body.cuh "(S::has_nodes && has_node(nodes[h], key + r - u.pos))"
+  "(S::has_nodes && simt::planted != 267 && has_node(nodes[h], key + r - u.pos))")
+plant(268 sm90/prefill_unit.cuh "        x.node0 = it.node0;" "        x.node0 = simt::planted == 268 ? 0 : it.node0;")
+plant(269 sm90/prefill_unit.cuh "            together.some.end = x.total;"
+  "            together.some.end = simt::planted == 269 ? x.pos : x.total;")
 
 # of lists: all items have those of the first; they begin where the caller's do; distances are to
 # places in them; a list ends a token early

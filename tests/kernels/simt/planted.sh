@@ -45,7 +45,7 @@ found() { # BUG: in which order
       case " $bugs " in *" 223 "*) tests='choices*' ;; esac
       ;;
     105 | 106 | 107 | 108) numbers='5 12' tests='few*' ;; # idle processors: keys are cut
-    99 | 185 | 186) tests='nan*' ;;
+    99 | 185 | 186 | 267) tests='nan*' ;;
     129) tests='tokens*' numbers=4 ;;
     168) tests='a_choice*' numbers=4 ;;
     223 | 224 | 225) tests='choices*' numbers=4 orders=1 ;;

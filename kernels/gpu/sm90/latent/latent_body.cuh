@@ -24,7 +24,7 @@ namespace prefill
 {
 
 struct latent_shape {
-    static constexpr bool is_dilated = false, is_listed = false;
+    static constexpr bool is_dilated = false, is_listed = false, has_nodes = true;
     static constexpr uint32_t R = prefill_rows(PREFILL_LATENT_DIM, false);
     static constexpr uint32_t N = prefill_keys(PREFILL_LATENT_DIM);
     static constexpr uint32_t slabs = PREFILL_LATENT_DIM / 64, q_slabs = slabs - 1;
@@ -360,16 +360,17 @@ template <bool is_bf16, bool has_extras> struct latent_scores {
     GPU_DEVICE void mask(const prefill_params &p, const unit &u, uint32_t row0, uint32_t key)
     {
         const uint32_t key0 = key + 2 * (gpu::lane_id() % 4);
-        const part<false> keys(p, u, N);
+        const part<false, true> keys(p, u, N);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const visible sees = keys.seen_by(token_of(p, u, row0 + h * 8));
             const int end = (int)(sees.end - key0), first = (int)(sees.first - key0);
             const int sink = (int)(sees.sinks - key0);
+            const uint64_t nodes = nodes_seen(p, u, token_of(p, u, row0 + h * 8));
 #pragma unroll
             for (int j = 2 * h; j < N / 2; j += j % 2 ? 3 : 1) {
                 const int c = j / 4 * 8 + j % 2;
-                if (c >= end || (c < first && c >= sink))
+                if ((c >= end || (c < first && c >= sink)) && !has_node(nodes, (uint32_t)(c - end)))
                     s[j] = -INFINITY;
             }
         }
@@ -438,7 +439,7 @@ GPU_DEVICE void score_latents(const prefill_params &p, const prefill_words &word
         if (u.n_rows == 0)
             break;
         if (lane == 0)
-            at.masked[w] = part<false>(p, u, S::N).masked();
+            at.masked[w] = part<false, true>(p, u, S::N).masked();
         at.ring_tiles.wait_empty(use);
         at.ring_tiles.wait_empty(use + 1);
         x.ask_q(p, u, at.tile(use), at.tile(use + 1), at.q_last);
@@ -531,7 +532,7 @@ template <bool is_bf16> struct latent_sums {
     {
         constexpr uint32_t N = S::N, pieces = S::columns / 8;
         const uint32_t thread = threadIdx.x % 128;
-        const part<false> keys(p, u, N);
+        const part<false, true> keys(p, u, N);
         const seen_together seen = keys.seen();
         const bool is_cut = key < seen.all.first;
         const uint32_t first = is_cut || seen.all.end <= key ? 0 : seen.all.end - key;
@@ -557,8 +558,9 @@ template <bool is_bf16> struct latent_sums {
          * NaN or 0. */
         const float weight = u.soft_cap > 0.0f ? 1.0f : 0.0f;
         const uint32_t t = gpu::lane_id() % 4;
-        const visible sees[2] = {keys.seen_by(token_of(p, u, row0)),
-                                 keys.seen_by(token_of(p, u, row0 + 8))};
+        const uint32_t tokens[2] = {token_of(p, u, row0), token_of(p, u, row0 + 8)};
+        const visible sees[2] = {keys.seen_by(tokens[0]), keys.seen_by(tokens[1])};
+        const uint64_t nodes[2] = {nodes_seen(p, u, tokens[0]), nodes_seen(p, u, tokens[1])};
 #pragma unroll 1
         for (uint32_t e = 0; e < N * pieces; ++e) {
             const uint32_t r = e / pieces, c = e % pieces;
@@ -568,7 +570,7 @@ template <bool is_bf16> struct latent_sums {
                 continue;
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                if (visible_has(&sees[j / 2], key + r))
+                if (visible_has(&sees[j / 2], key + r) || has_node(nodes[j / 2], key + r - u.pos))
                     aside[4 * c + j] += bad[j % 2] * weight;
         }
 #pragma unroll
@@ -672,7 +674,7 @@ GPU_DEVICE void sum_latents(const prefill_params &p, const CUtensorMap *map,
             break;
         masked_tiles masked;
         {
-            const part<false> keys(p, u, S::N);
+            const part<false, true> keys(p, u, S::N);
             masked = keys.masked();
         }
         const uint32_t n_tiles = u.n_tiles;

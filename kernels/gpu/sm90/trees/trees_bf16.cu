@@ -1,0 +1,12 @@
+/* trees_bf16.cu: the tuned prefill kernels of trees for bf16. */
+#include "kernels/gpu/sm90/prefill_body.cuh"
+
+namespace prefill
+{
+
+kernel_fn trees_kernel_bf16(uint32_t dim, bool has_extras)
+{
+    return has_extras ? trees_kernel_of<true, true>(dim) : trees_kernel_of<true, false>(dim);
+}
+
+} // namespace prefill
