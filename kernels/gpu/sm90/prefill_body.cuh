@@ -22,8 +22,8 @@
 namespace prefill
 {
 
-/* Named barriers: of the computing threads, and of each warpgroup's turn. */
-enum { ALL_COMPUTING = 1, TURN = 2 };
+/* Named barriers: of the computing threads, of each warpgroup's turn, of a warpgroup's threads. */
+enum { ALL_COMPUTING = 1, TURN = 2, OWN_ROWS = 5 };
 
 /* What is known when a step is compiled. */
 template <bool x> struct known {
@@ -391,6 +391,13 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
     uint32_t use = 0;
     if (group == 0)
         barrier_some_arrive(TURN, 256);
+    if (!S::is_dilated) { /* each warp its rows of the first unit: two would take longer */
+        const uint32_t row = threadIdx.x / 32 * 16;
+        ask_for_rows<S, 16>(p, *at.slot(0), row, row + 16, at.q);
+        copies_wait();
+        proxy_fence();
+        barrier_some_wait(OWN_ROWS + group, 128);
+    }
 #pragma unroll 1
     for (uint32_t n = 0;; ++n) {
         at.unit_ring.wait_full(n);

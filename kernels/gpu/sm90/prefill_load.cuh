@@ -306,9 +306,9 @@ GPU_DEVICE void load_keys(const prefill_params &p, const CUtensorMap *map, const
         load_tiles<S, is_v>(p, map, at);
 }
 
-/* Asks for rows [from, end) of a unit's q, multiples of 32: lanes find where they lie, 32 at a
- * time, and bring 16 bytes each to where the swizzled layout has them. */
-template <class S>
+/* Asks for rows [from, end) of a unit's q, multiples of `at_once`: lanes find where they lie and
+ * bring 16 bytes each to where the swizzled layout has them. */
+template <class S, uint32_t at_once>
 GPU_DEVICE void ask_for_rows(const prefill_params &p, const unit &u, uint32_t from, uint32_t end,
                              uint32_t to)
 {
@@ -317,10 +317,10 @@ GPU_DEVICE void ask_for_rows(const prefill_params &p, const unit &u, uint32_t fr
     const uint32_t row_bytes = p.dk * 2, n_rows = u.n_rows;
     const char *const q = u.q;
 #pragma unroll 1
-    for (; from < end; from += 32) {
-        const uint32_t mine = query_row(p, u, from + lane);
+    for (; from < end; from += at_once) {
+        const uint32_t mine = query_row(p, u, from + lane % at_once);
 #pragma unroll
-        for (uint32_t k = 0; k < 32; k += rows) {
+        for (uint32_t k = 0; k < at_once; k += rows) {
             const uint32_t r = from + k + lane / pieces;
             const uint64_t row = __shfl_sync(~0u, mine, k + lane / pieces);
             const char *const at = q + row * row_bytes + piece * 16;
@@ -354,8 +354,8 @@ GPU_DEVICE void take_unit(const prefill_params &p, const prefill_words &words, u
         unit_at<S>(p, words, w, u);
 }
 
-/* Two warps: each brings half of q. The first takes units and tells the others: the next one when
- * the one before the current is done. */
+/* Two warps: each brings half of q, but not the first unit's (compute). The first takes units and
+ * tells the others: the next one when the one before the current is done. */
 template <class S, bool is_taking>
 GPU_DEVICE void load_queries(const prefill_params &p, const prefill_words &words,
                              const places<S> &at)
@@ -377,7 +377,8 @@ GPU_DEVICE void load_queries(const prefill_params &p, const prefill_words &words
         if (u.n_rows == 0)
             break;
         at.q_ring.wait_empty(n);
-        ask_for_rows<S>(p, u, from, from + half, at.q + n % S::q_stages * S::q_bytes);
+        if (n > 0 || S::is_dilated) /* else the warps that compute bring it */
+            ask_for_rows<S, 32>(p, u, from, from + half, at.q + n % S::q_stages * S::q_bytes);
         copies_wait();
         proxy_fence();
         gpu::sync_warp();

@@ -193,6 +193,7 @@ plant(69 sm90/decode_short_sum.cuh "near, factor, n_fours % W," "near, factor, s
 # products read K before it has come, and q before the copies' stores are in order
 plant(74 sm90/prefill_body.cuh "            at.k_ring.wait_full(use);" "            if (simt::planted != 74) at.k_ring.wait_full(use);")
 plant(81 sm90/prefill_load.cuh "        copies_wait();\n        proxy_fence();" "        copies_wait();\n        if (simt::planted != 81) proxy_fence();")
+plant(255 sm90/prefill_body.cuh "        proxy_fence();\n        barrier_some_wait(OWN_ROWS" "        if (simt::planted != 255) proxy_fence();\n        barrier_some_wait(OWN_ROWS")
 # a row sees one key too many
 plant(75 sm90/prefill_body.cuh "if (c >= end ||" "if (c >= end + (simt::planted == 75) ||")
 # sums of earlier tiles keep the old maximum; or they get the new one while they are made
