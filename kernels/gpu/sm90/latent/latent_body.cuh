@@ -43,6 +43,10 @@ struct listed_shape : latent_shape {
     static constexpr uint32_t loading = 8, rows = N / 4; /* of a tile, that a warp asks for */
 };
 static_assert(latent_shape::R == 64 && latent_shape::N == 48, "tiles of one product");
+/* With more, more_registers never returns; the compiler doesn't see it, nor does the executor. */
+static_assert(latent_shape::score_registers + 2 * latent_shape::sum_registers <=
+                  65536 / LATENT_THREADS / 8 * 8 * 3,
+              "three warpgroups share what the launch has been given");
 
 /* Shared memory. Uses of a stage: halves of q, then the tiles, of one unit after the other; what is
  * passed with the weights is numbered by tiles alone. */
