@@ -8,6 +8,7 @@
 #include "kernels/weights.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -118,20 +119,69 @@ out:
     return st;
 }
 
-static attn_status grow_device(struct backend *b, void **p, uint64_t *bytes, uint64_t want)
+/* What is there stays if there is no more: open pools use it. what_for: said in the error. */
+static attn_status grow_device(struct backend *b, const char *what_for, void **p, uint64_t *bytes,
+                               uint64_t want)
 {
+    void *more = NULL;
     if (want <= *bytes)
         return ATTN_OK;
-    runtime_free(*p);
-    *p = NULL;
-    *bytes = 0;
-    if (runtime_alloc(p, want) != 0)
+    if (runtime_alloc(&more, want) != 0)
         return gpu_fail(b, ATTN_ENOMEM,
-                        "no memory beside the pools' for %" PRIu64 " bytes for batches of %" PRIu32
-                        " tokens (engine.max_batch_tokens): %s",
-                        want, b->config.max_batch_tokens, runtime_last_error());
+                        "no memory beside the pools' for %" PRIu64 " bytes for %s: %s", want,
+                        what_for, runtime_last_error());
+    runtime_free(*p);
+    *p = more;
     *bytes = want;
     return ATTN_OK;
+}
+
+/* Both sides of what a batch's plan is copied through. */
+static attn_status grow_staging(struct backend *b, const char *what_for, struct gpu_staging *s,
+                                uint64_t want)
+{
+    void *host = NULL;
+    if (want <= s->bytes)
+        return ATTN_OK;
+    if (runtime_host_alloc(&host, want) != 0)
+        return gpu_fail(b, ATTN_ENOMEM, "no memory for %" PRIu64 " bytes of staging for %s: %s",
+                        want, what_for, runtime_last_error());
+    attn_status st = grow_device(b, what_for, (void **)&s->device, &s->bytes, want);
+    if (st != ATTN_OK) {
+        runtime_host_free(host);
+        return st;
+    }
+    runtime_host_free(s->host);
+    s->host = host;
+    return ATTN_OK;
+}
+
+/* Room for parts of rows as wide as the pool's, and what counts those that are there. */
+static attn_status grow_parts(struct backend *b, uint32_t dv)
+{
+    const char *what_for = "parts of rows";
+    uint64_t had = 0;
+    if (dv > b->part_dv) {
+        attn_status st =
+            grow_device(b, what_for, (void **)&b->part_o, &had,
+                        ((uint64_t)GPU_PART_SLOTS + GPU_SHARED_SLOTS) * dv * sizeof(float));
+        had = b->part_ml ? (uint64_t)GPU_PART_SLOTS * 2 * sizeof(float) : 0;
+        if (st == ATTN_OK)
+            st = grow_device(b, what_for, (void **)&b->part_ml, &had,
+                             (uint64_t)GPU_PART_SLOTS * 2 * sizeof(float));
+        if (st != ATTN_OK)
+            return st;
+        b->part_dv = dv;
+        b->part_slots = GPU_PART_SLOTS;
+    }
+    if (b->arrivals)
+        return ATTN_OK;
+    const uint64_t bytes = GPU_MAX_JOINED * sizeof(uint32_t);
+    had = 0;
+    attn_status st = grow_device(b, what_for, (void **)&b->arrivals, &had, bytes);
+    if (st == ATTN_OK && runtime_fill(b->arrivals, 0, bytes, b->stream) != 0)
+        st = gpu_lost(b);
+    return st;
 }
 
 /* Staging and scratch for the widest pool so far. Nothing is in flight. */
@@ -145,48 +195,26 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
             decode_scratch_bytes(p->tuned, b->config.max_batch_items, b->config.max_batch_tokens);
     if (p->tuned || p->prefill)
         scratch += PREFILL_SCRATCH_BYTES;
+    char what_for[80];
+    snprintf(what_for, sizeof what_for, "batches of %" PRIu32 " tokens (engine.max_batch_tokens)",
+             b->config.max_batch_tokens);
     attn_status st = ATTN_OK;
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT && st == ATTN_OK; i++) {
         struct gpu_staging *s = &b->slots[i].job.staging;
-        if (staging > s->bytes) {
-            runtime_host_free(s->host);
-            s->host = NULL;
-            if (runtime_host_alloc((void **)&s->host, staging) != 0)
-                return gpu_fail(b, ATTN_ENOMEM, "%" PRIu64 " bytes of staging: %s", staging,
-                                runtime_last_error());
-            st = grow_device(b, (void **)&s->device, &s->bytes, staging);
-        }
+        st = grow_staging(b, what_for, s, staging);
         if (st == ATTN_OK)
-            st = grow_device(b, (void **)&s->q, &s->q_bytes, q);
+            st = grow_device(b, what_for, (void **)&s->q, &s->q_bytes, q);
         if (st == ATTN_OK)
-            st = grow_device(b, (void **)&s->kv, &s->kv_bytes, kv);
+            st = grow_device(b, what_for, (void **)&s->kv, &s->kv_bytes, kv);
         if (st == ATTN_OK)
-            st = grow_device(b, (void **)&s->heads, &s->heads_bytes, heads);
+            st = grow_device(b, what_for, (void **)&s->heads, &s->heads_bytes, heads);
         if (st == ATTN_OK)
-            st = grow_device(b, &s->scratch, &s->scratch_bytes, scratch);
+            st = grow_device(b, what_for, &s->scratch, &s->scratch_bytes, scratch);
         if (st == ATTN_OK && s->scratch &&
             runtime_fill(s->scratch, 0, s->scratch_bytes, b->stream) != 0)
             st = gpu_lost(b);
     }
-    if (st == ATTN_OK && p->config.head_dim_v > b->part_dv) {
-        uint64_t had = 0;
-        b->part_dv = p->config.head_dim_v;
-        b->part_slots = GPU_PART_SLOTS;
-        st =
-            grow_device(b, (void **)&b->part_o, &had,
-                        ((uint64_t)GPU_PART_SLOTS + GPU_SHARED_SLOTS) * b->part_dv * sizeof(float));
-        had = 0;
-        if (st == ATTN_OK)
-            st = grow_device(b, (void **)&b->part_ml, &had,
-                             (uint64_t)GPU_PART_SLOTS * 2 * sizeof(float));
-    }
-    if (st == ATTN_OK && !b->arrivals) {
-        uint64_t had = 0, bytes = GPU_MAX_JOINED * sizeof(uint32_t);
-        st = grow_device(b, (void **)&b->arrivals, &had, bytes);
-        if (st == ATTN_OK && runtime_fill(b->arrivals, 0, bytes, b->stream) != 0)
-            st = gpu_lost(b);
-    }
-    return st;
+    return st == ATTN_OK ? grow_parts(b, p->config.head_dim_v) : st;
 }
 
 /* Tells the tuned kernels what the pool is, now or again: their maps end where it does. */
@@ -218,7 +246,8 @@ static attn_status open_tuned(struct backend_pool *p)
         return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
     if (has_prefill && p->kv.is_quantised && !b->decoded) {
         uint64_t had = 0;
-        attn_status st = grow_device(b, (void **)&b->decoded, &had, PREFILL_DECODED_BYTES);
+        attn_status st = grow_device(b, "decoded keys and values", (void **)&b->decoded, &had,
+                                     PREFILL_DECODED_BYTES);
         if (st != ATTN_OK)
             return st;
     }
@@ -314,7 +343,7 @@ attn_status gpu_pool_open(struct backend *b, const struct backend_pool_config *c
     if (st != ATTN_OK)
         goto fail;
     uint64_t had = 0, table = (uint64_t)c->n_table_rows * c->max_row_blocks * sizeof(uint32_t);
-    st = grow_device(b, &p->table_memory, &had, table);
+    st = grow_device(b, "block tables", &p->table_memory, &had, table);
     if (st != ATTN_OK)
         goto fail;
     if (runtime_fill(p->table_memory, 0, table, b->stream) != 0) {
@@ -370,7 +399,7 @@ static attn_status widen_table(struct backend_pool *p, uint32_t row_blocks, void
     uint64_t had = 0, row = (uint64_t)p->config.max_row_blocks * sizeof(uint32_t);
     uint64_t wide = (uint64_t)row_blocks * sizeof(uint32_t);
     void *table = NULL;
-    attn_status st = grow_device(b, &table, &had, p->config.n_table_rows * wide);
+    attn_status st = grow_device(b, "block tables", &table, &had, p->config.n_table_rows * wide);
     if (st != ATTN_OK)
         return st;
     int code = runtime_fill(table, 0, p->config.n_table_rows * wide, b->stream);

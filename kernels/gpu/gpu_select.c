@@ -136,10 +136,11 @@ static void write_family(const struct backend_pool *p, const struct backend_item
     case GPU_TREE_PREFILL:
     case GPU_PREFILL:
     case GPU_DILATED:
-        name = p->config.is_v_in_k     ? "sm90/latent"
-               : p->kv.is_quantised    ? "sm90/prefill_codes"
-               : kernel == GPU_DILATED ? "sm90/prefill_dilated"
-                                       : "sm90/prefill";
+        name = p->config.is_v_in_k          ? "sm90/latent"
+               : p->kv.is_quantised         ? "sm90/prefill_codes"
+               : kernel == GPU_DILATED      ? "sm90/prefill_dilated"
+               : kernel == GPU_TREE_PREFILL ? "sm90/trees"
+                                            : "sm90/prefill";
         break;
     case GPU_MATRIX_16:
     case GPU_MATRIX_64:

@@ -94,7 +94,7 @@ attn_status lane_plan_send(attn_lane *l, attn_pool *p, const struct attn_plan *a
     m->plan.out_offset = LANE_OUT_OFFSET;
     attn_status st = client_call_bulk(l->client, &m->request, is_patient ? &nothing : NULL,
                                       a->timeout_us, NULL, NULL);
-    if (st == ATTN_ENOWEIGHTS && pool_has_weights(p, m->plan.layers[0])) {
+    if (st == ATTN_ENOWEIGHTS) {
         st = send_weights(p, a);
         if (st == ATTN_OK)
             st = client_call_bulk(l->client, &m->request, is_patient ? &nothing : NULL,

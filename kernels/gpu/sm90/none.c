@@ -84,6 +84,12 @@ bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_toke
     return false;
 }
 
+bool prefill_takes_trees(const struct prefill_pool *p, uint32_t layer)
+{
+    (void)p, (void)layer;
+    return false;
+}
+
 uint32_t prefill_blocks(const struct prefill_pool *p, uint32_t n_keys)
 {
     (void)p, (void)n_keys;

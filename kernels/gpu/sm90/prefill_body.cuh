@@ -3,10 +3,11 @@
  *
  * One block a processor takes units until there are none, long ones first. Four warps of it load:
  * one asks for K and one for V, tile by tile, straight from the cache's blocks; two bring q, of the
- * next unit already while this one is computed. The computing warpgroups keep scores, weights and
- * sums in registers: they ask for the scores of a tile and the weighted sums of the tile before
- * together, and turn those scores into weights while the sums are made. They take turns at asking,
- * so that the weights of one are computed while the matrix units work for another.
+ * next unit already while this one is computed (a block's first q: those that compute). The
+ * computing warpgroups keep scores, weights and sums in registers: they ask for the scores of a
+ * tile and the weighted sums of the tile before together, and turn those scores into weights while
+ * the sums are made. They take turns at asking, so that the weights of one are computed while the
+ * matrix units work for another.
  *
  * Tiles of keys go from the last down: those that the causal edge cuts come first. Only such tiles
  * are masked. Of a dilated layer the branches follow each other, each as if it were all keys.
@@ -391,7 +392,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
     uint32_t use = 0;
     if (group == 0)
         barrier_some_arrive(TURN, 256);
-    if (!S::is_dilated) { /* each warp its rows of the first unit: two would take longer */
+    if (!S::is_dilated) { /* the first unit's q: two warps would take longer */
         const uint32_t row = threadIdx.x / 32 * 16;
         ask_for_rows<S, 16>(p, *at.slot(0), row, row + 16, at.q);
         copies_wait();

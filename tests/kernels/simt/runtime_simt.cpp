@@ -54,6 +54,7 @@ struct runtime_event {
     std::shared_ptr<bool> is_met; /* what was recorded then is done */
 };
 
+static constexpr uint64_t device_bytes = (uint64_t)4 << 30;
 static thread_local char last_error[256] = "no error";
 /* Every backend opens two on one thread, one behind the other; its threads that move blocks open
  * one each, and that stays alone. */
@@ -126,7 +127,7 @@ int runtime_device_open(int index, struct runtime_device *out)
                          << 10;
     out->shared_bytes = (uint32_t)simt::shared_limit;
     out->l2_bytes = 4096;
-    out->total_bytes = out->free_bytes = (uint64_t)4 << 30;
+    out->total_bytes = out->free_bytes = device_bytes;
     return 0;
 }
 
@@ -140,7 +141,7 @@ int runtime_alloc(void **out_p, size_t bytes)
     void *p = nullptr;
     if (is_planted("alloc"))
         return 1;
-    if (posix_memalign(&p, 256, bytes) != 0)
+    if (bytes > device_bytes || posix_memalign(&p, 256, bytes) != 0)
         return fail("out of memory");
     memset(p, 0xff, bytes);
     *out_p = p;
