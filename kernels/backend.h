@@ -423,8 +423,8 @@ struct backend_ops {
                                  const void *bytes, uint64_t n);
     /* How many bytes of the layer's weights are there, from the start. */
     uint64_t (*weights_have)(const struct backend_pool *p, uint32_t layer);
-    /* n bytes of a layer's weights from offset on. Blocks until done. ATTN_EINVAL not all of them
-     * are there; ATTN_EDEVICE */
+    /* n bytes of a layer's weights from offset on. Blocks until done. Errors: ATTN_EINVAL not all
+     * of them are there; ATTN_EDEVICE. */
     attn_status (*weights_read)(struct backend_pool *p, uint32_t layer, uint64_t offset, uint64_t n,
                                 void *out_bytes);
 

@@ -1,6 +1,6 @@
 /* prefill.h: the tuned attention of prompts and of their chunks (more than DECODE_MAX_TOKENS tokens
- * of a sequence) over the paged cache, and of pools whose V is in K, for sm_90. The host side of
- * it: what can be computed, the order of the work, and the launch.
+ * of a sequence) over the paged cache, of trees, and of pools whose V is in K, for sm_90. The host
+ * side of it: what can be computed, the order of the work, and the launch.
  *
  * Way of use      prefill_pool_init once per pool. For every batch prefill_prepare (pure host
  *                 work), the caller brings the upload to the device if there is one, then

@@ -155,7 +155,7 @@ template <bool has_nodes> struct part<false, has_nodes> {
     {
         return hidden;
     }
-    /* Of a tree's row without nodes. */
+    /* Of a tree's row: what is cached before the tree. */
     GPU_DEVICE visible seen_by(uint32_t token) const
     {
         if (has_nodes && u->is_full == SEES_NODES)
