@@ -241,7 +241,7 @@ static void and_so_they_are_for_its_successors(void **state)
     begin(true);
     run_rounds(true);
     assert_true(e2e_log_has(&d, "kept: "));
-    assert_true(n_moved() > (e2e_is_spread() ? 0 : ROUNDS / 4));
+    assert_true(n_moved() > 0); /* one that is killed has moved blocks without a word */
     end();
 }
 
