@@ -855,7 +855,8 @@ struct attn_lane_step {
  *          ATTN_EQUOTA; ATTN_ENOMEM. o may be NULL */
 ATTN_API attn_status attn_lane_open(attn_client *c, const char *url,
                                     const struct attn_lane_options *o, attn_lane **out_lane);
-/* Enqueued layers are finished; before attn_client_close. NULL is fine. */
+/* Enqueued layers are finished. As attn_lane_check, also behind attn_client_close, when plans and
+ * layers are no longer to come. NULL is fine. */
 ATTN_API void attn_lane_close(attn_lane *l);
 /* out->struct_size is set by the caller. */
 ATTN_API attn_status attn_lane_info(const attn_lane *l, struct attn_lane_info *out);

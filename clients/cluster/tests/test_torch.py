@@ -9,6 +9,7 @@ import signal
 import attnd
 import numpy as np
 import pytest
+from conftest import await_
 from ledger import L, VOCAB, reference, rows
 from rig import SPEC, Host
 
@@ -32,13 +33,17 @@ class Cluster:
         self.path, self.hosts = tmp_path / "members.json", {}
         for name in "abc":
             host = self.hosts[name] = Host(tmp_path, name, "unused")
-            host.start_daemon("--listen", f"gpu://{host.socket}.lanes")
+            self.start(name)
         self.say("abc")
         self.client = attnd_cluster.connect(
             f"cluster+file://{self.path}", rebuild=rebuild, idle=0.05, timeout=300.0
         )
         self.pool = self.client.create_pool(SPEC)
         self.attention = Attention(self.pool)
+
+    def start(self, name):
+        host = self.hosts[name]
+        host.start_daemon("--listen", f"gpu://{host.socket}.lanes")
 
     def say(self, names):
         new = self.path.with_suffix(".new")
@@ -172,12 +177,187 @@ def test_a_shard_that_moved_is_followed(cluster):
     verify(text)
 
 
+def on(cluster, name, n=40):
+    """A text there."""
+    text = Text(cluster.pool, n)
+    text.seq.move(name)
+    return text
+
+
+
+def test_the_neighbours_of_a_sequence_that_moved_stay_as_they_are(cluster):
+    texts = [on(cluster, "a"), on(cluster, "a"), Text(cluster.pool, 60)]
+    step(cluster.attention, texts)
+    before = texts[0].seq.id, texts[0].seq.epoch
+    items = [t.more() for t in texts]
+    with attnd.connect(cluster.hosts["a"].url) as a, attnd.connect(cluster.hosts["b"].url) as b:
+        a.move(texts[1].seq.id, b.pool(SPEC.name))
+    cluster.attention.plan(items)
+    layers(cluster.attention, texts, items)
+    assert [t.seq.n_rebuilt for t in texts] == [0, 0, 0]
+    assert (texts[0].seq.id, texts[0].seq.epoch) == before and texts[1].seq.where == "b"
+    for t in texts:
+        verify(t)
+
+
+def test_a_plan_left_on_a_lane_is_forgotten_though_the_next_plan_lacks_the_lane(cluster):
+    x, y = on(cluster, "a"), on(cluster, "b")
+    step(cluster.attention, [x, y])
+    with pytest.raises(attnd.AttndError):
+        cluster.attention.plan([x.more(), (y.seq, len(y.ids) + 5, 1)])  # of x it is sent
+    pos = len(x.ids) - 1
+    for layer in range(L):
+        cluster.pool.step(layer, [(x.seq, pos, 1)], *rows(layer, x.ids[pos:], pos))
+    step(cluster.attention, [y])
+    step(cluster.attention, [x, y])
+    for t in (x, y):
+        verify(t)
+
+
+def test_a_lane_without_rows_is_not_asked(cluster):
+    x, y = on(cluster, "a"), on(cluster, "b")
+    step(cluster.attention, [x, y])
+    step(cluster.attention, [y])
+    idle = next(lane for (host, _), lane in cluster.attention._lanes.items() if host.name == "a")
+    cluster.kill("a")
+
+    def hung_up():
+        try:
+            idle.check()
+        except attnd.ConnectionLostError:
+            return True
+
+    await_("the lane's end", hung_up)
+    step(cluster.attention, [y])
+    step(cluster.attention, [x, y])
+    assert (x.seq.n_rebuilt, y.seq.n_rebuilt) == (1, 0)
+    for t in (x, y):
+        verify(t)
+
+
+def test_a_layer_that_some_lanes_have_is_planned_anew_whatever_failed(cluster, monkeypatch):
+    texts = [on(cluster, "a"), on(cluster, "b")]
+    items = [t.more() for t in texts]
+    cluster.attention.plan(items)
+    for t in texts:
+        t.seq._host._pools.clear()  # as another thread does that begins a session anew
+    layers(cluster.attention, texts, items)
+    items = [t.more() for t in texts]
+    cluster.attention.plan(items)
+    enqueue, n_left = Attention._enqueue, [1]
+
+    def without_memory(self, *args):
+        if not n_left[0]:
+            raise torch.OutOfMemoryError("none")
+        n_left[0] -= 1
+        enqueue(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Attention, "_enqueue", without_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            layers(cluster.attention, texts, items)
+    with pytest.raises(ValueError, match="plan\\(\\) it anew"):
+        layers(cluster.attention, texts, items)
+    cluster.attention.plan(items)
+    layers(cluster.attention, texts, items)
+    for t in texts:
+        verify(t)
+
+
+def test_a_daemon_restarted_where_it_was_has_another_layout(cluster):
+    text = Text(cluster.pool, 140, shard_tokens=48)
+    step(cluster.attention, [text])
+    before, where = cluster.attention.layout, text.seq.where
+    name = where[1][1]
+    cluster.hosts[name].signal_daemon(signal.SIGKILL)
+    cluster.start(name)
+    step(cluster.attention, [text])
+    assert text.seq.where == where and text.seq.n_rebuilt == 1
+    assert cluster.attention.layout > before
+    verify(text)
+
+
+def test_a_pass_given_up_half_way_begins_anew(cluster):
+    text = Text(cluster.pool, 140, shard_tokens=48)
+    items = [text.more()]
+    cluster.attention.plan(items)
+    cluster.attention(*(torch.from_numpy(x) for x in rows(0, text.ids[140:], 140)))
+    cluster.attention.plan(items, is_restart=True)
+    layers(cluster.attention, [text], items)
+    verify(text)
+
+
+def test_only_check_acknowledges_and_a_plan_does_not_swallow_what_failed(cluster, monkeypatch):
+    x, y = on(cluster, "a"), on(cluster, "b")
+    with monkeypatch.context() as patch:
+        patch.setattr(Attention, "check", lambda self: None)
+        step(cluster.attention, [x])
+    cluster.attention.plan([y.more()])
+    assert x.seq._lens == [40] * L
+    layers(cluster.attention, [y], [(y.seq, 40, 1)])
+    assert x.seq._lens == y.seq._lens == [41] * L
+    with monkeypatch.context() as patch:
+        patch.setattr(Attention, "check", lambda self: None)
+        step(cluster.attention, [y])
+    (lane,) = (lane for (host, _), lane in cluster.attention._lanes.items() if host.name == "b")
+
+    def lost():
+        raise attnd.DeviceLostError("a layer of the lane failed")
+
+    items = [(y.seq, 41, 1)]
+    with attnd.connect(cluster.hosts["b"].url) as b, attnd.connect(cluster.hosts["c"].url) as c:
+        b.move(y.seq.id, c.pool(SPEC.name))  # so that the next plan is refused
+    with monkeypatch.context() as patch:
+        patch.setattr(lane, "check", lost)
+        with pytest.raises(attnd.DeviceLostError):
+            cluster.attention.plan([(y.seq, 42, 1)])
+    cluster.attention.plan(items)
+    layers(cluster.attention, [y], items)
+    for t in (x, y):
+        verify(t)
+
+
+def test_shards_begin_also_where_nobody_checks(cluster, monkeypatch):
+    text = Text(cluster.pool, 90, shard_tokens=48)
+    check = cluster.attention.check
+    for _ in range(20):
+        items = [text.more()]
+        cluster.attention.plan(items)
+        monkeypatch.setattr(cluster.attention, "check", lambda: None)
+        layers(cluster.attention, [text], items)
+        monkeypatch.setattr(cluster.attention, "check", check)
+    assert [s.base for s in text.seq.shards] == [0, 48, 96]
+    cluster.attention.check()
+    verify(text)
+
+
+def test_the_end_of_a_host_closes_no_lane_under_its_layers(cluster):
+    text = Text(cluster.pool, 140, shard_tokens=48)
+    items = [text.more()]
+    cluster.attention.plan(items)
+    host, inner = text.seq.shards[-1]._host, cluster.attention._pools
+    lanes = [lane for (h, _), lane in cluster.attention._lanes.items() if h is host]
+    name = host.name
+    cluster.say(n for n in cluster.hosts if n != name)  # its daemon lives
+    await_("the host's end", host.is_released.is_set)
+    assert lanes and not any(lane.is_closed for lane in lanes)
+    with pytest.raises(attnd.ConnectionLostError):
+        layers(cluster.attention, [text], items)
+    host._pools[SPEC.name] = inner[host, True]  # as one who has looked just before its end
+    cluster.attention.plan(items)
+    assert all(lane.is_closed for lane in lanes)
+    layers(cluster.attention, [text], items)
+    verify(text)
+
+
 def test_what_lanes_do_not_take_is_refused_by_name(cluster):
     text = Text(cluster.pool, 60, shard_tokens=48)
     with pytest.raises(ValueError, match="pos 60, n_tokens 3 of a sequence in 2 shards"):
         cluster.attention.plan([(text.seq, 60, 3)])
     with pytest.raises(ValueError, match="no plan was made"):
         cluster.attention(*(torch.zeros(1, 4, 64),) * 3)
+    with pytest.raises(ValueError, match="items is empty"):
+        cluster.attention.plan([])
     window = cluster.client.create_pool(
         SPEC._replace(name="w", layers=[attnd.LayerSpec(window_tokens=70)])
     )
