@@ -216,6 +216,8 @@ class Unanswered:
 
     def wait(self, step):
         """Of the host."""
+        if threading.get_ident() in self._looks:
+            assert not shard_decode._spinner.locked(), "who waits so lets others look"
 
 
 def test_one_thread_at_a_time_looks_for_answers_without_a_pause(monkeypatch):
@@ -226,6 +228,7 @@ def test_one_thread_at_a_time_looks_for_answers_without_a_pause(monkeypatch):
 
     def watch():
         with shard_decode._Watch() as w:
+            assert not w._looks, "nothing is waited for yet"
             w.wait(step, step)
 
     def poll(self=step, real=step.poll_once):

@@ -149,23 +149,35 @@ class _Watch:
     millisecond of a long step takes 0.2 ms more for what it does then, its core having been idle.
     One thread at a time: others would take the cores of those that work."""
 
+    def __init__(self) -> None:
+        self._until: float | None = None  # None: nothing was waited for
+        self._looks = False
+
     def __enter__(self) -> _Watch:
-        self._looks = _HAS_SPARE_CORES and _spinner.acquire(blocking=False)
-        self._until = time.monotonic() + _WATCH_SECONDS
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        self._end()
+
+    def _end(self) -> None:
         if self._looks:
+            self._looks = False
             _spinner.release()
 
     def wait(self, host: Host, step: attnd.Step) -> attnd.Result:
         """As Host.wait()."""
+        if self._until is None:
+            self._until = time.monotonic() + _WATCH_SECONDS
+            self._looks = _HAS_SPARE_CORES and _spinner.acquire(blocking=False)
         poll = step._pool.client.poll_once
         try:
-            while self._looks and not (step.is_done or host.is_gone) and time.monotonic() < self._until:
-                poll()
+            while self._looks and not (step.is_done or host.is_gone):
+                if time.monotonic() < self._until:
+                    poll()
+                else:
+                    self._end()
         except attnd.AttndError:  # Host.wait() says why
-            pass
+            self._end()
         return host.wait(step)
 
 
