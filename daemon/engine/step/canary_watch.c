@@ -113,7 +113,7 @@ static void hand_over(struct canary_watch *w)
 uint64_t canary_most_bytes(void)
 {
     return MAX_BLOCK_BYTES + (uint64_t)CANARY_MAX_KEYS * 2 * CANARY_MAX_DIM * sizeof(float) +
-           CANARY_MAX_WEIGHTS * (sizeof(float) + sizeof(float));
+           CANARY_MAX_WEIGHTS * 2 * sizeof(float); /* as they are read, at most f32, and as f32 */
 }
 
 attn_status canary_open(struct engine *e)
