@@ -11,8 +11,8 @@
  * A batch whose queries choose blocks of a pool that is split by tokens goes in stages where some
  * blocks' extremes are to be joined first (extremes.h): its appends, behind which each device makes
  * the extremes of its keys; then, given those of all, the rest. Many blocks are joined slice by
- * slice, so that they take little staging, and the primary does other pools' work in between.
- * Batches behind it wait meanwhile.
+ * slice, so that they take little staging, and the primary does work of pools that are not split in
+ * between. Batches of split pools behind it wait meanwhile.
  */
 #ifndef ATTND_DAEMON_CARDS_SPLIT_SHARD_H
 #define ATTND_DAEMON_CARDS_SPLIT_SHARD_H
