@@ -1,6 +1,8 @@
 """attnd.hf with models of latent attention (MLA): one latent per token is cached, and the text is that of
 eager attention."""
 
+import re
+
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -230,9 +232,14 @@ def test_a_model_of_other_weights_has_a_pool_of_its_own(attach):
     for model in (first, other):
         want = eager(model, inputs)
         assert torch.equal(attach(model, absorb="daemon").generate(**inputs, **GREEDY), want)
-    attach(make(deepseek_v3, seed=101), absorb="daemon", name="one")
-    with pytest.raises(attnd.AlreadyExistsError, match="exists with identity.model"):
-        attach(make(deepseek_v3, seed=102), absorb="daemon", name="one")
+    first, other = make(deepseek_v3, seed=101), make(deepseek_v3, seed=102)
+    for model in (first, other):
+        model.config._name_or_path = "/models/" + 80 * "x"  # refusals show no more of it
+    attach(first, absorb="daemon", name="one")
+    with pytest.raises(attnd.AlreadyExistsError, match="exists with identity.model") as refused:
+        attach(other, absorb="daemon", name="one")
+    there, asked = re.search('model "(.*)", asked for "(.*)"', str(refused.value)).groups()
+    assert there != asked
 
 
 def test_where_heads_are_projected_is_one_of_two(model, attach):

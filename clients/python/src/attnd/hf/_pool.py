@@ -91,7 +91,7 @@ def _spec(
     **options: Any,
 ) -> PoolSpec:
     """Of layers that have one geometry. Weights are part of what names the model: a pool has those of
-    one, and nobody else is asked for its own."""
+    one, and nobody else is asked for its own. They come first, as refusals show 80 bytes of it."""
     layers = tuple(s.spec() for s in seen.values())
     geometry = next(iter(seen.values())).geometry
     model = getattr(config, "_name_or_path", "") or config.model_type
@@ -104,7 +104,7 @@ def _spec(
         head_dim_v=geometry["head_dim of v"],
         q_dtype=q_dtype or DTYPES[geometry["dtype"]],
         layers=layers[:1] if all(layer == layers[0] for layer in layers) else layers,
-        model=f"{model} {_digest_of(weights)}" if weights else model,
+        model=f"{_digest_of(weights)} {model}" if weights else model,
         is_v_in_k=geometry["V in K"],
         q_nope_dim=geometry.get("head_dim of q", 0),
         out_dim=geometry.get("head_dim of out", 0),
