@@ -32,6 +32,7 @@ from links import Links
 from rig import SPEC, Host
 
 import attnd_cluster
+from attnd_cluster.hosts import Dtypes
 
 N_HOSTS, N_DRIVERS, N_TEXTS = 8, 5, 3
 TTL, FENCE, LONG = 1.0, 0.6, 120.0
@@ -388,7 +389,7 @@ class Driver(threading.Thread):
             try:
                 pos, k, v = _next(t)
                 item = (inner, pos, 1)
-                host.call(lambda: host.pool(SPEC, None).step(0, [item], k=k, v=v))
+                host.call(lambda: host.pool(SPEC, Dtypes()).step(0, [item], k=k, v=v))
                 raise AssertionError(f"a past handle of {inner.id} has appended on {where}")
             except REFUSED as e:
                 self.run_.count(f"past: {type(e).__name__}")
