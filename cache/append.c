@@ -46,8 +46,22 @@ void kv_journal_drop(struct kv *kv, struct kv_seq_rec *s)
     h->journal_n_free++;
 }
 
-/* Counts the shared blocks among the entries that tokens [pos, end) touch. Those that forks read
- * count as shared. */
+/* True if an entry that tokens [pos, end) touch has its block in idle memory. */
+static bool needs_paged_out(const struct kv *kv, uint32_t seq, const struct kv_pool_rec *p,
+                            uint32_t pos, uint64_t end)
+{
+    const uint32_t *row = kv_row(kv, seq);
+    const uint64_t past = (end + p->block_tokens - 1) >> p->block_shift;
+    if (kv->links[seq].n_paged_out == 0)
+        return false;
+    for (uint32_t i = pos >> p->block_shift; i < past && i < kv->seqs[seq].n_blocks; i++)
+        if (kv_is_place(row[i]) && !kv_in_hole(kv, p, seq, i))
+            return true;
+    return false;
+}
+
+/* Counts the shared blocks among the entries that tokens [pos, end) touch, none of which is in idle
+ * memory. Those that forks read count as shared. */
 static uint32_t count_shared(const struct kv *kv, uint32_t seq, const struct kv_pool_rec *p,
                              uint32_t pos, uint64_t end)
 {
@@ -84,8 +98,12 @@ static void take_back(struct kv *kv, uint32_t seq, const struct kv_pool_rec *p, 
 bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t n_tokens)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
-    return s != NULL && kv->links[seq.index].n_paged_out == 0 &&
-           count_shared(kv, seq.index, &kv->pools[s->pool], pos, (uint64_t)pos + n_tokens) > 0;
+    if (s == NULL)
+        return false;
+    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    const uint64_t end = (uint64_t)pos + n_tokens;
+    return !needs_paged_out(kv, seq.index, p, pos, end) &&
+           count_shared(kv, seq.index, p, pos, end) > 0;
 }
 
 /* Whose tokens a reserve is for. */
@@ -174,10 +192,10 @@ static attn_status reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_
     attn_status st = range_check(kv, seq.index, layer, pos, n_tokens, kind);
     if (st != ATTN_OK)
         return st;
-    if (kv->links[seq.index].n_paged_out > 0)
-        return kv_paged_out(kv, seq.index);
     struct kv_pool_rec *p = &kv->pools[s->pool];
     uint64_t end = (uint64_t)pos + n_tokens;
+    if (needs_paged_out(kv, seq.index, p, pos, end))
+        return kv_paged_out(kv, seq.index);
     uint32_t first = pos >> p->block_shift, past = kv_blocks_of(p, (uint32_t)end);
     if (first < s->n_maybe_shared)
         kv_forks_part(kv, seq.index, first << p->block_shift);

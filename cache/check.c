@@ -29,6 +29,9 @@ static attn_status check_place(struct kv *kv, uint32_t seq, uint32_t index, stru
             return DIFFER("sequence index %u: entry %u has page %u, as another", seq, index, i);
         x->pages.map[i / 64] |= UINT64_C(1) << i % 64;
     }
+    if (index < kv->given[seq].n_looked_at)
+        return DIFFER("sequence index %u: entry %u is page %u, of %u that are published", seq,
+                      index, page, kv->given[seq].n_looked_at);
     x->pages.n_used += p->idle_pages;
     x->n_paged_out[kv->seqs[seq].pool]++;
     return ATTN_OK;
@@ -43,7 +46,9 @@ static attn_status check_table(struct kv *kv, uint32_t seq, struct scratch *x)
         return ATTN_OK;
     uint32_t n_paged_out = 0;
     for (uint32_t i = 0; i < s->n_blocks; i++) {
-        if (kv_is_place(row[i]) && !kv_in_hole(kv, p, seq, i)) {
+        if (kv_in_hole(kv, p, seq, i))
+            continue;
+        if (kv_is_place(row[i])) {
             attn_status st = check_place(kv, seq, i, x);
             if (st != ATTN_OK)
                 return st;
@@ -53,8 +58,6 @@ static attn_status check_table(struct kv *kv, uint32_t seq, struct scratch *x)
         if (row[i] >= p->n_blocks)
             return DIFFER("sequence index %u: table entry %u is block %u of %u", seq, i, row[i],
                           p->n_blocks);
-        if (kv_in_hole(kv, p, seq, i))
-            continue;
         uint64_t at = (uint64_t)p->first_block + row[i];
         const struct kv_published_rec *r = kv_published(kv, p, row[i]);
         if (kv_is_published(kv, p, row[i]) && (r->index != i || r->tenant != s->tenant))

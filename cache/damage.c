@@ -108,7 +108,8 @@ const char *kv_seq_damage(const struct kv *kv, uint32_t seq)
         return "row_of";
     const uint32_t *row = kv_own_row(kv, row_of != 0 ? row_of - 1 : seq);
     for (uint32_t i = 0; i < kv_blocks_of(p, longest); i++)
-        if (row[i] >= p->n_blocks && (row_of != 0 || !kv_place_is_possible(kv, p, row[i])))
+        if (!kv_in_hole(kv, p, seq, i) && row[i] >= p->n_blocks &&
+            (row_of != 0 || !kv_place_is_possible(kv, p, row[i])))
             return "block table";
     return NULL;
 }

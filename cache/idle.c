@@ -1,5 +1,4 @@
-/* idle.c: moves blocks of idle sequences out to host memory and back, and keeps the map of its
- * pages.
+/* idle.c: moves blocks of sequences out to host memory and back, and keeps the map of its pages.
  *
  * Pages are taken in runs, from a map with one bit per page. A search starts where the last one
  * ended, skips 64 taken pages at a time, and is not tried again for a length that was not found
@@ -263,7 +262,8 @@ static struct kv_idle_move *move_begin(struct kv *kv, struct kv_idle_move *m)
 
 /* --- out -------------------------------------------------------------------------------------- */
 
-struct kv_idle_move *kv_idle_out_begin(struct kv *kv, kv_seq_id seq, uint32_t n_most)
+struct kv_idle_move *kv_idle_out_begin(struct kv *kv, kv_seq_id seq, const uint32_t *indices,
+                                       uint32_t n_most)
 {
     if (!may_go(kv, seq.index))
         return NULL;
@@ -273,9 +273,10 @@ struct kv_idle_move *kv_idle_out_begin(struct kv *kv, kv_seq_id seq, uint32_t n_
         move_new(s->pool, seq.index, false, n_most < s->n_blocks ? n_most : s->n_blocks);
     if (m == NULL)
         return NULL;
-    for (uint32_t i = s->n_blocks; i-- > 0 && m->n < n_most;) {
-        uint32_t page;
-        if (!is_alone(kv, seq.index, i))
+    const uint32_t n_listed = indices != NULL ? n_most : s->n_blocks;
+    for (uint32_t k = 0; k < n_listed && m->n < n_most; k++) {
+        uint32_t page, i = indices != NULL ? indices[k] : s->n_blocks - 1 - k;
+        if (i >= s->n_blocks || !is_alone(kv, seq.index, i)) /* not twice: a move refers to it */
             continue;
         if (!take_pages(&kv->pages, p->idle_pages, &page))
             break;
@@ -293,8 +294,8 @@ static bool is_as_it_was(const struct kv *kv, const struct kv_idle_move *m,
                          const struct kv_idle_entry *x)
 {
     const struct kv_seq_rec *s = m->seq == UINT32_MAX ? NULL : &kv->seqs[m->seq];
-    return s != NULL && s->n_outstanding == 0 && x->index >= n_read(kv, m->seq) &&
-           x->index < s->n_blocks && kv_own_row(kv, m->seq)[x->index] == x->block &&
+    return s != NULL && x->index >= n_read(kv, m->seq) && x->index < s->n_blocks &&
+           kv_own_row(kv, m->seq)[x->index] == x->block &&
            !kv_in_hole(kv, &kv->pools[m->pool], m->seq, x->index) &&
            kv_block(kv, &kv->pools[m->pool], x->block)->n_refs == 2;
 }
@@ -327,7 +328,16 @@ uint32_t kv_idle_out_end(struct kv *kv, struct kv_idle_move *m)
 
 /* --- in --------------------------------------------------------------------------------------- */
 
-struct kv_idle_move *kv_idle_in_begin(struct kv *kv, kv_seq_id seq, uint32_t n_most)
+static bool is_listed(const struct kv_idle_move *m, uint32_t index)
+{
+    for (uint32_t i = 0; i < m->n; i++)
+        if (m->entries[i].index == index)
+            return true;
+    return false;
+}
+
+struct kv_idle_move *kv_idle_in_begin(struct kv *kv, kv_seq_id seq, const uint32_t *indices,
+                                      uint32_t n_most)
 {
     uint32_t n_paged_out = kv_idle_n_paged_out(kv, seq);
     if (n_paged_out == 0 || move_of(kv, seq.index) != NULL)
@@ -335,14 +345,19 @@ struct kv_idle_move *kv_idle_in_begin(struct kv *kv, kv_seq_id seq, uint32_t n_m
     const struct kv_seq_rec *s = &kv->seqs[seq.index];
     struct kv_pool_rec *p = &kv->pools[s->pool];
     uint32_t n_free = kv_n_free_for(kv, p, kv_owner_of(s));
+    const uint32_t n_listed = indices != NULL ? n_most : s->n_blocks;
     n_most = n_most < n_paged_out ? n_most : n_paged_out;
     n_most = n_most < n_free ? n_most : n_free;
     struct kv_idle_move *m = move_new(s->pool, seq.index, true, n_most);
     if (m == NULL)
         return NULL;
-    for (uint32_t i = 0; i < s->n_blocks && m->n < n_most; i++) {
+    for (uint32_t k = 0; k < n_listed && m->n < n_most; k++) {
+        uint32_t i = indices != NULL ? indices[k] : k;
+        if (i >= s->n_blocks || kv_in_hole(kv, p, seq.index, i) ||
+            (indices != NULL && is_listed(m, i)))
+            continue;
         uint32_t entry = kv_own_row(kv, seq.index)[i];
-        if (kv_in_hole(kv, p, seq.index, i) || !kv_is_place(entry))
+        if (!kv_is_place(entry))
             continue;
         m->entries[m->n++] = (struct kv_idle_entry){
             .index = i, .block = kv_block_alloc(kv, p), .page = entry & ~KV_PLACE};

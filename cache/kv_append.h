@@ -19,8 +19,8 @@
  * Launches that only attend read the table, too: where kv_append_copies is true the caller waits
  * for them.
  * Errors   ATTN_EINVAL a gap before pos, the layer, beyond max_seq_blocks, a query at pos would see
- *          a hole; ATTN_ENOBLOCKS; ATTN_EOVERLOAD another reserve must end first, blocks are in
- *          idle memory, fx or the journal is full */
+ *          a hole; ATTN_ENOBLOCKS; ATTN_EOVERLOAD another reserve must end first, a block that
+ *          it writes is in idle memory, fx or the journal is full */
 attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                               uint32_t n_tokens, struct kv_effects *fx);
 /* True if kv_append_reserve of this range would replace a shared block by a copy. */

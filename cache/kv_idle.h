@@ -1,5 +1,5 @@
-/* kv_idle.h: blocks of idle sequences move to host memory (idle memory) when a pool runs out, and
- * come back.
+/* kv_idle.h: blocks of sequences move to host memory (idle memory) when a pool runs out, and come
+ * back.
  *
  * Idle memory belongs to the caller; it is counted in pages and outlives the process as the arena
  * does. The sequence's row of the block table says where a block's bytes are: an entry with
@@ -9,12 +9,16 @@
  * at any instruction leaves each block in one place. Which pages are free is derived.
  *
  * Only blocks that a single sequence refers to move out; a published one is no longer published
- * then. Blocks that a fork reads through its source's table stay, and so does such a fork. Blocks
- * must be back before the sequence is appended to, forked or moved (ATTN_EOVERLOAD). Truncating,
- * closing, adopting and giving ids do not need them.
+ * then, and nothing is published from the first entry on that is out. Blocks that a fork reads
+ * through its source's table stay, and so does such a fork. An append needs the entries that it
+ * writes, a fork, a move and a commit of a tree's path need all (ATTN_EOVERLOAD). Truncating,
+ * closing, adopting and giving ids need none. So a sequence can be in use while blocks that it does
+ * not write are out.
  *
  * The caller copies the bytes between begin and end. Until end, neither block nor pages are used
- * for anything else, whatever happens to the sequence. Thread: the engine's.
+ * for anything else, whatever happens to the sequence: an append that begins meanwhile and writes
+ * such a block replaces it by a copy. Before an end of a move out, the caller waits for launches
+ * that read the sequence. Thread: the engine's.
  *
  * Idle memory is not a part of the memory for evicted blocks: it must be one memfd from the start
  * and outlive the process, while memory for evicted blocks is taken in pieces and is lost with the
@@ -60,18 +64,22 @@ uint32_t kv_idle_pool_paged_out(const struct kv *kv, kv_pool_id pool);
  * one. */
 bool kv_idle_is_even(const struct kv *kv, kv_seq_id seq);
 
-/* Begins to move out up to n_most of the sequence's blocks, the last ones of its table first, and
- * takes pages for them. The result goes to kv_idle_out_end. NULL: nothing can move, there is no
- * room, or no memory. */
-struct kv_idle_move *kv_idle_out_begin(struct kv *kv, kv_seq_id seq, uint32_t n_most);
+/* Begins to move out up to n_most of the sequence's blocks and takes pages for them: those of these
+ * entries of its table, in this order, as long as there are pages; NULL: the last ones first. Those
+ * that may not move, or are out, are left. The result goes to kv_idle_out_end. NULL: nothing can
+ * move, appends are outstanding, there is no room, or no memory. */
+struct kv_idle_move *kv_idle_out_begin(struct kv *kv, kv_seq_id seq, const uint32_t *indices,
+                                       uint32_t n_most);
 /* Ends a move out: the blocks of good entries are now in idle memory and free in the pool, except
  * those that were changed, shared or released meanwhile. Returns how many moved. Frees m. */
 uint32_t kv_idle_out_end(struct kv *kv, struct kv_idle_move *m);
 
-/* Begins to bring back up to n_most of the sequence's blocks, the first ones of its table first,
- * and takes blocks for them. The result goes to kv_idle_in_end. NULL: nothing is out, there is no
- * free block, or no memory. */
-struct kv_idle_move *kv_idle_in_begin(struct kv *kv, kv_seq_id seq, uint32_t n_most);
+/* Begins to bring back up to n_most of the sequence's blocks and takes blocks for them: those of
+ * these entries of its table, in this order, as long as there are blocks; NULL: the first ones
+ * first. Those that are not out are left. The result goes to kv_idle_in_end. NULL: nothing is out,
+ * there is no free block, or no memory. */
+struct kv_idle_move *kv_idle_in_begin(struct kv *kv, kv_seq_id seq, const uint32_t *indices,
+                                      uint32_t n_most);
 /* Ends a move in: good entries name blocks again and are added to fx, which must have room for all
  * of m. Returns how many came back. Frees m. */
 uint32_t kv_idle_in_end(struct kv *kv, struct kv_idle_move *m, struct kv_effects *fx);

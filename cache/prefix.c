@@ -252,7 +252,7 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
     struct kv_pool_rec *p = &kv->pools[s->pool];
     struct kv_given_rec *g = &kv->given[seq];
     uint32_t past = n_publishable(kv, seq);
-    if (past <= g->n_looked_at || kv->links[seq].n_paged_out > 0)
+    if (past <= g->n_looked_at)
         return;
     if (g->parent != 0 && (!kv_is_published(kv, p, g->parent - 1) ||
                            kv_published(kv, p, g->parent - 1)->serial != g->parent_serial))
@@ -266,9 +266,12 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
     const uint32_t *row = kv_row(kv, seq);
     walk_begin(kv, &w, g->parent);
     while (w.index < past) {
+        const bool is_in_hole = kv_in_hole(kv, p, seq, w.index);
+        if (!is_in_hole && kv_is_place(row[w.index]))
+            break; /* until it is back */
         walk_hash(kv, &w);
         uint32_t block = walk_find(kv, &w);
-        if (block == 0 && kv_in_hole(kv, p, seq, w.index))
+        if (block == 0 && is_in_hole)
             break; /* its ids came after a window had freed it */
         if (block == 0) {
             block = row[w.index] + 1;

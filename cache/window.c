@@ -153,7 +153,7 @@ attn_status kv_seq_sees(struct kv *kv, kv_seq_id seq, uint32_t pos)
 void kv_seq_free_unseen(struct kv *kv, kv_seq_id seq)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
-    if (s == NULL || s->n_outstanding > 0 || kv->links[seq.index].n_paged_out > 0)
+    if (s == NULL || s->n_outstanding > 0)
         return;
     struct kv_pool_rec *p = &kv->pools[s->pool];
     if (p->window_tokens == 0)
@@ -169,6 +169,10 @@ void kv_seq_free_unseen(struct kv *kv, kv_seq_id seq)
     kv_publish32(&kv->holes[seq.index], past);
     const uint32_t *row = kv_row(kv, seq.index);
     for (uint32_t i = past; i-- > first;) { /* backwards: a prefix is evicted from its end */
+        if (kv_is_place(row[i])) {
+            kv_idle_drop(kv, seq.index, i);
+            continue;
+        }
         kv_charge(kv, seq.index, -1);
         kv_block_unref(kv, p, row[i]);
     }

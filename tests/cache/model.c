@@ -298,8 +298,6 @@ void model_publish(struct model *m, uint32_t slot)
     for (uint32_t l = 0; l < M_LAYERS; l++)
         n = s->len[l] < n ? s->len[l] : n;
     n = model_below_tree(s) < n ? model_below_tree(s) : n;
-    if (model_n_paged_out(s) > 0)
-        return;
     if (n / M_BLOCK_TOKENS > s->n_looked_at && !model_holds_entry(s, s->n_looked_at))
         return;
     bool has_parent = s->parent == 0;
@@ -310,6 +308,8 @@ void model_publish(struct model *m, uint32_t slot)
     for (uint32_t i = s->n_looked_at; i < n / M_BLOCK_TOKENS; i++) {
         const uint32_t *id = s->id + i * M_BLOCK_TOKENS;
         struct model_published *e = published_find(m, slot / M_NAMES, s->adapter, i, s->parent, id);
+        if (model_holds_entry(s, i) && s->is_paged_out[i])
+            return;
         if (e == NULL && !model_holds_entry(s, i))
             return;
         if (e == NULL) /* behind another one that is gone, or another of those that share it said

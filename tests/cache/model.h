@@ -42,7 +42,7 @@
 #endif
 /* How often trees grow and paths are committed. */
 #ifndef M_TREES
-#define M_TREES (M_PAGES > 0 || M_RESERVES > 0 ? 5 : 10)
+#define M_TREES (M_PAGES > 0 ? 8 : M_RESERVES > 0 ? 5 : 10)
 #endif
 #define M_KEPT_BLOCKS ((M_KEPT + M_BLOCK_TOKENS - 1) / M_BLOCK_TOKENS)
 
@@ -134,6 +134,7 @@ enum op_kind {
     OP_N_KINDS
 };
 
+#define M_LISTED (1u << 31)
 struct op {
     enum op_kind kind;
     uint32_t slot, to_slot, layer, pos, n, owner, value_seed;
@@ -143,6 +144,9 @@ struct op {
     uint64_t request;
     bool will_commit;
     bool is_copied; /* of a reserve */
+    uint32_t
+        /* of a move: M_LISTED and entries, 3 bits each; 0: which ones is the cache's to say */
+        listed;
 };
 
 struct device {

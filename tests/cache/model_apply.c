@@ -96,18 +96,25 @@ static attn_status birth(const struct model *m, const struct op *op, uint32_t sl
     return model_n_open(m) == M_SEQUENCES ? ATTN_EOVERLOAD : ATTN_OK;
 }
 
+/* Entry i names idle memory no more: if it is on its way in, it does not come. */
+static void entry_leaves_idle(struct model *m, uint32_t slot, uint32_t i)
+{
+    struct model_move *v = &m->move;
+    m->seq[slot].is_paged_out[i] = false;
+    for (uint32_t k = 0; v->is_under_way && k < v->n; k++)
+        v->is_gone[k] |= v->is_in && v->slot == slot && !v->is_closed && v->index[k] == i;
+}
+
 /* The sequence's table ends before entry i from now on. */
 static void entry_goes(struct model *m, uint32_t slot, uint32_t i)
 {
     struct model_seq *s = &m->seq[slot];
-    bool was_held = model_has_block(s, i), was_paged_out = s->is_paged_out[i];
-    struct model_move *v = &m->move;
+    bool was_held = model_has_block(s, i);
     s->n_blocks = i;
-    s->is_paged_out[i] = false;
+    if (s->is_paged_out[i])
+        entry_leaves_idle(m, slot, i);
     if (was_held)
         model_release(m, s->block[i]);
-    for (uint32_t k = 0; was_paged_out && v->is_under_way && k < v->n; k++)
-        v->is_gone[k] |= v->is_in && v->slot == slot && !v->is_closed && v->index[k] == i;
 }
 
 static void trim(struct model *m, uint32_t slot)
@@ -294,9 +301,10 @@ static attn_status reserve(struct model *m, const struct op *op)
     if (op->pos > s->len[op->layer] || op->n == 0 || op->pos + op->n > M_TOKENS ||
         (op->is_copied && op->pos >= s->hole * M_BLOCK_TOKENS ? 0 : first_seen(op->pos) < s->hole))
         return ATTN_EINVAL;
-    if (model_n_paged_out(s) > 0)
-        return ATTN_EOVERLOAD;
     uint32_t past = blocks_of(op->pos + op->n), n_copies = 0;
+    for (uint32_t i = op->pos / M_BLOCK_TOKENS; i < past; i++)
+        if (model_holds_entry(s, i) && s->is_paged_out[i])
+            return ATTN_EOVERLOAD; /* it would write it */
     uint32_t n_new = past > s->n_blocks ? past - s->n_blocks : 0;
     bool is_shared[M_ROW] = {0};
     for (uint32_t i = op->pos / M_BLOCK_TOKENS; i < past && i < s->n_blocks; i++) {
@@ -449,7 +457,7 @@ static attn_status apply_unseen(struct model *m, const struct op *op)
 {
     struct model_seq *s = &m->seq[op->slot];
     uint32_t past = M_ROW, first = s->hole > M_KEPT_BLOCKS ? s->hole : M_KEPT_BLOCKS;
-    if (!model_is_quiet(m, op->slot) || model_n_paged_out(s) > 0)
+    if (!model_is_quiet(m, op->slot))
         return ATTN_OK;
     for (uint32_t l = 0; l < M_LAYERS; l++)
         past = first_seen(s->latest[l]) < past ? first_seen(s->latest[l]) : past;
@@ -457,7 +465,10 @@ static attn_status apply_unseen(struct model *m, const struct op *op)
         return ATTN_OK;
     s->hole = past;
     for (uint32_t i = past; i-- > first; m->n_unseen++)
-        model_release(m, s->block[i]);
+        if (s->is_paged_out[i])
+            entry_leaves_idle(m, op->slot, i);
+        else
+            model_release(m, s->block[i]);
     return ATTN_OK;
 }
 

@@ -51,10 +51,16 @@ static kv_seq_id seq_of(struct kv *kv, uint32_t slot)
 }
 
 /* The bytes go at once; what else happens until the end may not change them. */
-static void move_begin(struct kv *kv, kv_seq_id id, bool is_in, uint32_t n)
+static void move_begin(struct kv *kv, kv_seq_id id, const struct op *op)
 {
     struct device *d = model_device;
-    moving = is_in ? kv_idle_in_begin(kv, id, n) : kv_idle_out_begin(kv, id, n);
+    const bool is_in = op->kind == OP_MOVE_IN;
+    uint32_t list[M_ROW];
+    for (uint32_t i = 0; i < op->n; i++) /* entries may come twice, or not be there */
+        list[i] = model_listed(op, i);
+    const uint32_t *indices = op->listed != 0 ? list : NULL;
+    moving = is_in ? kv_idle_in_begin(kv, id, indices, op->n)
+                   : kv_idle_out_begin(kv, id, indices, op->n);
     for (uint32_t i = 0; moving != NULL && i < moving->n; i++) {
         uint32_t block = moving->entries[i].block, page = moving->entries[i].page;
         if (is_in)
@@ -199,7 +205,7 @@ static attn_status carry_out(struct kv *kv, const struct op *op, struct kv_effec
         return kv_reserve(kv, op->owner, pool, op->n);
     case OP_MOVE_OUT:
     case OP_MOVE_IN:
-        move_begin(kv, id, op->kind == OP_MOVE_IN, op->n);
+        move_begin(kv, id, op);
         return ATTN_OK;
     case OP_MOVE_END:
         move_end(kv, op->will_commit ? UINT32_MAX : op->value_seed, fx);
@@ -261,7 +267,7 @@ static bool is_as_it_was(struct model *m, uint32_t i)
     const struct model_seq *s = &m->seq[v->slot];
     uint32_t k = v->index[i];
     return !v->is_closed && !v->is_gone[i] && model_has_block(s, k) && s->block[k] == v->block[i] &&
-           model_references(m, v->block[i]) == 2 && model_is_quiet(m, v->slot);
+           model_references(m, v->block[i]) == 2;
 }
 
 static const char *learn_begin(struct model *m, const struct op *op)
@@ -273,7 +279,10 @@ static const char *learn_begin(struct model *m, const struct op *op)
     *v = (struct model_move){.is_in = moving->is_in, .slot = op->slot};
     for (uint32_t i = 0; i < moving->n; i++) {
         uint32_t k = moving->entries[i].index;
-        if (!model_holds_entry(s, k) || s->is_paged_out[k] != v->is_in ||
+        bool is_asked = op->listed == 0;
+        for (uint32_t j = 0; j < op->n; j++)
+            is_asked |= model_listed(op, j) == k;
+        if (!is_asked || !model_holds_entry(s, k) || s->is_paged_out[k] != v->is_in ||
             (!v->is_in && (model_references(m, s->block[k]) != 1 || !model_is_quiet(m, op->slot))))
             return "an entry moves that may not";
         v->index[i] = k;

@@ -27,7 +27,7 @@ static enum op_kind draw_kind(uint64_t *random)
                                                [OP_RETAIN] = M_RETAINS,
                                                [OP_SET_ASIDE] = M_RESERVES,
                                                [OP_MOVE_OUT] = M_PAGES > 0 ? 24 : 0,
-                                               [OP_MOVE_IN] = M_PAGES > 0 ? 24 : 0,
+                                               [OP_MOVE_IN] = M_PAGES > 0 ? 30 : 0,
                                                [OP_MOVE_END] = M_PAGES > 0 ? 24 : 0,
                                                [OP_NOTE] = M_PAGES > 0 && M_WINDOW > 0 ? 2 : 5};
     uint32_t total = 0;
@@ -141,6 +141,7 @@ static bool draw_of_sequence(const struct model *m, struct op *op, uint64_t *ran
         if (m->move.is_under_way)
             return false;
         op->n = 1 + random_below(random, M_ROW);
+        op->listed = random_below(random, 2) == 0 ? M_LISTED | op->value_seed : 0;
         return op->kind == OP_MOVE_OUT || model_n_paged_out(s) > 0;
     default:
         op->n = random_below(random, s->len[op->layer] + 2);

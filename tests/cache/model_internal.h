@@ -41,6 +41,12 @@ static inline uint32_t model_path(uint32_t seed, uint32_t node, uint32_t out[M_T
     return n;
 }
 
+/* The entry that a move by index names as number i. */
+static inline uint32_t model_listed(const struct op *op, uint32_t i)
+{
+    return op->listed >> 3 * i % 27 & 7;
+}
+
 /* Tokens that no tree has, at most. */
 static inline uint32_t model_below_tree(const struct model_seq *s)
 {

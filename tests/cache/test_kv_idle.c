@@ -48,7 +48,7 @@ static kv_seq_id seq_of(struct kv *kv, uint64_t name, kv_pool_id pool, uint32_t 
 
 static uint32_t out(struct kv *kv, kv_seq_id seq, uint32_t n)
 {
-    struct kv_idle_move *m = kv_idle_out_begin(kv, seq, n);
+    struct kv_idle_move *m = kv_idle_out_begin(kv, seq, NULL, n);
     for (uint32_t i = 0; m != NULL && i < m->n; i++)
         m->entries[i].is_good = true;
     assert_status(kv, ATTN_OK, kv_check(kv));
@@ -60,7 +60,7 @@ static uint32_t out(struct kv *kv, kv_seq_id seq, uint32_t n)
 static uint32_t in(struct kv *kv, kv_seq_id seq, uint32_t n)
 {
     struct test_fx t;
-    struct kv_idle_move *m = kv_idle_in_begin(kv, seq, n);
+    struct kv_idle_move *m = kv_idle_in_begin(kv, seq, NULL, n);
     test_fx_reset(&t);
     for (uint32_t i = 0; m != NULL && i < m->n; i++)
         m->entries[i].is_good = true;
@@ -70,7 +70,7 @@ static uint32_t in(struct kv *kv, kv_seq_id seq, uint32_t n)
     return came;
 }
 
-static void blocks_that_went_make_room_and_must_be_back_before_an_append(void **state)
+static void blocks_that_went_make_room_and_must_be_back_before_a_fork(void **state)
 {
     (void)state;
     struct kv *kv = test_kv_open(&config, -1);
@@ -85,7 +85,7 @@ static void blocks_that_went_make_room_and_must_be_back_before_an_append(void **
     assert_int_equal(info.n_paged_out, 5);
     assert_false(kv_is_place(info.block_table[0])); /* the first one stays longest */
     assert_int_equal(kv_idle_pool_paged_out(kv, pool), 5);
-    assert_status(kv, ATTN_EOVERLOAD, kv_append_reserve(kv, a, 0, 24, 1, &t.fx));
+    assert_status(kv, ATTN_EOVERLOAD, kv_append_reserve(kv, a, 0, 20, 1, &t.fx));
     assert_status(kv, ATTN_EOVERLOAD, kv_seq_fork(kv, a, 2, 24, KV_NO_OWNER, KV_NO_REQUEST, &fork));
     struct kv_seq_export d;
     assert_status(kv, ATTN_EOVERLOAD, kv_seq_export_read(kv, a, &d));
@@ -97,6 +97,140 @@ static void blocks_that_went_make_room_and_must_be_back_before_an_append(void **
     assert_status(kv, ATTN_OK, kv_append_reserve(kv, a, 0, 24, 1, &t.fx));
     assert_int_equal(kv_idle_movable(kv, a), 0); /* something is in work */
     kv_append_commit(kv, a, 0, 24, 1);
+    kv_close(kv);
+}
+
+/* Begins a move of these entries. */
+static struct kv_idle_move *begin(struct kv *kv, kv_seq_id seq, bool is_in, uint32_t n,
+                                  const uint32_t *indices)
+{
+    struct kv_idle_move *m =
+        is_in ? kv_idle_in_begin(kv, seq, indices, n) : kv_idle_out_begin(kv, seq, indices, n);
+    for (uint32_t i = 0; m != NULL && i < m->n; i++)
+        m->entries[i].is_good = true;
+    assert_status(kv, ATTN_OK, kv_check(kv));
+    return m;
+}
+
+static bool is_out(const struct kv *kv, kv_seq_id seq, uint32_t index)
+{
+    return kv_is_place(kv_own_row(kv, seq.index)[index]);
+}
+
+static void an_append_needs_the_blocks_that_it_writes(void **state)
+{
+    (void)state;
+    struct kv *kv = test_kv_open(&config, -1);
+    struct test_fx t;
+    struct kv_seq_info info;
+    kv_pool_id pool = pool_of(kv, "a", 8, 2);
+    kv_seq_id a = seq_of(kv, 1, pool, 6);
+    uint32_t epoch;
+    test_fx_reset(&t);
+    /* in this order, what is named twice or not there only once or not at all */
+    struct kv_idle_move *m = begin(kv, a, false, 6, (const uint32_t[]){4, 1, 1, 99, 3, 4});
+    assert_int_equal(m->n, 3);
+    assert_int_equal(m->entries[0].index, 4);
+    assert_int_equal(m->entries[1].index, 1);
+    assert_int_equal(kv_idle_out_end(kv, m), 3);
+    assert_true(is_out(kv, a, 1) && !is_out(kv, a, 2) && is_out(kv, a, 3) && is_out(kv, a, 4));
+    for (uint32_t i = 24; i < 40; i++) { /* behind them, and again what is there */
+        assert_status(kv, ATTN_OK, kv_append_reserve(kv, a, 0, i, 1, &t.fx));
+        assert_status(kv, ATTN_OK, kv_check(kv));
+        kv_append_commit(kv, a, 0, i, 1);
+        assert_status(kv, ATTN_OK, kv_check(kv));
+    }
+    assert_status(kv, ATTN_OK, kv_append_reserve(kv, a, 0, 9, 2, &t.fx));
+    kv_append_commit(kv, a, 0, 9, 2);
+    assert_status(kv, ATTN_EOVERLOAD, kv_append_reserve(kv, a, 0, 9, 4, &t.fx)); /* the next, too */
+    assert_status(kv, ATTN_EOVERLOAD, kv_append_reserve(kv, a, 0, 5, 1, &t.fx));
+    m = begin(kv, a, true, 4, (const uint32_t[]){2, 3, 3, 0});
+    assert_int_equal(m->n, 1);
+    assert_status(kv, ATTN_EOVERLOAD, kv_append_reserve(kv, a, 0, 12, 1, &t.fx)); /* on its way */
+    assert_int_equal(kv_idle_in_end(kv, m, &t.fx), 1);
+    assert_status(kv, ATTN_OK, kv_append_reserve(kv, a, 0, 12, 1, &t.fx));
+    kv_append_commit(kv, a, 0, 12, 1);
+    assert_status(kv, ATTN_OK, kv_seq_truncate(kv, a, 18, KV_NO_REQUEST, &epoch)); /* in block 4 */
+    assert_status(kv, ATTN_EOVERLOAD, kv_append_reserve(kv, a, 0, 18, 1, &t.fx));
+    assert_status(kv, ATTN_OK, kv_seq_truncate(kv, a, 16, KV_NO_REQUEST, &epoch));
+    assert_status(kv, ATTN_OK, kv_append_reserve(kv, a, 0, 16, 1, &t.fx));
+    kv_append_commit(kv, a, 0, 16, 1);
+    kv_seq_info(kv, a, &info);
+    assert_int_equal(info.n_paged_out, 1);
+    assert_status(kv, ATTN_OK, kv_check(kv));
+    kv_seq_close(kv, a);
+    assert_status(kv, ATTN_OK, kv_check(kv));
+    assert_int_equal(kv->pages.n_used, 0);
+    kv_close(kv);
+}
+
+static void an_append_beside_a_move_out_keeps_what_it_writes(void **state)
+{
+    (void)state;
+    struct kv *kv = test_kv_open(&config, -1);
+    kv_pool_id pool = pool_of(kv, "a", 12, 2);
+    kv_seq_id a = seq_of(kv, 1, pool, 6);
+    for (uint32_t pass = 0; pass < 3; pass++) { /* in flight, committed and cancelled at the end */
+        struct test_fx t;
+        test_fx_reset(&t);
+        struct kv_idle_move *m = begin(kv, a, false, 3, (const uint32_t[]){2, 3, 4});
+        assert_int_equal(m->n, 3);
+        assert_status(kv, ATTN_OK, kv_append_reserve(kv, a, 0, 14, 1, &t.fx));
+        assert_int_equal(t.fx.n_copies, 1); /* the move refers to it */
+        if (pass == 1)
+            kv_append_commit(kv, a, 0, 14, 1);
+        if (pass == 2)
+            assert_status(kv, ATTN_OK, kv_append_cancel(kv, a, 0, 14, 1, &t.fx));
+        assert_null(kv_idle_out_begin(kv, a, NULL, 1));
+        /* what was put back is as it was when the move began */
+        assert_int_equal(kv_idle_out_end(kv, m), pass == 2 ? 3 : 2);
+        assert_status(kv, ATTN_OK, kv_check(kv));
+        assert_true(is_out(kv, a, 2) && is_out(kv, a, 3) == (pass == 2) && is_out(kv, a, 4));
+        if (pass == 0) {
+            assert_int_equal(kv_idle_movable(kv, a), 0); /* an append is outstanding */
+            kv_append_commit(kv, a, 0, 14, 1);
+        }
+        uint32_t n_dropped;
+        assert_status(kv, ATTN_OK, kv_recover(kv, &n_dropped));
+        assert_int_equal(n_dropped, 0);
+        assert_int_equal(kv_idle_n_paged_out(kv, a), pass == 2 ? 3 : 2);
+        assert_int_equal(in(kv, a, 16), pass == 2 ? 3 : 2);
+    }
+    kv_close(kv);
+}
+
+static uint32_t n_published(const struct kv *kv)
+{
+    struct kv_stats s;
+    kv_stats_read(kv, &s);
+    return (uint32_t)s.blocks_published;
+}
+
+static void nothing_is_published_behind_a_block_that_is_out(void **state)
+{
+    (void)state;
+    struct kv *kv = test_kv_open(&config, -1);
+    struct test_fx t;
+    kv_pool_id pool = pool_of(kv, "a", 16, 2);
+    uint32_t ids[40];
+    for (uint32_t i = 0; i < 40; i++)
+        ids[i] = i;
+    kv_seq_id a = seq_of(kv, 1, pool, 5);
+    assert_status(kv, ATTN_OK, kv_seq_tokens(kv, a, 0, ids, 40));
+    assert_int_equal(n_published(kv), 5);
+    assert_int_equal(kv_idle_out_end(kv, begin(kv, a, false, 1, (const uint32_t[]){2})), 1);
+    assert_int_equal(n_published(kv), 4);
+    test_fx_reset(&t);
+    assert_status(kv, ATTN_OK, kv_append_reserve(kv, a, 0, 20, 8, &t.fx));
+    kv_append_commit(kv, a, 0, 20, 8);
+    assert_status(kv, ATTN_OK, kv_check(kv));
+    assert_int_equal(n_published(kv), 4);
+    assert_int_equal(in(kv, a, 1), 1);
+    test_fx_reset(&t);
+    assert_status(kv, ATTN_OK, kv_append_reserve(kv, a, 0, 28, 4, &t.fx));
+    kv_append_commit(kv, a, 0, 28, 4);
+    assert_int_equal(n_published(kv), 8);
+    assert_status(kv, ATTN_OK, kv_check(kv));
     kv_close(kv);
 }
 
@@ -126,7 +260,7 @@ static void what_others_read_stays(void **state)
 
     /* a fork that comes while they are on their way keeps them */
     assert_int_equal(in(kv, a, 16), 4);
-    struct kv_idle_move *m = kv_idle_out_begin(kv, a, 16);
+    struct kv_idle_move *m = kv_idle_out_begin(kv, a, NULL, 16);
     assert_non_null(m);
     assert_status(kv, ATTN_OK, kv_seq_fork(kv, a, 2, 8, KV_NO_OWNER, KV_NO_REQUEST, &f));
     for (uint32_t i = 0; i < m->n; i++)
@@ -175,7 +309,7 @@ static void a_pool_with_fewer_blocks_keeps_what_is_paged_out(void **state)
     struct kv_shrink s;
     assert_int_equal(out(kv, a, 6), 6);
     assert_status(kv, ATTN_ENOBLOCKS, kv_pool_shrink_begin(kv, pool, 9, &s));
-    struct kv_idle_move *m = kv_idle_in_begin(kv, a, 1);
+    struct kv_idle_move *m = kv_idle_in_begin(kv, a, NULL, 1);
     assert_non_null(m);
     assert_status(kv, ATTN_EOVERLOAD, kv_pool_shrink_begin(kv, pool, 10, &s)); /* on its way */
     assert_int_equal(kv_idle_in_end(kv, m, &(struct kv_effects){0}), 0); /* it did not come */
@@ -262,7 +396,10 @@ static void two_that_claim_a_page_do_not_both_stay(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_that_went_make_room_and_must_be_back_before_an_append),
+        cmocka_unit_test(blocks_that_went_make_room_and_must_be_back_before_a_fork),
+        cmocka_unit_test(an_append_needs_the_blocks_that_it_writes),
+        cmocka_unit_test(an_append_beside_a_move_out_keeps_what_it_writes),
+        cmocka_unit_test(nothing_is_published_behind_a_block_that_is_out),
         cmocka_unit_test(what_others_read_stays),
         cmocka_unit_test(pools_with_blocks_of_many_sizes_share_the_pages),
         cmocka_unit_test(a_successor_without_the_memory_drops_whose_blocks_are_there),

@@ -20,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define N_OPS 156
+#define N_OPS (M_PAGES > 0 ? 172 : 156)
 
 /* Written by the child, read by the parent while the child is stopped. */
 struct stage {
@@ -226,6 +226,20 @@ static const struct op script[] = {
     {.kind = OP_MOVE_OUT, .slot = 4, .n = 6},
     {.kind = OP_ADOPT, .slot = 4, .owner = 1},
     {.kind = OP_MOVE_END, .slot = 4, .will_commit = true},
+    /* entries that are named come and go beside appends, one to a
+     * block that is on its way out */
+    {.kind = OP_MOVE_IN, .slot = 4, .n = 1, .listed = M_LISTED | 3},
+    {.kind = OP_MOVE_END, .slot = 4, .will_commit = true},
+    {.kind = OP_RESERVE, .slot = 4, .layer = 0, .pos = 13, .n = 3, .will_commit = true},
+    {.kind = OP_MOVE_IN, .slot = 4, .n = 2, .listed = M_LISTED | 1 | 2 << 3},
+    {.kind = OP_COMMIT, .slot = 4, .layer = 0, .pos = 13, .n = 3},
+    {.kind = OP_MOVE_END, .slot = 4, .will_commit = true},
+    {.kind = OP_MOVE_OUT, .slot = 4, .n = 2, .listed = M_LISTED | 2 | 1 << 3},
+    {.kind = OP_RESERVE, .slot = 4, .layer = 0, .pos = 5, .n = 1, .will_commit = true},
+    {.kind = OP_MOVE_END, .slot = 4, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 4, .layer = 0, .pos = 5, .n = 1},
+    {.kind = OP_RESERVE, .slot = 4, .layer = 0, .pos = 16, .n = 6},
+    {.kind = OP_RECOVER},
     {.kind = OP_CLOSE, .slot = 4},
 #endif
 };

@@ -169,9 +169,10 @@ static bool out_begin(struct engine *e, struct pool *p, const struct idle_ask *a
     n = n < AT_LEAST ? AT_LEAST : n;
     n = n < most ? n : most;
     n = n < allowed ? n : allowed;
-    struct kv_idle_move *m = seq == SEQ_NONE || n == 0
-                                 ? NULL
-                                 : kv_idle_out_begin(e->env.kv, (kv_seq_id){seq}, (uint32_t)n);
+    struct kv_idle_move *m =
+        seq == SEQ_NONE || n == 0
+            ? NULL
+            : kv_idle_out_begin(e->env.kv, (kv_seq_id){seq}, NULL, (uint32_t)n);
     if (m == NULL)
         return false;
     for (uint32_t i = 0; i < m->n; i++)
@@ -269,7 +270,7 @@ static enum idle_is in_begin(struct engine *e, struct pool *p, uint32_t seq, uin
     struct engine_idle *x = &e->idle;
     if (!has_patch_room(p, n))
         return IDLE_NEEDS_PATCHES;
-    struct kv_idle_move *m = kv_idle_in_begin(e->env.kv, (kv_seq_id){seq}, n);
+    struct kv_idle_move *m = kv_idle_in_begin(e->env.kv, (kv_seq_id){seq}, NULL, n);
     if (m == NULL)
         return IDLE_NEVER;
     for (uint32_t i = 0; i < m->n; i++)
