@@ -442,6 +442,38 @@ attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_
                                  n_kv, NULL, out, lse);
 }
 
+static double rounded(attn_dtype d, double x)
+{
+    uint8_t bytes[sizeof(float)];
+    reference_put(d, bytes, 0, x);
+    return reference_get(d, bytes, 0);
+}
+
+void reference_absorb(const struct backend_pool_config *c, const float *w, const float *q,
+                      float *out_q)
+{
+    const uint32_t dv = c->head_dim_v;
+    double sums[BACKEND_MAX_HEAD_DIM] = {0};
+    for (uint32_t i = 0; i < c->q_nope_dim; i++)
+        for (uint32_t d = 0; d < dv; d++)
+            sums[d] += (double)q[i] * (double)w[(size_t)i * dv + d];
+    for (uint32_t d = 0; d < c->head_dim_k; d++)
+        out_q[d] = d < dv ? (float)rounded(c->q_dtype, sums[d]) : q[c->q_nope_dim + d - dv];
+}
+
+void reference_expand(const struct backend_pool_config *c, const float *w, const double *latents,
+                      double *out)
+{
+    double given[BACKEND_MAX_HEAD_DIM];
+    for (uint32_t d = 0; d < c->head_dim_v; d++)
+        given[d] = rounded(c->q_dtype, latents[d]);
+    for (uint32_t i = 0; i < c->out_dim; i++) {
+        out[i] = 0;
+        for (uint32_t d = 0; d < c->head_dim_v; d++)
+            out[i] += given[d] * (double)w[(size_t)(c->q_nope_dim + i) * c->head_dim_v + d];
+    }
+}
+
 struct reference_bound reference_bound_of(attn_dtype q_dtype, attn_dtype kv_dtype)
 {
     /* atol, rtol, l2, lse_atol, lse_rtol */

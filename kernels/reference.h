@@ -54,6 +54,17 @@ uint32_t reference_choose(uint32_t n_chosen, uint32_t block_tokens, uint32_t gro
                           const float *q, const float *k, uint32_t n_seen, uint32_t *out_tokens,
                           double *out_margin, bool *out_is_tied);
 
+/* A head's projections, in a pool with q_nope_dim (backend.h), by its weights: w [q_nope_dim +
+ * out_dim][head_dim_v]. What attention takes and gives is rounded to q_dtype.
+ *
+ * absorb   q [backend_q_dim(c)] of a step -> out_q [head_dim_k] as it attends
+ * expand   latents [head_dim_v] that attention gives -> out [out_dim]
+ */
+void reference_absorb(const struct backend_pool_config *c, const float *w, const float *q,
+                      float *out_q);
+void reference_expand(const struct backend_pool_config *c, const float *w, const double *latents,
+                      double *out);
+
 /* Element i of an array of dtype (f32, f16, bf16), widened or rounded to nearest even. */
 double reference_get(attn_dtype dtype, const void *array, size_t i);
 void reference_put(attn_dtype dtype, void *array, size_t i, double x);

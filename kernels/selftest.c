@@ -47,10 +47,13 @@ struct seq {
 
 struct run {
     struct selftest *t;
+    bool has_heads;
     struct backend_pool *pool;
     struct backend_pool_config config;
     struct attn_layer_spec spec;
     struct seq seqs[N_SEQS];
+    float *weights; /* [num_q_heads][q_nope_dim + out_dim][head_dim_v]; NULL: no projections */
+    const void *q[N_SEQS]; /* of items, as it attends: [n_tokens][num_q_heads][head_dim_k] */
     uint32_t next_block;
     struct backend_patch patches[N_BLOCKS];
     uint32_t n_patches;
@@ -99,6 +102,14 @@ static const struct test_case cases[] = {
     {CASE_DIM_512, CASE_BF16, CASE_PLAIN},
 };
 enum { WITH_VARIANTS_16_BIT = 0, WITH_VARIANTS_QUANTISED = 8 };
+
+/* Whose items carry heads, which are projected to latents and back: kernels of each dtype. */
+static const struct test_case cases_of_heads[] = {
+    {CASE_LATENT, CASE_BF16, CASE_PLAIN},
+    {CASE_V_IS_K, CASE_F16, CASE_PLAIN},
+    {CASE_LATENT_OF_256, CASE_F32, CASE_PLAIN},
+};
+enum { Q_NOPE_DIM = 72, OUT_DIM = 88 }; /* more than a kernel's tile, less than two */
 
 /* ---- the report */
 
@@ -166,25 +177,78 @@ static void set_block(struct run *r, uint32_t seq, uint32_t index)
     r->patches[r->n_patches++] = (struct backend_patch){seq, index, block};
 }
 
+static size_t out_bytes_of(const struct run *r, uint32_t n_tokens)
+{
+    return (size_t)n_tokens * r->config.num_q_heads * backend_out_dim(&r->config) *
+           attn_dtype_bytes(r->config.q_dtype);
+}
+
+/* The weights of a head. */
+static const float *weights_of(const struct run *r, uint32_t head)
+{
+    const struct backend_pool_config *c = &r->config;
+    return r->weights + (size_t)head * (c->q_nope_dim + c->out_dim) * c->head_dim_v;
+}
+
+/* Weights of about unit size that leave what is multiplied with them as large as it was. */
+static attn_status give_weights(struct run *r)
+{
+    const struct backend_pool_config *c = &r->config;
+    const size_t dv = c->head_dim_v, head = (c->q_nope_dim + c->out_dim) * dv;
+    const uint64_t bytes = backend_weights_bytes(c);
+    void *given = malloc(bytes);
+    r->weights = malloc(c->num_q_heads * head * sizeof *r->weights);
+    attn_status st = given != NULL && r->weights != NULL ? ATTN_OK : ATTN_ENOMEM;
+    for (size_t i = 0; st == ATTN_OK && i < c->num_q_heads * head; i++) {
+        const size_t n_summed = i % head < c->q_nope_dim * dv ? c->q_nope_dim : dv;
+        reference_put(c->q_dtype, given, i, (double)random_unit(r->t) * sqrt(3.0 / n_summed));
+        r->weights[i] = (float)reference_get(c->q_dtype, given, i);
+    }
+    if (st == ATTN_OK)
+        st = r->t->ops->weights_write(r->pool, 0, 0, given, bytes);
+    free(given);
+    return st;
+}
+
+/* An item's q as it attends, n_rows of it; NULL: host memory is too small. */
+static const void *attended_q(struct run *r, const void *q, size_t n_rows)
+{
+    const struct backend_pool_config *c = &r->config;
+    const size_t dim = backend_q_dim(c), dk = c->head_dim_k;
+    float given[BACKEND_MAX_LATENT_K], wide[BACKEND_MAX_LATENT_K];
+    if (r->weights == NULL)
+        return q;
+    void *to = take(r->t, n_rows * dk * attn_dtype_bytes(c->q_dtype));
+    for (size_t row = 0; to != NULL && row < n_rows; row++) {
+        for (size_t i = 0; i < dim; i++)
+            given[i] = (float)reference_get(c->q_dtype, q, row * dim + i);
+        reference_absorb(c, weights_of(r, row % c->num_q_heads), given, wide);
+        for (size_t i = 0; i < dk; i++)
+            reference_put(c->q_dtype, to, row * dk + i, (double)wide[i]);
+    }
+    return to;
+}
+
 /* An item of n new tokens of a sequence; false: host memory is too small. */
 static bool add_tokens(struct run *r, uint32_t seq, uint32_t n)
 {
     const struct backend_pool_config *c = &r->config;
     struct seq *s = &r->seqs[seq];
     size_t kv_rows = (size_t)n * c->num_kv_heads, rows = (size_t)n * c->num_q_heads;
-    size_t out_bytes = rows * c->head_dim_v * attn_dtype_bytes(c->q_dtype);
+    size_t out_bytes = out_bytes_of(r, n);
     struct backend_item *it = &r->items[seq];
     *it = (struct backend_item){.flags = BACKEND_APPEND | BACKEND_ATTEND,
                                 .table_row = seq,
                                 .pos = s->len,
                                 .n_tokens = n,
                                 .block_table = s->table};
-    it->q = take_random(r, rows * c->head_dim_k);
+    it->q = take_random(r, rows * backend_q_dim(c));
+    r->q[seq] = it->q != NULL ? attended_q(r, it->q, rows) : NULL;
     it->k = take_random(r, kv_rows * c->head_dim_k);
     it->v = c->is_v_in_k ? it->k : take_random(r, kv_rows * c->head_dim_v);
     it->out = take(r->t, out_bytes);
     it->lse = take(r->t, rows * sizeof *it->lse);
-    if (!it->q || !it->k || !it->v || !it->out || !it->lse) {
+    if (!r->q[seq] || !it->k || !it->v || !it->out || !it->lse) {
         snprintf(r->why, sizeof r->why, "the case does not fit its host memory");
         return false;
     }
@@ -235,17 +299,20 @@ static bool is_close(double got, double want, double bound)
     return fabs(got - want) <= bound; /* false if either is NaN */
 }
 
-/* n rows of an item's outputs, from row0 on, against these. */
-static bool check_rows(struct run *r, uint32_t seq, size_t row0, size_t n, const double *want,
-                       const double *lse)
+/* A row of an item's output against what attention gives for it. */
+static bool check_row(struct run *r, uint32_t seq, size_t row, const double *latents)
 {
     const struct backend_pool_config *c = &r->config;
     const struct backend_item *it = &r->items[seq];
-    const size_t dv = c->head_dim_v;
+    const size_t dim = backend_out_dim(c);
     struct reference_bound bound = reference_bound_of(c->q_dtype, c->q_dtype);
+    double expanded[BACKEND_MAX_HEAD_DIM];
+    const double *want = r->weights != NULL ? expanded : latents;
     bool ok = true;
-    for (size_t i = 0; ok && i < n * dv; i++) {
-        double got = reference_get(c->q_dtype, it->out, row0 * dv + i), error = fabs(got - want[i]);
+    if (r->weights != NULL)
+        reference_expand(c, weights_of(r, row % c->num_q_heads), latents, expanded);
+    for (size_t i = 0; ok && i < dim; i++) {
+        double got = reference_get(c->q_dtype, it->out, row * dim + i), error = fabs(got - want[i]);
         double allowed = bound.atol + bound.rtol * fabs(want[i]);
         ok = is_close(got, want[i], allowed);
         if (ok && error > r->max_error)
@@ -256,8 +323,20 @@ static bool check_rows(struct run *r, uint32_t seq, size_t row0, size_t n, const
             snprintf(r->why, sizeof r->why,
                      "out of sequence %" PRIu32 " at %" PRIu32 "+%" PRIu32
                      ", row %zu, element %zu: %g, reference %g",
-                     seq, it->pos, it->n_tokens, row0 + i / dv, i % dv, got, want[i]);
+                     seq, it->pos, it->n_tokens, row, i, got, want[i]);
     }
+    return ok;
+}
+
+/* n rows of an item's outputs, from row0 on, against what attention gives for them. */
+static bool check_rows(struct run *r, uint32_t seq, size_t row0, size_t n, const double *want,
+                       const double *lse)
+{
+    const struct backend_item *it = &r->items[seq];
+    struct reference_bound bound = reference_bound_of(r->config.q_dtype, r->config.q_dtype);
+    bool ok = true;
+    for (size_t i = 0; ok && i < n; i++)
+        ok = check_row(r, seq, row0 + i, want + i * r->config.head_dim_v);
     for (size_t i = 0; ok && i < n; i++) {
         const double got = (double)it->lse[row0 + i];
         ok = is_close(got, lse[i], bound.lse_atol + bound.lse_rtol * fabs(lse[i]));
@@ -281,7 +360,7 @@ static bool check_item(struct run *r, uint32_t seq)
     double *want = malloc(rows * c->head_dim_v * sizeof *want), *lse = malloc(rows * sizeof *lse);
     bool ok = q && want && lse;
     for (size_t i = 0; ok && i < n_q; i++)
-        q[i] = (float)reference_get(c->q_dtype, it->q, i);
+        q[i] = (float)reference_get(c->q_dtype, r->q[seq], i);
     const struct reference_seen seen = {.starts = it->lists.starts, .tokens = it->lists.tokens};
     ok = ok && reference_attend_seen(&r->spec, c->num_q_heads, c->num_kv_heads, c->head_dim_k,
                                      c->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, s->v,
@@ -310,7 +389,7 @@ static void attend_again(struct run *r)
         struct backend_item *it = &r->items[i];
         size_t rows = (size_t)it->n_tokens * r->config.num_q_heads;
         it->flags = BACKEND_ATTEND;
-        memset(it->out, 0xff, rows * r->config.head_dim_v * attn_dtype_bytes(r->config.q_dtype));
+        memset(it->out, 0xff, out_bytes_of(r, it->n_tokens));
         memset(it->lse, 0xff, rows * sizeof *it->lse);
     }
 }
@@ -374,7 +453,7 @@ static bool check_choice(struct run *r, uint32_t seq, uint32_t token, uint32_t h
     if (spec.sink_logits != NULL)
         spec.sink_logits += head * group;
     for (size_t i = 0; i < (size_t)group * dk; i++)
-        x->q[i] = (float)reference_get(c->q_dtype, it->q, row0 * dk + i);
+        x->q[i] = (float)reference_get(c->q_dtype, r->q[seq], row0 * dk + i);
     for (size_t j = 0; j < end; j++) {
         const size_t row = j * c->num_kv_heads + head;
         memcpy(x->k + j * dk, s->k + row * dk, dk * sizeof *x->k);
@@ -460,6 +539,8 @@ static bool open_run(struct run *r, const struct test_case *c, const char *name)
     r->spec.sink_logits = o->has_sink_logits ? logits : NULL;
     r->spec.alibi_slopes = o->has_alibi ? slopes : NULL;
     r->config = case_config(g, case_dtypes[c->dtype], o);
+    r->config.q_nope_dim = r->has_heads ? Q_NOPE_DIM : 0;
+    r->config.out_dim = r->has_heads ? OUT_DIM : 0;
     r->config.num_layers = 1;
     r->config.n_blocks = N_BLOCKS;
     r->config.n_table_rows = N_SEQS;
@@ -468,6 +549,8 @@ static bool open_run(struct run *r, const struct test_case *c, const char *name)
     attn_status st = t->ops->pool_check(t->b, &r->config);
     if (st == ATTN_OK)
         st = t->ops->pool_open(t->b, &r->config, &r->pool);
+    if (st == ATTN_OK && r->has_heads)
+        st = give_weights(r);
     if (st != ATTN_OK)
         report(t, st == ATTN_ENOTSUP ? REFUSED : FAILED, "%s: %s", name, t->ops->last_error(t->b));
     for (uint32_t i = 0; i < N_SEQS; i++) {
@@ -488,6 +571,9 @@ static void close_run(struct run *r)
         free(r->seqs[i].k);
         free(r->seqs[i].v);
     }
+    free(r->weights);
+    if (r->pool != NULL)
+        r->t->ops->pool_close(r->pool);
 }
 
 /* What the checks that follow check. */
@@ -500,16 +586,19 @@ static void say_kernels(const struct run *r)
     fprintf(r->t->out, "computed by    %s\n", kernels);
 }
 
-static void test_one(struct selftest *t, const struct test_case *c, bool with_variants)
+enum how { ONCE, WITH_VARIANTS, WITH_HEADS };
+
+static void test_one(struct selftest *t, const struct test_case *c, enum how how)
 {
     char name[160];
     const struct case_geometry *g = &case_geometries[c->geometry];
     const struct case_options *o = &case_options[c->options];
-    snprintf(name, sizeof name, "%s/%s, %u/%u heads of %u/%u, blocks of %u: %s%s%s",
+    snprintf(name, sizeof name, "%s/%s, %u/%u heads of %u/%u, blocks of %u: %s%s%s%s",
              attn_dtype_name(case_dtypes[c->dtype].q), attn_dtype_name(case_dtypes[c->dtype].kv),
              g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v, g->block_tokens,
-             g->name, c->options ? ", " : "", c->options ? o->name : "");
-    struct run r = {.t = t};
+             g->name, c->options ? ", " : "", c->options ? o->name : "",
+             how == WITH_HEADS ? ", projected heads" : "");
+    struct run r = {.t = t, .has_heads = how == WITH_HEADS};
     if (open_run(&r, c, name)) {
         say_kernels(&r);
         if (run_steps(&r))
@@ -517,7 +606,7 @@ static void test_one(struct selftest *t, const struct test_case *c, bool with_va
                    100 * r.max_share);
         else
             report(t, FAILED, "%s: %s", name, r.why);
-        bool is_last = !with_variants;
+        bool is_last = how != WITH_VARIANTS;
         for (uint32_t v = 0; !is_last && r.why[0] == 0; v++) {
             bool is_refused;
             r.max_error = r.max_share = 0;
@@ -717,9 +806,12 @@ attn_status selftest_run(const struct backend_ops *ops, int32_t device_index, ui
     char why[256];
     if (backend_bench_load(ops->name, &t.bench, why, sizeof why) != ATTN_OK)
         report(&t, FAILED, "measurement: %s", why);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        test_one(&t, &cases[i],
-                 t.bench != NULL && (i == WITH_VARIANTS_16_BIT || i == WITH_VARIANTS_QUANTISED));
+    for (size_t i = 0; i < CASE_COUNT(cases); i++) {
+        const bool has_variants = i == WITH_VARIANTS_16_BIT || i == WITH_VARIANTS_QUANTISED;
+        test_one(&t, &cases[i], t.bench != NULL && has_variants ? WITH_VARIANTS : ONCE);
+    }
+    for (size_t i = 0; i < CASE_COUNT(cases_of_heads); i++)
+        test_one(&t, &cases_of_heads[i], WITH_HEADS);
     test_order(&t);
     test_memory(&t);
     test_registered(&t);

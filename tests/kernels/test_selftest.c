@@ -54,6 +54,7 @@ static void a_good_backend_passes_and_the_report_names_the_device(void **state)
     assert_non_null(strstr(text, "device "));
     assert_non_null(strstr(text, "host   Linux "));
     assert_non_null(strstr(text, "grouped queries: largest error "));
+    assert_non_null(strstr(text, "a latent of 256, projected heads: largest error "));
     assert_non_null(strstr(text, " % of the bound\n"));
     assert_non_null(strstr(text, "ok               variant none: largest error"));
     assert_non_null(strstr(text, "found again by an import"));
@@ -102,6 +103,20 @@ static attn_status write_nothing(struct backend_pool *p, uint32_t block, const v
     return ATTN_OK;
 }
 
+/* Of each head but the first its neighbour's weights, as a kernel that has the wrong ones. */
+static attn_status write_shifted(struct backend_pool *p, uint32_t layer, uint64_t offset,
+                                 const void *bytes, uint64_t n)
+{
+    const uint64_t head = n / 16; /* of the first case of heads; parts of one in the others */
+    uint8_t *other = malloc(n);
+    assert_non_null(other);
+    memcpy(other, bytes, head);
+    memcpy(other + head, bytes, n - head);
+    attn_status st = ops->weights_write(p, layer, offset, other, n);
+    free(other);
+    return st;
+}
+
 static attn_status cannot_open(const struct backend_config *c, struct backend **out_b)
 {
     struct backend_config none = *c;
@@ -119,6 +134,17 @@ static void a_wrong_output_is_named_with_its_place(void **state)
     assert_non_null(strstr(text, "out of sequence 0 at 0+1, row 0, element 0: "));
     assert_last_line("failed", " failed\n");
     assert_null(strstr(text, " 0 failed\n"));
+}
+
+static void another_heads_weights_are_named(void **state)
+{
+    (void)state;
+    broken = *ops;
+    broken.weights_write = write_shifted;
+    assert_int_equal(run(&broken), ATTN_EINTERNAL);
+    assert_non_null(
+        strstr(text, "a latent of 512, projected heads: out of sequence 0 at 0+1, row "));
+    assert_last_line("failed", " 3 failed\n"); /* one of each dtype, and nothing else */
 }
 
 static void a_lost_block_is_named(void **state)
@@ -156,6 +182,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_good_backend_passes_and_the_report_names_the_device),
         cmocka_unit_test(a_good_backends_report_says_which_kernels_it_checked),
         cmocka_unit_test(a_wrong_output_is_named_with_its_place),
+        cmocka_unit_test(another_heads_weights_are_named),
         cmocka_unit_test(a_lost_block_is_named),
         cmocka_unit_test(a_backend_that_cannot_be_opened_says_why),
     };
