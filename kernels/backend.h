@@ -25,7 +25,7 @@
 #include "kernels/tree.h"
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 21
+#define BACKEND_ABI 22
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* What leaves f32 room on the way to a score, at any distance, of values of about unit size.
@@ -76,6 +76,10 @@ struct backend_pool_config {
     uint32_t q_nope_dim, out_dim;
     uint32_t block_tokens; /* a power of two, 8 to 256 */
     uint32_t n_blocks;
+    /* Numbers n_blocks to n_blocks + n_summaries - 1 are no blocks, but summaries of blocks that
+     * are elsewhere: they have what choices go by (backend_item.n_chosen), and no bytes. 0 without
+     * BACKEND_HAS_SUMMARIES, and in pools of stripes */
+    uint32_t n_summaries;
     uint32_t n_table_rows; /* sequences that can be open at once */
     uint32_t max_row_blocks; /* entries in a row of the block table */
     attn_dtype q_dtype; /* of q, k, v and out as they travel: f32, f16, bf16 */
@@ -91,6 +95,11 @@ struct backend_pool_config {
     const struct attn_layer_spec *layers; /* [num_layers] */
 };
 
+/* What copies, and the tables of items with `chosen`, name: blocks, and behind them summaries. */
+static inline uint32_t backend_n_names(const struct backend_pool_config *c)
+{
+    return c->n_blocks + c->n_summaries;
+}
 /* Holds every value that a key can have. */
 static inline attn_dtype backend_extremes_dtype(const struct backend_pool_config *c)
 {
@@ -165,6 +174,15 @@ struct backend_item {
      * sequence's, of which the last query sees more, and the batch's extremes say what is known of
      * their keys */
     uint32_t n_chosen;
+    /* Of items with n_chosen in pools with n_summaries, else NULL; of host_alloc. Written before
+     * poll returns the batch: [n_tokens][num_kv_heads][n_chosen] places in block_table of the
+     * blocks that the query visits for the kv head, ascending, UINT32_MAX behind the last; of
+     * queries that visit all that they see, too. The tables of these items, and of no others, may
+     * name summaries: not where the item appends, and only those that a block was copied to. Every
+     * choice is what it would be with the block there. Nothing is read in place of a block that is
+     * not there: where one is among those that a query visits for a kv head, its out and lse of
+     * that head's q heads may be anything, and all else is right */
+    uint32_t *chosen;
     /* The sequence is a part of a longer one, where its first token is the key_base-th: sink tokens
      * are the longer one's, and sink logits count where it is 0. A multiple of the segments of the
      * layer's branches; not in pools of stripes */
@@ -181,7 +199,9 @@ struct backend_patch {
     uint32_t row, index, block;
 };
 
-/* whole block src -> dst (all layers), before any append of the batch; a dst is in one copy only */
+/* Whole block src -> dst (all layers), before any append of the batch; a dst is in one copy only.
+ * Where dst is a summary it becomes that of src, which is full, before whole blocks are copied. A
+ * block that comes back is moved in, and needs no copy: its bytes say the same. */
 struct backend_copy {
     uint32_t src, dst;
 };
@@ -323,6 +343,7 @@ enum {
     BACKEND_HAS_PARTS = 1 << 7, /* items may have key_base and ahead */
     BACKEND_HAS_EXTREMES =
         1 << 8, /* batches may have extremes, items of pools of stripes n_chosen */
+    BACKEND_HAS_SUMMARIES = 1 << 9, /* pools may have n_summaries; it has choices, too */
 };
 
 /* Which device it is, for a process that would share memory of it. All zeros: host memory. */
@@ -403,9 +424,10 @@ struct backend_ops {
     uint32_t (*pool_room)(const struct backend_pool *p);
     /* Its range becomes that of n_blocks, where it is, and its rows have room for max_row_blocks;
      * what the table's entries and the blocks say stays, of blocks below both counts. What is new
-     * has been zeroed when this returns. Waits for batches in flight, of which none may be of this
-     * pool, nor any move. Errors, nothing changed: ATTN_ENOMEM more than its room, or no memory for
-     * what else it needs; ATTN_EDEVICE. Fewer blocks, and no longer rows, always succeed. */
+     * has been zeroed when this returns. Summaries have other numbers then, and are of nothing.
+     * Waits for batches in flight, of which none may be of this pool, nor any move. Errors, nothing
+     * changed: ATTN_ENOMEM more than its room, or no memory for what else it needs; ATTN_EDEVICE.
+     * Fewer blocks, and no longer rows, always succeed. */
     attn_status (*pool_resize)(struct backend_pool *p, uint32_t n_blocks, uint32_t max_row_blocks);
     /* Gives the range back. Waits for batches in flight, of which none may be of this pool. */
     void (*pool_close)(struct backend_pool *p);

@@ -189,6 +189,13 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
                  c->stripe, c->n_stripes);
         return ATTN_EINVAL;
     }
+    if (c->n_summaries > INT32_MAX - c->n_blocks || (c->n_summaries > 0 && c->n_stripes > 0)) {
+        snprintf(why, why_bytes,
+                 "n_summaries is %" PRIu32 ", must be at most %" PRIu32
+                 ", and 0 in pools of stripes",
+                 c->n_summaries, INT32_MAX - c->n_blocks);
+        return ATTN_EINVAL;
+    }
     if (c->num_q_heads % c->num_kv_heads != 0) {
         snprintf(why, why_bytes,
                  "num_q_heads is %" PRIu32 ", not a multiple of num_kv_heads %" PRIu32,
@@ -275,6 +282,8 @@ const char *backend_item_fault(const struct backend_pool_config *c, const struct
     if (item->n_chosen > 0 &&
         (l->window_tokens != 0 || l->n_branches != 0 || l->alibi_slopes != NULL))
         return "n_chosen, with a window, branches or ALiBi";
+    if (item->chosen != NULL && (item->n_chosen == 0 || c->n_summaries == 0))
+        return "chosen, without n_chosen or in a pool without n_summaries";
     if (item->n_chosen > 0 && c->n_stripes > 0 &&
         ((item->flags & both) == both || item->n_chosen >= blocks_seen(c, item)))
         return "n_chosen, in a pool of stripes, of an item that appends or sees no more blocks";
@@ -285,7 +294,7 @@ const char *backend_item_fault(const struct backend_pool_config *c, const struct
 
 uint64_t backend_item_listed(const struct backend_pool_config *c, const struct backend_item *item)
 {
-    if (item->n_chosen == 0 || item->n_chosen >= blocks_seen(c, item))
+    if (item->n_chosen == 0 || (item->chosen == NULL && item->n_chosen >= blocks_seen(c, item)))
         return backend_listed(&item->lists, item->n_tokens);
     return (uint64_t)item->n_chosen * item->n_tokens * c->num_kv_heads;
 }

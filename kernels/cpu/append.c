@@ -186,8 +186,9 @@ static void do_copies(void *arg, uint32_t thread)
     uint64_t bytes = p->geometry.layout.block_bytes;
     uint32_t i;
     while ((i = atomic_fetch_add(&job->next_copy, 1)) < job->batch->n_copies)
-        memcpy(p->base + job->batch->copies[i].dst * bytes,
-               p->base + job->batch->copies[i].src * bytes, bytes);
+        if (job->batch->copies[i].dst < p->config.n_blocks)
+            memcpy(p->base + job->batch->copies[i].dst * bytes,
+                   p->base + job->batch->copies[i].src * bytes, bytes);
 }
 
 /* Every thread walks all items and takes the parts whose number it draws. */
@@ -229,7 +230,8 @@ void cpu_append(struct backend *b, const struct backend_batch *batch)
             cpu_extremes_forget_item(batch->pool, &batch->items[i]);
         }
     for (uint32_t i = 0; i < batch->n_copies; i++)
-        cpu_extremes_forget(batch->pool, batch->copies[i].dst);
+        if (batch->copies[i].dst < c->n_blocks)
+            cpu_extremes_forget(batch->pool, batch->copies[i].dst);
     if (batch->n_copies > 0)
         run(b, do_copies, &job, batch->n_copies * batch->pool->geometry.layout.block_bytes);
     if (n_tokens > 0)

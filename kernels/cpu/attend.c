@@ -206,6 +206,16 @@ static uint64_t bytes_visited(const struct backend_pool *p, const struct backend
     return layer_bytes_listed(c, n_keys);
 }
 
+/* Does the query whose rows they are, of a choosing item, visit a block that is not there? */
+static bool is_missed(const struct backend_pool *p, const struct attend_rows *r)
+{
+    const uint32_t n = (r->n_listed + p->geometry.block_tokens - 1) >> p->geometry.block_shift;
+    for (uint32_t i = 0; r->item->chosen != NULL && i < n; i++)
+        if (r->item->block_table[r->blocks[i]] >= p->config.n_blocks)
+            return true;
+    return false;
+}
+
 /* Fills segments and segment_tiles, which have room. */
 static uint32_t make_segments(struct backend *b, struct backend_batch *batch, uint32_t n_heads,
                               uint32_t *out_max_rows)
@@ -228,7 +238,7 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
         const uint32_t n_shared = cpu_shared_keys(b, g, i);
         const uint32_t group = n_shared > 0 ? b->shared.prefixes.group_of[i] : PREFIX_NONE;
         for (uint32_t h = 0; h < heads; h += n_together) {
-            for (uint32_t row = 0, rows; row < n_rows; row += rows, n++) {
+            for (uint32_t row = 0, rows; row < n_rows; row += rows) {
                 uint32_t left = part - row % part, token = row / g->group;
                 rows = left < step ? left : step;
                 struct segment *s = &b->segments[n];
@@ -249,6 +259,11 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
                 if (is_choosing) {
                     s->rows.blocks = cpu_chosen_list(b, p, item, i, token, h);
                     s->rows.n_listed = cpu_chosen_keys(p, item, token);
+                    if (is_missed(p, &s->rows)) {
+                        if (row % part == 0) /* bytes_visited has counted it */
+                            batch->kv_bytes -= s->rows.n_listed * layer_key_bytes(&p->config);
+                        continue;
+                    }
                 }
                 s->group = group;
                 s->first_query = group != PREFIX_NONE ? b->shared.query_of[i] : 0;
@@ -257,6 +272,7 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
                 b->segment_tiles[n] = tiles_of(&s->rows) - s->first_tile;
                 uint32_t all = s->rows.n_heads * s->rows.n_rows;
                 *out_max_rows = all > *out_max_rows ? all : *out_max_rows;
+                n++;
             }
         }
     }

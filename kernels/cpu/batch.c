@@ -42,12 +42,17 @@ static attn_status check_item(struct backend *b, const struct backend_pool *p,
     else if (fault != NULL)
         cpu_fail(b, "item %" PRIu32 ": %s", i, fault);
     else {
-        for (uint64_t j = 0; j < n_blocks; j++)
-            if (item->block_table[j] >= c->n_blocks) {
-                cpu_fail(b, "item %" PRIu32 ": block_table[%" PRIu64 "] is %" PRIu32 " of %" PRIu32,
-                         i, j, item->block_table[j], c->n_blocks);
-                return ATTN_EINVAL;
-            }
+        const uint32_t n_whole = item->chosen != NULL ? backend_n_names(c) : c->n_blocks;
+        for (uint64_t j = 0; j < n_blocks; j++) {
+            const bool is_written =
+                (item->flags & BACKEND_APPEND) && j >= item->pos / c->block_tokens;
+            const uint32_t n = is_written ? c->n_blocks : n_whole;
+            if (item->block_table[j] < n)
+                continue;
+            cpu_fail(b, "item %" PRIu32 ": block_table[%" PRIu64 "] is %" PRIu32 " of %" PRIu32, i,
+                     j, item->block_table[j], n);
+            return ATTN_EINVAL;
+        }
         return ATTN_OK;
     }
     return ATTN_EINVAL;
@@ -77,10 +82,12 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
         return ATTN_EINVAL;
     }
     for (uint32_t i = 0; i < batch->n_copies; i++) {
-        if (batch->copies[i].src < c->n_blocks && batch->copies[i].dst < c->n_blocks)
+        if (batch->copies[i].src < c->n_blocks && batch->copies[i].dst < backend_n_names(c))
             continue;
-        cpu_fail(b, "copy %" PRIu32 " is of block %" PRIu32 " to %" PRIu32 " of %" PRIu32, i,
-                 batch->copies[i].src, batch->copies[i].dst, c->n_blocks);
+        cpu_fail(b,
+                 "copy %" PRIu32 " is of block %" PRIu32 " to %" PRIu32 " of %" PRIu32
+                 " and %" PRIu32 " summaries",
+                 i, batch->copies[i].src, batch->copies[i].dst, c->n_blocks, c->n_summaries);
         return ATTN_EINVAL;
     }
     return ATTN_OK;
@@ -99,8 +106,11 @@ static void compute(struct backend *b, struct backend_batch *batch)
 {
     uint64_t start = attn_now_ns();
     /* the block tables are read from the items, so there is no mirror to patch */
-    cpu_append(b, batch);
-    batch->status = cpu_extremes_exchange(b, b->isa, batch);
+    batch->status = cpu_summaries_make(b, b->isa, batch);
+    if (batch->status == ATTN_OK)
+        cpu_append(b, batch);
+    if (batch->status == ATTN_OK)
+        batch->status = cpu_extremes_exchange(b, b->isa, batch);
     if (batch->status == ATTN_OK)
         batch->status = batch->pool->weights != NULL ? cpu_project_attend(b, b->isa, batch)
                                                      : cpu_attend(b, b->isa, batch, 0);

@@ -5,8 +5,9 @@
  * q[d] * max[d] where q[d] is positive, and of q[d] * min[d] where it is negative. It is made from
  * the cached keys when a query first has the choice of the block, and forgotten when anything of
  * the block is written, so it need not be copied, moved, exported or recovered: the keys say it
- * all. A pool of stripes has no block's keys all: it hands over the extremes of its own, and goes
- * by those that it was given (backend_extremes).
+ * all. Of a block that is not there a summary has it, made while it was
+ * (backend_pool_config.n_summaries). A pool of stripes has no block's keys all: it hands over the
+ * extremes of its own, and goes by those that it was given (backend_extremes).
  *
  * Each query chooses for each kv head: its newest block, the sequence's first, and of the others
  * those whose bound is highest, for whichever of the kv head's q heads that is.
@@ -44,7 +45,16 @@ static uint32_t blocks_of(const struct backend_pool *p, const struct backend_ite
 
 uint32_t cpu_chosen_blocks(const struct backend_pool *p, const struct backend_item *item)
 {
-    return item->n_chosen < blocks_of(p, item) ? item->n_chosen : 0;
+    const uint32_t n_blocks = blocks_of(p, item);
+    if (item->n_chosen < n_blocks)
+        return item->n_chosen;
+    return item->chosen != NULL ? n_blocks : 0;
+}
+
+/* Are some of the blocks taken by their bounds? */
+static bool needs_bounds(const struct backend_pool *p, const struct backend_item *item)
+{
+    return item->n_chosen > 2 && item->n_chosen < blocks_of(p, item);
 }
 
 uint32_t cpu_chosen_keys(const struct backend_pool *p, const struct backend_item *item,
@@ -92,7 +102,7 @@ void cpu_extremes_forget_item(struct backend_pool *p, const struct backend_item 
 
 bool cpu_extremes_can_go(const struct backend_pool *p)
 {
-    return p->extremes != NULL && p->config.n_stripes == 0;
+    return p->extremes != NULL && p->config.n_stripes == 0 && p->config.n_summaries == 0;
 }
 
 void cpu_extremes_free(struct backend_pool *p)
@@ -107,7 +117,7 @@ static attn_status extremes_open(struct backend_pool *p)
 {
     const struct backend_pool_config *c = &p->config;
     struct cpu_memory *m = &p->b->memory;
-    const size_t n = (size_t)c->n_blocks * c->num_layers;
+    const size_t n = (size_t)backend_n_names(c) * c->num_layers;
     struct kv_range *r = &p->extremes_range;
     uint64_t largest;
     if (p->extremes != NULL)
@@ -118,8 +128,8 @@ static attn_status extremes_open(struct backend_pool *p)
         !kv_range_take(&m->ranges, m->bytes, false, r, &largest)) {
         cpu_fail(p->b,
                  "choosing blocks takes %" PRIu64 " bytes of KV memory for the pool's %" PRIu32
-                 " blocks, %" PRIu64 " are free in one piece",
-                 r->bytes, c->n_blocks, largest);
+                 " blocks and %" PRIu32 " summaries, %" PRIu64 " are free in one piece",
+                 r->bytes, c->n_blocks, c->n_summaries, largest);
         return ATTN_ENOMEM;
     }
     attn_status st = cpu_memory_give(m, r->offset, r->bytes, p->b->error, sizeof p->b->error);
@@ -154,17 +164,27 @@ static attn_status find_missing(struct choose_job *job)
     for (uint32_t i = 0; i < job->batch->n_items; i++) {
         const struct backend_item *item = &job->batch->items[i];
         const uint32_t n_blocks = blocks_of(p, item);
-        if (c->first[i] == SIZE_MAX)
+        if (c->first[i] == SIZE_MAX || !needs_bounds(p, item))
             continue;
-        attn_status st = array_reserve(&c->missing, &c->missing_capacity,
-                                       (uint64_t)job->n_missing + n_blocks, sizeof *c->missing);
+        attn_status st = extremes_open(job->batch->pool);
         if (st != ATTN_OK)
             return st;
-        for (uint32_t j = 1; item->n_chosen > 2 && j + 1 < n_blocks; j++) {
-            uint8_t *has =
-                &p->has_extremes[(size_t)item->block_table[j] * p->config.num_layers + item->layer];
+        st = array_reserve(&c->missing, &c->missing_capacity, (uint64_t)job->n_missing + n_blocks,
+                           sizeof *c->missing);
+        if (st != ATTN_OK)
+            return st;
+        for (uint32_t j = 1; j + 1 < n_blocks; j++) {
+            const uint32_t block = item->block_table[j];
+            uint8_t *has = &p->has_extremes[(size_t)block * p->config.num_layers + item->layer];
             if (*has)
                 continue;
+            if (block >= p->config.n_blocks) {
+                cpu_fail(job->b,
+                         "item %" PRIu32 ": block_table[%" PRIu32 "] is summary %" PRIu32
+                         ", which nothing was copied to",
+                         i, j, block);
+                return ATTN_EINVAL;
+            }
             if (p->config.n_stripes > 0) {
                 cpu_fail(job->b,
                          "item %" PRIu32 ": extremes of block_table[%" PRIu32 "], in layer %" PRIu32
@@ -173,11 +193,24 @@ static attn_status find_missing(struct choose_job *job)
                 return ATTN_EINVAL;
             }
             *has = 1;
-            c->missing[job->n_missing++] =
-                (struct backend_block_layer){item->block_table[j], item->layer};
+            c->missing[job->n_missing++] = (struct backend_block_layer){block, item->layer};
         }
     }
     return ATTN_OK;
+}
+
+/* [num_kv_heads] of them, from the keys of a block in a layer. */
+static void make_of_block(const struct choose_job *job, uint32_t block, uint32_t layer, uint8_t *to)
+{
+    const struct backend_pool *p = job->batch->pool;
+    const struct attend_geometry *g = &p->geometry;
+    const struct kv_layout *l = &g->layout;
+    const uint8_t *k = p->base + block * l->block_bytes + layer * l->layer_bytes;
+    for (uint32_t h = 0; h < p->config.num_kv_heads; h++) {
+        const uint64_t row = (uint64_t)h * g->block_tokens;
+        job->isa->extremes(g, k + h * l->k_head_bytes, k + l->k_scales + row * l->k_scale_bytes,
+                           to + h * extremes_bytes(p));
+    }
 }
 
 static void make_extremes(void *arg, uint32_t thread)
@@ -185,20 +218,50 @@ static void make_extremes(void *arg, uint32_t thread)
     (void)thread;
     struct choose_job *job = arg;
     const struct backend_pool *p = job->batch->pool;
-    const struct attend_geometry *g = &p->geometry;
-    const struct kv_layout *l = &g->layout;
+    const size_t each = p->config.num_kv_heads * extremes_bytes(p);
     uint32_t i;
     while ((i = atomic_fetch_add(&job->next, 1)) < job->n_missing) {
         const struct backend_block_layer at = job->missing[i];
-        const uint8_t *k = p->base + at.block * l->block_bytes + at.layer * l->layer_bytes;
-        for (uint32_t h = 0; h < p->config.num_kv_heads; h++) {
-            const uint64_t row = (uint64_t)h * g->block_tokens;
-            const size_t nth = (size_t)i * p->config.num_kv_heads + h;
-            job->isa->extremes(g, k + h * l->k_head_bytes, k + l->k_scales + row * l->k_scale_bytes,
-                               job->to != NULL ? job->to + nth * extremes_bytes(p)
-                                               : extremes_of(p, at.block, at.layer, h));
-        }
+        make_of_block(job, at.block, at.layer,
+                      job->to != NULL ? job->to + i * each : extremes_of(p, at.block, at.layer, 0));
     }
+}
+
+static void make_summaries(void *arg, uint32_t thread)
+{
+    (void)thread;
+    struct choose_job *job = arg;
+    const struct backend_pool *p = job->batch->pool;
+    uint32_t i;
+    while ((i = atomic_fetch_add(&job->next, 1)) < job->batch->n_copies) {
+        const struct backend_copy *c = &job->batch->copies[i];
+        if (c->dst < p->config.n_blocks)
+            continue;
+        for (uint32_t layer = 0; layer < p->config.num_layers; layer++)
+            make_of_block(job, c->src, layer, extremes_of(p, c->dst, layer, 0));
+    }
+}
+
+attn_status cpu_summaries_make(struct backend *b, const struct cpu_isa *isa,
+                               const struct backend_batch *batch)
+{
+    struct choose_job job = {.b = b, .isa = isa, .batch = batch};
+    struct backend_pool *p = batch->pool;
+    const uint32_t layers = p->config.num_layers;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < batch->n_copies; i++) {
+        const uint32_t to = batch->copies[i].dst;
+        if (to < p->config.n_blocks)
+            continue;
+        attn_status st = extremes_open(p);
+        if (st != ATTN_OK)
+            return st;
+        memset(p->has_extremes + (size_t)to * layers, 1, layers);
+        n++;
+    }
+    if (n > 0)
+        cpu_threads_run(b->threads, make_summaries, &job);
+    return ATTN_OK;
 }
 
 attn_status cpu_extremes_exchange(struct backend *b, const struct cpu_isa *isa,
@@ -290,6 +353,14 @@ static void choose(const struct choose_job *job, const struct backend_item *item
     take_best(bounds, n_blocks - 1, n - 2, list + 1);
 }
 
+/* The n blocks that a query visits, of `most` that it may. */
+static void tell_chosen(const uint32_t *list, uint32_t n, uint32_t most, uint32_t *out)
+{
+    memcpy(out, list, n * sizeof *out);
+    for (uint32_t i = n; i < most; i++)
+        out[i] = UINT32_MAX;
+}
+
 /* Every thread walks all items and takes the parts, of a query and a kv head, whose number it
  * draws. */
 static void make_choices(void *arg, uint32_t thread)
@@ -306,9 +377,12 @@ static void make_choices(void *arg, uint32_t thread)
         const uint32_t most = cpu_chosen_blocks(job->batch->pool, item);
         const uint32_t n = item->n_tokens * heads;
         for (; mine < part + n; mine = atomic_fetch_add(&job->next, 1)) {
-            const uint32_t at = mine - part;
-            choose(job, item, at / heads, at % heads, c->blocks + c->first[i] + (size_t)at * most,
-                   bounds);
+            const uint32_t at = mine - part, token = at / heads;
+            uint32_t *list = c->blocks + c->first[i] + (size_t)at * most;
+            choose(job, item, token, at % heads, list, bounds);
+            if (item->chosen != NULL)
+                tell_chosen(list, choice_at(job->batch->pool, item, token).n, item->n_chosen,
+                            item->chosen + (size_t)at * item->n_chosen);
         }
         part += n;
     }
@@ -352,9 +426,7 @@ attn_status cpu_choose(struct backend *b, const struct cpu_isa *isa,
         cpu_fail(b, "no memory for choices of %zu blocks", n);
         return st;
     }
-    st = extremes_open(batch->pool);
-    if (st == ATTN_OK)
-        st = find_missing(&job);
+    st = find_missing(&job);
     job.missing = c->missing;
     if (job.n_missing > 0)
         cpu_threads_run(b->threads, make_extremes, &job);

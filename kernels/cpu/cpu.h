@@ -32,7 +32,7 @@
 #define CPU_FEATURES                                                                               \
     (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES | \
      BACKEND_HAS_TREES | BACKEND_HAS_LISTS | BACKEND_HAS_CHOICE | BACKEND_HAS_PARTS |              \
-     BACKEND_HAS_EXTREMES)
+     BACKEND_HAS_EXTREMES | BACKEND_HAS_SUMMARIES)
 
 /* Memory that is made ready for a pool by a thread of its own: its pages taken, what was in them
  * zeroed. */
@@ -165,8 +165,8 @@ struct backend_pool {
     struct attn_layer_spec *layers; /* config.layers, with the arrays they point to */
     float *layer_arrays;
     /* choose.c; NULL before any of its items chose */
-    uint8_t *has_extremes; /* [n_blocks][num_layers]; of pools of stripes: those given */
-    uint8_t *extremes; /* [n_blocks][num_layers][num_kv_heads] maxima and minima of keys */
+    uint8_t *has_extremes; /* [backend_n_names][num_layers]; of pools of stripes: those given */
+    uint8_t *extremes; /* [backend_n_names][num_layers][num_kv_heads] maxima and minima of keys */
     struct kv_range extremes_range;
 };
 
@@ -190,7 +190,7 @@ void cpu_pool_close(struct backend_pool *p);
 void cpu_pool_kernels(const struct backend_pool *p, char *out, size_t bytes);
 void cpu_pool_free(struct backend_pool *p); /* no slot: what it has beside its range */
 
-/* All copies, then all appends of the batch. */
+/* All copies of whole blocks, then all appends of the batch. */
 void cpu_append(struct backend *b, const struct backend_batch *batch);
 /* All attention of the batch; fills kv_bytes and n_splits. n_shards: parts that the keys of a query
  * are cut into, 0: as many as keep the threads busy. ATTN_ENOMEM: error is set. */
@@ -211,15 +211,18 @@ attn_status cpu_weights_read(struct backend_pool *p, uint32_t layer, uint64_t of
 attn_status cpu_choose(struct backend *b, const struct cpu_isa *isa,
                        const struct backend_batch *batch);
 void cpu_choice_fini(struct choice *c);
+/* Makes the summaries that the batch copies blocks to. ATTN_ENOMEM: error is set. */
+attn_status cpu_summaries_make(struct backend *b, const struct cpu_isa *isa,
+                               const struct backend_batch *batch);
 /* Makes or keeps the batch's extremes. ATTN_ENOMEM: error is set. */
 attn_status cpu_extremes_exchange(struct backend *b, const struct cpu_isa *isa,
                                   const struct backend_batch *batch);
 /* The most blocks that a query of the item visits; 0: all. */
 uint32_t cpu_chosen_blocks(const struct backend_pool *p, const struct backend_item *item);
-/* Keys of the blocks that the query visits for a kv head. */
+/* Keys of the blocks that the query visits for a kv head, there or not. */
 uint32_t cpu_chosen_keys(const struct backend_pool *p, const struct backend_item *item,
                          uint32_t token);
-/* Those blocks, ascending; of the i-th item of the batch, which chooses. */
+/* Places of those blocks in its table, ascending; of the i-th item of the batch, which chooses. */
 const uint32_t *cpu_chosen_list(const struct backend *b, const struct backend_pool *p,
                                 const struct backend_item *item, uint32_t i, uint32_t token,
                                 uint32_t kv_head);
@@ -228,7 +231,8 @@ void cpu_extremes_forget(struct backend_pool *p, uint32_t block);
 void cpu_extremes_forget_item(struct backend_pool *p, const struct backend_item *item);
 /* Gives back what they take of the KV memory; a choice takes it again. */
 void cpu_extremes_free(struct backend_pool *p);
-/* Can they be made again? Not in a pool of stripes, which knows its own keys alone. */
+/* Can they be made again? Not in a pool of stripes, which knows its own keys alone, nor where there
+ * are summaries. */
 bool cpu_extremes_can_go(const struct backend_pool *p);
 
 /* attend_shared.c: finds what the batch's items have in common where computing that once for all

@@ -207,6 +207,8 @@ static attn_status add_piece(struct backend *b, const struct backend_pool *p,
     piece->lse = item->lse != NULL ? item->lse + (size_t)first * c->num_q_heads : NULL;
     if (item->lists.starts != NULL)
         piece->lists.starts += first;
+    if (item->chosen != NULL)
+        piece->chosen += (size_t)first * c->num_kv_heads * item->n_chosen;
     for (uint32_t t = 0; t < n; t++)
         x->tokens[n_tokens + t] =
             (struct project_token){.q = (const uint8_t *)item->q + (first + t) * q_row,

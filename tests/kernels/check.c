@@ -323,6 +323,10 @@ static void prepare_outputs(struct check *c, struct check_item *it)
     it->lse = it->wants_lse ? take(c, rows * sizeof(float)) : NULL;
     if (it->lse != NULL)
         memset(it->lse, 0xff, rows * sizeof(float));
+    const size_t n_chosen = (size_t)it->n_tokens * c->config.num_kv_heads * it->n_chosen;
+    it->chosen = it->wants_chosen ? take(c, n_chosen * sizeof *it->chosen) : NULL;
+    if (it->chosen != NULL)
+        memset(it->chosen, 0xaa, n_chosen * sizeof *it->chosen);
 }
 
 static struct backend_item *make_items(struct check *c, const struct check_item *items,
@@ -351,6 +355,7 @@ static struct backend_item *make_items(struct check *c, const struct check_item 
                                         .nodes = nodes,
                                         .lists = it->lists,
                                         .n_chosen = it->n_chosen,
+                                        .chosen = it->chosen,
                                         .key_base = it->key_base,
                                         .ahead = it->ahead};
     }
@@ -392,6 +397,9 @@ static struct backend_item *make_front(struct check *c)
     for (uint32_t i = 0; i < c->n_front; i++) {
         list[i] = c->front[i];
         list[i].lse = NULL;
+        if (list[i].chosen != NULL)
+            list[i].chosen = take(c, (size_t)list[i].n_tokens * c->config.num_kv_heads *
+                                         list[i].n_chosen * sizeof *list[i].chosen);
         if (list[i].flags & BACKEND_ATTEND) {
             list[i].out = take(c, out_bytes(c, &list[i]));
             memset(list[i].out, 0xff, out_bytes(c, &list[i]));
@@ -507,6 +515,20 @@ void check_move_block(struct check *c, uint32_t seq, uint32_t index)
     uint32_t to = new_block(c);
     c->copies[c->n_copies++] = (struct backend_copy){.src = c->seqs[seq].own[index], .dst = to};
     set_entry(c, seq, index, to);
+}
+
+void check_send_away(struct check *c, uint32_t seq, uint32_t index, uint32_t summary)
+{
+    c->copies[c->n_copies++] =
+        (struct backend_copy){.src = c->seqs[seq].own[index], .dst = summary};
+    set_entry(c, seq, index, summary);
+}
+
+bool check_bring_back(struct check *c, uint32_t seq, uint32_t index, uint32_t block,
+                      const void *bytes)
+{
+    set_entry(c, seq, index, block);
+    return c->ops->block_write(c->pool, block, bytes) == ATTN_OK;
 }
 
 /* One value: NaN and inf must be where the reference has them. */
@@ -678,16 +700,22 @@ static bool is_same(const struct check *c, const struct check_item *a, const str
     return false;
 }
 
+bool check_repeat(struct check *c, const struct check_item *items, uint32_t n_items, uint32_t flags,
+                  struct check_item *out_again)
+{
+    for (uint32_t i = 0; i < n_items; i++) {
+        out_again[i] = items[i];
+        out_again[i].flags &= flags;
+        prepare_outputs(c, &out_again[i]);
+    }
+    return run_batch(c, out_again, n_items);
+}
+
 static bool compare_with(struct check *c, const struct check_item *items, uint32_t n_items,
                          uint32_t flags)
 {
     struct check_item again[64] = {{0}};
-    for (uint32_t i = 0; i < n_items; i++) {
-        again[i] = items[i];
-        again[i].flags &= flags;
-        prepare_outputs(c, &again[i]);
-    }
-    if (!run_batch(c, again, n_items))
+    if (!check_repeat(c, items, n_items, flags, again))
         return false;
     for (uint32_t i = 0; i < n_items; i++)
         if (!is_same(c, &items[i], &again[i]))

@@ -14,6 +14,7 @@
 
 #define CHECK_LAYERS 2
 #define CHECK_MAX_SEQS 8
+#define CHECK_MAX_COPIES 64 /* of a batch */
 #define CHECK_MAX_TOKENS 1024 /* of a sequence */
 
 struct check_seq {
@@ -31,9 +32,11 @@ struct check_item {
     const int32_t *parents; /* [n_tokens] of a tree; NULL: none */
     struct backend_lists lists; /* the caller's, until the next run */
     uint32_t n_chosen; /* check_outputs does not know it */
+    bool wants_chosen;
     uint32_t key_base, ahead;
     void *q, *k, *v, *out; /* filled by check_submit */
     float *lse;
+    uint32_t *chosen;
 };
 
 struct check {
@@ -56,7 +59,7 @@ struct check {
     struct backend_patch *patches;
     uint32_t n_patches;
     bool had_patches; /* the batch before */
-    struct backend_copy copies[CHECK_MAX_SEQS];
+    struct backend_copy copies[CHECK_MAX_COPIES];
     uint32_t n_copies;
     void *poison; /* one block */
     struct backend_item *front; /* the items of the batch before */
@@ -106,11 +109,20 @@ void check_fork(struct check *c, uint32_t from, uint32_t to, uint32_t n_blocks);
 /* Gives the sequence's block `index` another id, by a device copy in the next batch; the old block
  * is poisoned after it. */
 void check_move_block(struct check *c, uint32_t seq, uint32_t index);
+/* The block becomes a summary in the next batch, and is poisoned after it. */
+void check_send_away(struct check *c, uint32_t seq, uint32_t index, uint32_t summary);
+/* It is in this block from the next batch on, of these bytes. */
+bool check_bring_back(struct check *c, uint32_t seq, uint32_t index, uint32_t block,
+                      const void *bytes);
 /* Every attended item against the reference: places of NaN and inf first, then the bound. */
 bool check_outputs(struct check *c, const struct check_item *items, uint32_t n_items);
 /* Submits the batch before again and compares bytes. What it did to block tables is part of it:
  * such a batch has q staged, so that it may be cut otherwise than one that changes none. */
 bool check_again(struct check *c, const struct check_item *items, uint32_t n_items);
+/* Submits the items once more, with these of their flags and outputs of their own, which out_again
+ * has. */
+bool check_repeat(struct check *c, const struct check_item *items, uint32_t n_items, uint32_t flags,
+                  struct check_item *out_again);
 /* Each item alone, attend only, gives the same bytes. */
 bool check_alone(struct check *c, const struct check_item *items, uint32_t n_items);
 /* Computes the items once more, attend only, through time_batch; their outputs are poisoned first.

@@ -8,11 +8,10 @@
  * which is taken are left out: few, which is asserted. Exit code 77: the backend cannot be opened
  * here, or does not choose.
  */
-#include "kernels/reference.h"
+#include "tests/kernels/chosen.h"
 #include "tests/kernels/product.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,15 +21,13 @@
 #include <cmocka.h>
 // clang-format on
 
-#define TOO_CLOSE 1e-3 /* what f32 sums may be off, and more */
-
 #ifdef __SANITIZE_ADDRESS__
 static uint32_t every = 499, offset; /* the values are those of the other build */
 #else
 static uint32_t every = 97, offset;
 #endif
 static struct check check;
-static uint64_t n_queries, n_left_out;
+static struct chosen_count count;
 
 static const struct case_shape shapes[] = {
     {"decode at edges", {{129, 1}, {1, 1}, {128, 1}, {255, 1}, {256, 1}, {127, 1}, {63, 1}}},
@@ -54,104 +51,6 @@ static attn_status begin(const struct case_geometry *g, struct case_dtype d)
     return product_begin(&check, &x);
 }
 
-/* --- the reference ---------------------------------------------------------------------------- */
-
-/* One query and kv head at work; q and k are [group][dk] and [n_kv][dk] of them. */
-struct query {
-    const struct check_item *it;
-    uint32_t token, kv_head, end; /* end: one past the last token that it sees */
-    float *q, *k, *v;
-};
-
-/* Puts the tokens that it visits into list; returns their number, or 0: too close to say. */
-static uint32_t visited_by(const struct query *x, uint32_t *list)
-{
-    const struct backend_pool_config *g = &check.config;
-    double margin;
-    const uint32_t n = reference_choose(x->it->n_chosen > 0 ? x->it->n_chosen : x->end,
-                                        g->block_tokens, g->num_q_heads / g->num_kv_heads,
-                                        g->head_dim_k, x->q, x->k, x->end, list, &margin, NULL);
-    assert_true(n > 0);
-    return margin < TOO_CLOSE ? 0 : n;
-}
-
-static bool is_close(double got, double want, double atol, double rtol)
-{
-    return got == want || fabs(got - want) <= atol + rtol * fabs(want);
-}
-
-static bool check_query(struct query *x)
-{
-    const struct backend_pool_config *g = &check.config;
-    const struct check_seq *s = &check.seqs[x->it->seq];
-    const uint32_t group = g->num_q_heads / g->num_kv_heads, dk = g->head_dim_k, dv = g->head_dim_v;
-    struct attn_layer_spec spec = check.specs[s->layer];
-    uint32_t list[CHECK_MAX_TOKENS];
-    const size_t head = (size_t)x->token * g->num_q_heads + (size_t)x->kv_head * group;
-    for (size_t i = 0; i < (size_t)group * dk; i++)
-        x->q[i] = (float)reference_get(g->q_dtype, x->it->q, head * dk + i);
-    const uint32_t starts[] = {0, visited_by(x, list)};
-    n_queries++;
-    if (starts[1] == 0) {
-        n_left_out++;
-        return true;
-    }
-    if (spec.sink_logits != NULL)
-        spec.sink_logits += x->kv_head * group;
-    const struct reference_seen seen = {.starts = starts, .tokens = list};
-    double want[1024 * 8], lse[1024];
-    double *out = group * dv <= 1024 * 8 ? want : malloc(group * dv * sizeof *out);
-    assert_int_equal(reference_attend_seen(&spec, group, 1, dk, dv, ATTN_F32, x->q, 1, x->end - 1,
-                                           x->k, x->v, x->end, &seen, out, lse),
-                     ATTN_OK);
-    const struct reference_bound bound = reference_bound_of(g->q_dtype, g->q_dtype);
-    bool ok = true;
-    for (size_t i = 0; ok && i < (size_t)group * dv; i++) {
-        const double got = reference_get(g->q_dtype, x->it->out, head * dv + i);
-        ok = is_close(got, out[i], bound.atol, bound.rtol);
-        if (!ok)
-            fprintf(stderr,
-                    "out[token %" PRIu32 "][kv head %" PRIu32 "][%zu] of sequence %" PRIu32
-                    " at %" PRIu32 ", %" PRIu32 " blocks, is %.9g, reference %.9g (seed %" PRIu64
-                    ")\n",
-                    x->token, x->kv_head, i, x->it->seq, x->it->pos, x->it->n_chosen, got, out[i],
-                    check.seed);
-    }
-    for (uint32_t i = 0; ok && x->it->lse != NULL && i < group; i++)
-        ok = is_close((double)x->it->lse[head + i], lse[i], bound.lse_atol, bound.lse_rtol);
-    if (out != want)
-        free(out);
-    return ok;
-}
-
-static bool check_chosen(const struct check_item *it)
-{
-    const struct backend_pool_config *g = &check.config;
-    const struct check_seq *s = &check.seqs[it->seq];
-    const uint32_t end = it->pos + it->n_tokens, dk = g->head_dim_k, dv = g->head_dim_v;
-    struct query x = {.it = it};
-    bool ok = true;
-    x.q = malloc((size_t)g->num_q_heads * dk * sizeof *x.q);
-    x.k = malloc((size_t)end * dk * sizeof *x.k);
-    x.v = malloc((size_t)end * dv * sizeof *x.v);
-    for (x.kv_head = 0; x.kv_head < g->num_kv_heads && ok; x.kv_head++) {
-        for (size_t j = 0; j < end; j++) {
-            const size_t row = j * g->num_kv_heads + x.kv_head;
-            memcpy(x.k + j * dk, s->k + row * dk, dk * sizeof *x.k);
-            memcpy(x.v + j * dv, s->v + row * dv, dv * sizeof *x.v);
-        }
-        for (x.token = 0; x.token < it->n_tokens && ok; x.token++) {
-            x.end = check.specs[s->layer].is_full ? end : it->pos + x.token + 1;
-            if (it->n_tokens < 16 || check_random(&check, 8) == 0) /* of long items some */
-                ok = check_query(&x);
-        }
-    }
-    free(x.q);
-    free(x.k);
-    free(x.v);
-    return ok;
-}
-
 /* --- the product ------------------------------------------------------------------------------ */
 
 static bool submit(struct check_item *step, uint32_t n)
@@ -159,7 +58,7 @@ static bool submit(struct check_item *step, uint32_t n)
     if (!check_submit(&check, step, n))
         return false;
     for (uint32_t i = 0; i < n; i++)
-        if (!check_chosen(&step[i]))
+        if (!chosen_check(&check, &step[i], &count))
             return false;
     return true;
 }
@@ -218,8 +117,8 @@ static void every_option_agrees_with_the_reference(void **state)
 {
     (void)state;
     product_walk(&check, &product, every, offset);
-    printf("%" PRIu64 " queries, %" PRIu64 " left out\n", n_queries, n_left_out);
-    assert_true(n_left_out <= n_queries / 20);
+    printf("%" PRIu64 " queries, %" PRIu64 " left out\n", count.n_queries, count.n_left_out);
+    assert_true(count.n_left_out <= count.n_queries / 20);
 }
 
 /* --- what else is so -------------------------------------------------------------------------- */
@@ -331,13 +230,13 @@ static void of_blocks_with_the_same_bound_the_newer_are_taken(void **state)
         }
         memset(s->k, 0, n_full * check.config.block_tokens * row * sizeof *s->k);
         check.n_front = 0; /* else the history is appended once more */
-        const uint64_t n_before = n_left_out;
+        const uint64_t n_before = count.n_left_out;
         for (uint32_t k = 3; k < 9; k++) {
             step[0].n_chosen = k;
             assert_true(submit(step, n));
             step[0].flags = BACKEND_ATTEND;
         }
-        assert_int_equal(n_left_out, n_before);
+        assert_int_equal(count.n_left_out, n_before);
         free(bytes);
     }
 }

@@ -44,6 +44,7 @@ struct piece {
     uint32_t seq, layer, pos, n_tokens, flags;
     uint8_t *q, *out;
     float *lse;
+    uint32_t n_chosen, *chosen; /* the test's */
 };
 
 static const struct backend_ops *ops;
@@ -188,7 +189,7 @@ static size_t out_bytes(const struct rig *r, const struct piece *p)
 static struct piece piece_of(const struct rig *r, uint32_t seq, uint32_t layer, uint32_t pos,
                              uint32_t n_tokens, uint32_t flags)
 {
-    struct piece p = {seq, layer, pos, n_tokens, flags, NULL, NULL, NULL};
+    struct piece p = {seq, layer, pos, n_tokens, flags, NULL, NULL, NULL, 0, NULL};
     if ((flags & BACKEND_ATTEND) == 0)
         return p;
     const size_t rows = (size_t)n_tokens * r->c.num_q_heads;
@@ -226,7 +227,9 @@ static attn_status submit(struct rig *r, const struct piece *p, uint32_t n)
                                          .block_table = r->tables[p[i].seq],
                                          .q = p[i].q,
                                          .out = p[i].out,
-                                         .lse = p[i].lse};
+                                         .lse = p[i].lse,
+                                         .n_chosen = p[i].n_chosen,
+                                         .chosen = p[i].chosen};
         if (p[i].flags & BACKEND_APPEND)
             items[i].k = r->k[p[i].seq][p[i].layer] +
                          (size_t)p[i].pos * r->c.head_dim_k * attn_dtype_bytes(r->c.q_dtype);
@@ -426,6 +429,44 @@ static void long_items_are_cut_and_full_ones_are_not(void **state)
                 &r, &p[i], n < 4 ? (p[i].n_tokens - 1) * n / 3 : random_below(p[i].n_tokens),
                 random_below(g.heads)));
     pieces_free(&r, p, 4);
+    rig_end(&r);
+}
+
+/* What a query of an item that is cut chooses is what it chooses alone. */
+static void long_items_say_what_they_choose(void **state)
+{
+    enum { N = 250, N_CHOSEN = 4 };
+    const struct geometry g = {64, 512, 64, 8, 8};
+    struct backend_info info;
+    struct rig r;
+    (void)state;
+    rig_begin(&r, &g, ATTN_F32, true);
+    r.ops->info(r.b, &info);
+    if (info.features & BACKEND_HAS_SUMMARIES) {
+        r.ops->pool_close(r.pool);
+        r.c.n_summaries = 1;
+        assert_int_equal(r.ops->pool_open(r.b, &r.c, &r.pool), ATTN_OK);
+        give_weights(&r, 0);
+        uint32_t *said = (uint32_t *)(void *)rig_alloc(&r, 2 * N * N_CHOSEN * sizeof *said);
+        struct piece all = piece_of(&r, 1, 0, 0, N, BOTH);
+        all.n_chosen = N_CHOSEN;
+        all.chosen = said;
+        memset(said, POISON, 2 * N * N_CHOSEN * sizeof *said);
+        assert_int_equal(submit(&r, &all, 1), ATTN_OK);
+        for (uint32_t t = 3; t < N; t += 41) {
+            struct piece one = all;
+            const size_t q_row = r.c.num_q_heads * backend_q_dim(&r.c) * sizeof(float);
+            one.pos = t;
+            one.n_tokens = 1;
+            one.flags = BACKEND_ATTEND;
+            one.q += t * q_row;
+            one.chosen = said + N * N_CHOSEN;
+            assert_int_equal(submit(&r, &one, 1), ATTN_OK);
+            assert_memory_equal(one.chosen, said + t * N_CHOSEN, N_CHOSEN * sizeof *said);
+        }
+        r.ops->host_free(r.b, said, 2 * N * N_CHOSEN * sizeof *said);
+        pieces_free(&r, &all, 1);
+    }
     rig_end(&r);
 }
 
@@ -632,6 +673,7 @@ int main(int argc, char **argv) /* test_project [BACKEND [TESTS]]: those whose n
         cmocka_unit_test(heads_agree_with_the_chain_in_float64),
         cmocka_unit_test(sequences_that_begin_alike_have_heads),
         cmocka_unit_test(long_items_are_cut_and_full_ones_are_not),
+        cmocka_unit_test(long_items_say_what_they_choose),
         cmocka_unit_test(bytes_do_not_depend_on_what_else_is_in_the_batch),
         cmocka_unit_test(a_row_of_nan_is_alone),
         cmocka_unit_test(weights_are_taken_once_and_from_the_start),

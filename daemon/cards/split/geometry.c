@@ -107,6 +107,9 @@ attn_status pool_split_init(struct pool_split *s, const struct backend_pool_conf
         .how = how, .n_cards = how == ATTN_SPLIT_WHOLE ? 1 : n_cards, .config = *whole};
     if (!pool_is_split(s))
         return ATTN_OK;
+    if (whole->n_summaries > 0)
+        return FAIL(ATTN_ENOTSUP, "n_summaries is %" PRIu32 ", split pools have none",
+                    whole->n_summaries);
     s->card = card;
     s->layers = calloc(whole->num_layers, sizeof *s->layers);
     if (s->layers == NULL)
