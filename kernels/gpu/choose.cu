@@ -2,10 +2,11 @@
  * kernels/cpu/choose.c says it: the extremes of blocks' keys, from them a bound for each query, kv
  * head and block of how large q.k can be there, and the blocks whose bounds are highest.
  *
- * Bounds are made with many thread blocks a row (a query and kv head), so that one long sequence
- * has the whole device; a row's blocks are taken by one thread block. What is taken are numbers of
- * the pool's blocks, so that attention reads a row's choice as if it were the block table of a
- * sequence of its own.
+ * Bounds are made by many thread blocks a row (a query and kv head), so that one long sequence has
+ * the whole device; the one that is the last to arrive takes the row's blocks. Of 16-bit extremes
+ * bounds are products on tensor cores: of q's positive elements with the maxima, of its negative
+ * ones with the minima. What is taken are numbers of the pool's blocks, so that attention reads a
+ * row's choice as if it were the block table of a sequence of its own.
  */
 #include "kernels/gpu/device.cuh"
 
@@ -128,117 +129,250 @@ GPU_DEVICE uint32_t ordered(float x)
     return u >> 31 ? ~u : u | 0x80000000;
 }
 
-/* ---- bounds: a group of lanes has one block at a time, a lane n_pieces pieces of 8 dimensions */
+/* ---- bounds: a thread block makes those of a row's blocks [first, end) */
 
-constexpr int bound_threads = 128, bound_rows = 4, bounds_ahead = 2;
-constexpr uint32_t bound_turns = 16; /* of a thread block, fewer where there are few of them */
-constexpr uint32_t bound_enough = 512; /* thread blocks */
+/* The executor's tests have fewer, and so several thread blocks a row. */
+#ifndef GPU_CHOOSE_THREADS
+#define GPU_CHOOSE_THREADS 256
+#endif
+constexpr uint32_t choose_threads = GPU_CHOOSE_THREADS, choose_warps = choose_threads / warp_width;
 
-template <int lanes> constexpr uint32_t bound_blocks = bound_threads / lanes; /* of a turn */
+/* What it reads. */
+struct bounds_source {
+    const gpu_kv &kv;
+    const char *q; /* [group][dk] */
+    const char *extremes; /* those of the pool's block 0 */
+    const uint32_t *table;
+    uint64_t block_bytes; /* from one block's extremes to the next one's */
+    uint32_t q_bytes, dtype, size; /* of an element of q; of the extremes */
+    uint32_t first, end;
 
-template <int lanes, int n_pieces>
-__global__ void __launch_bounds__(bound_threads) make_bounds(GPU_PARAM(gpu_choose, a))
-{
-    constexpr uint32_t n_groups = bound_blocks<lanes>;
-    chain_release();
-    chain_wait();
-    const gpu_kv &kv = a.kv;
-    const choosing x(a, a.row0 + blockIdx.x);
-    if (!x.needs_bounds())
-        return;
-    const uint32_t first = 1 + blockIdx.y * a.n_each;
-    const uint32_t end = min(first + a.n_each, x.c.n_blocks - 1);
-    const uint32_t e0 = threadIdx.x % lanes * 8, group = threadIdx.x / lanes;
-    const uint32_t dtype = extremes_dtype(kv), size = element_bytes(dtype);
-    const uint32_t q_bytes = element_bytes(kv.q_dtype);
-    const uint32_t *table = table_of(kv, x.it);
-    uint32_t *bounds = a.bounds + (uint64_t)blockIdx.x * a.n_longest;
-    const uint64_t q_row = (uint64_t)x.token * kv.num_q_heads + x.head * kv.group;
+    GPU_DEVICE bounds_source(const gpu_choose &a, const choosing &x)
+        : kv(a.kv), extremes(extremes_at(kv, a.extremes, 0, x.it.layer, x.head)),
+          table(table_of(kv, x.it)), q_bytes(element_bytes(kv.q_dtype)), dtype(extremes_dtype(kv)),
+          size(element_bytes(dtype)), first(1 + blockIdx.y * a.n_each),
+          end(min(first + a.n_each, x.c.n_blocks - 1))
+    {
+        const uint64_t head = (uint64_t)x.token * kv.num_q_heads + x.head * kv.group;
+        q = (const char *)x.it.q + head * kv.dk * q_bytes;
+        block_bytes = (uint64_t)a.extremes.num_layers * kv.num_kv_heads * 2 * kv.dk * size;
+    }
+    /* Of the last row and of the last block for those beyond. */
+    GPU_DEVICE const char *q_row(uint32_t row) const
+    {
+        return q + min(row, kv.group - 1) * kv.dk * q_bytes;
+    }
+    GPU_DEVICE const char *block(uint32_t at) const
+    {
+        return extremes + table[min(at, end - 1)] * block_bytes;
+    }
+};
 
-    for (uint32_t row = 0; row < kv.group; row += bound_rows) {
-        float q[bound_rows][n_pieces][8];
+/* Of any extremes, term by term: a group of lanes has one block at a time, a lane n_pieces pieces
+ * of 8 dimensions. */
+template <int lanes, int n_pieces> struct summed_bounds {
+    static constexpr int rows = 4, ahead = 2;
+    static constexpr uint32_t n_groups = choose_threads / lanes, at_once = n_groups * ahead;
+
+    static uint32_t shared_bytes(uint32_t)
+    {
+        return 0;
+    }
+
+    static GPU_DEVICE void make(const bounds_source &x, uint32_t *bounds, void *)
+    {
+        const gpu_kv &kv = x.kv;
+        const uint32_t e0 = threadIdx.x % lanes * 8, group = threadIdx.x / lanes;
+        for (uint32_t row = 0; row < kv.group; row += rows) {
+            float q[rows][n_pieces][8];
 #pragma unroll
-        for (int r = 0; r < bound_rows; ++r)
-#pragma unroll
-            for (int c = 0; c < n_pieces; ++c) {
-                const uint32_t e = e0 + c * lanes * 8;
-#pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    q[r][c][i] = 0.0f;
-                if (e < kv.dk)
-                    load8(q[r][c],
-                          (const char *)x.it.q +
-                              ((q_row + min(row + r, kv.group - 1)) * kv.dk + e) * q_bytes,
-                          kv.q_dtype);
-            }
-        for (uint32_t base = first; base < end; base += n_groups * bounds_ahead) {
-            float sum[bounds_ahead][bound_rows] = {};
-#pragma unroll
-            for (int u = 0; u < bounds_ahead; ++u) {
-                const uint32_t at = base + u * n_groups + group;
-                const char *from =
-                    extremes_at(kv, a.extremes, table[min(at, end - 1)], x.it.layer, x.head);
+            for (int r = 0; r < rows; ++r)
 #pragma unroll
                 for (int c = 0; c < n_pieces; ++c) {
                     const uint32_t e = e0 + c * lanes * 8;
-                    float above[8] = {}, below[8] = {};
-                    if (e < kv.dk) {
-                        load8(above, from + e * size, dtype);
-                        load8(below, from + (kv.dk + e) * size, dtype);
-                    }
 #pragma unroll
-                    for (int r = 0; r < bound_rows; ++r)
-#pragma unroll
-                        for (int i = 0; i < 8; ++i)
-                            sum[u][r] = fmaf(q[r][c][i], q[r][c][i] > 0.0f ? above[i] : below[i],
-                                             sum[u][r]);
+                    for (int i = 0; i < 8; ++i)
+                        q[r][c][i] = 0.0f;
+                    if (e < kv.dk)
+                        load8(q[r][c], x.q_row(row + r) + e * x.q_bytes, kv.q_dtype);
                 }
-            }
+            for (uint32_t base = x.first; base < x.end; base += at_once) {
+                float sum[ahead][rows] = {};
 #pragma unroll
-            for (int u = 0; u < bounds_ahead; ++u) {
-                uint32_t best = 0;
+                for (int u = 0; u < ahead; ++u) {
+                    const char *from = x.block(base + u * n_groups + group);
 #pragma unroll
-                for (int r = 0; r < bound_rows; ++r)
-                    best = max(best, ordered(warp_sum<lanes>(sum[u][r])));
-                const uint32_t at = base + u * n_groups + group;
-                if (threadIdx.x % lanes == 0 && at < end)
-                    bounds[at] = row > 0 ? max(best, bounds[at]) : best;
+                    for (int c = 0; c < n_pieces; ++c) {
+                        const uint32_t e = e0 + c * lanes * 8;
+                        float above[8] = {}, below[8] = {};
+                        if (e < kv.dk) {
+                            load8(above, from + e * x.size, x.dtype);
+                            load8(below, from + (kv.dk + e) * x.size, x.dtype);
+                        }
+#pragma unroll
+                        for (int r = 0; r < rows; ++r)
+#pragma unroll
+                            for (int i = 0; i < 8; ++i)
+                                sum[u][r] = fmaf(
+                                    q[r][c][i], q[r][c][i] > 0.0f ? above[i] : below[i], sum[u][r]);
+                    }
+                }
+#pragma unroll
+                for (int u = 0; u < ahead; ++u) {
+                    uint32_t best = 0;
+#pragma unroll
+                    for (int r = 0; r < rows; ++r)
+                        best = max(best, ordered(warp_sum<lanes>(sum[u][r])));
+                    const uint32_t at = base + u * n_groups + group;
+                    if (threadIdx.x % lanes == 0 && at < x.end)
+                        bounds[at] = row > 0 ? max(best, bounds[at]) : best;
+                }
             }
         }
     }
+};
+
+/* Two 16-bit floats that are not negative, or that are; the others become 0. */
+GPU_DEVICE uint32_t keep_signed(uint32_t two, bool is_negative)
+{
+    const uint32_t negative = (two >> 15 & 0x00010001) * 0xffff;
+    return two & (is_negative ? negative : ~negative);
 }
 
-/* ---- the blocks whose bounds are highest: a thread block has one row */
+constexpr int chunks_ahead = 4;
 
-constexpr uint32_t take_threads = 256, take_warps = take_threads / warp_width;
+/* Chunks of 32 dimensions, chunks_ahead or a multiple. */
+VISIBLE_FN uint32_t chunks_of(uint32_t dk)
+{
+    return (dk + 32 * chunks_ahead - 1) / (32 * chunks_ahead) * chunks_ahead;
+}
+
+/* Of extremes of q's type, of 16 bits: a warp has 16 blocks at a time as one factor, 16 rows of q
+ * as the other. What q is multiplied by the maxima with and what by the minima lies in shared
+ * memory, as operands: [chunks][maxima, minima][halves][lanes]. */
+template <bool is_bf16> struct multiplied_bounds {
+    static constexpr uint32_t rows = 16, at_once = choose_warps * 16;
+
+    static uint32_t shared_bytes(uint32_t dk)
+    {
+        return chunks_of(dk) * 4 * warp_width * sizeof(tile_operand);
+    }
+
+    static GPU_DEVICE void make(const bounds_source &x, uint32_t *bounds, void *shared)
+    {
+        const uint32_t n_chunks = chunks_of(x.kv.dk);
+        tile_operand *const q = (tile_operand *)shared + lane_id();
+        for (uint32_t row = 0; row < x.kv.group; row += rows) {
+            if (row > 0)
+                __syncthreads(); /* it is not read any more */
+            for (uint32_t c = warp_id(); c < n_chunks; c += choose_warps)
+                split_q(x, row, c, q);
+            __syncthreads();
+            for (uint32_t base = x.first + warp_id() * 16; base < x.end; base += at_once) {
+                float sum[tile_values] = {};
+#pragma unroll 1
+                for (uint32_t c = 0; c < n_chunks; c += chunks_ahead)
+                    add_products(sum, x, base, c, q);
+                keep_best(sum, base, x.end, row == 0, bounds);
+            }
+        }
+    }
+
+    static GPU_DEVICE void split_q(const bounds_source &x, uint32_t row, uint32_t c,
+                                   tile_operand *q)
+    {
+        const uint32_t dk = x.kv.dk;
+        tile_operand all[2];
+        tile_fetch_columns(all, lane_id(), [&](uint32_t r, uint32_t piece) -> const char * {
+            const uint32_t e = c * 32 + piece * 8;
+            return e < dk ? x.q_row(row + r) + e * 2 : nullptr;
+        });
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            tile_operand some;
+#pragma unroll
+            for (int i = 0; i < (int)(sizeof some.w / 4); ++i)
+                some.w[i] = keep_signed(all[k % 2].w[i], k / 2);
+            q[(c * 4 + k) * warp_width] = some;
+        }
+    }
+
+    /* What the chunks from c0 on give to the bounds of blocks from base on: all of their extremes
+     * are on their way before the first are used. */
+    static GPU_DEVICE void add_products(float (&sum)[tile_values], const bounds_source &x,
+                                        uint32_t base, uint32_t c0, const tile_operand *q)
+    {
+        const uint32_t dk = x.kv.dk;
+        tile_operand extremes[chunks_ahead][2][2];
+#pragma unroll
+        for (int k = 0; k < chunks_ahead; ++k)
+#pragma unroll
+            for (int is_min = 0; is_min < 2; ++is_min)
+                tile_fetch_rows(extremes[k][is_min], lane_id(),
+                                [&](uint32_t r, uint32_t piece) -> const char * {
+                                    const uint32_t e = (c0 + k) * 32 + piece * 8;
+                                    return e < dk ? x.block(base + r) + (is_min * dk + e) * 2
+                                                  : nullptr;
+                                });
+#pragma unroll
+        for (int k = 0; k < chunks_ahead * 4; ++k)
+            tile_multiply<is_bf16>(sum, extremes[k / 4][k / 2 % 2][k % 2],
+                                   q[(c0 * 4 + k) * warp_width]);
+    }
+
+    /* sum: of the blocks from base on, as a tile's rows. */
+    static GPU_DEVICE void keep_best(const float (&sum)[tile_values], uint32_t base, uint32_t end,
+                                     bool is_first, uint32_t *bounds)
+    {
+        const int lane = lane_id();
+#pragma unroll
+        for (int r = 0; r < tile_rows; ++r) {
+            const uint32_t at = base + tile_row(lane, r);
+            float best = -INFINITY;
+#pragma unroll
+            for (int i = 0; i < tile_values; ++i) {
+                if (tile_row_of(i) != r)
+                    continue;
+                best = fmaxf(best, sum[i] == sum[i] ? sum[i] : INFINITY);
+            }
+            const uint32_t most = ordered(warp_max<tile_lanes, tile_step>(best));
+            if (tile_is_first(lane) && at < end)
+                bounds[at] = is_first ? most : max(most, bounds[at]);
+        }
+    }
+};
+
+/* ---- the blocks whose bounds are highest: one thread block takes a row's */
+
 constexpr uint32_t take_kept = 8192; /* bounds that shared memory has room for */
 constexpr int take_steps = 3; /* thresholds that are tried at once */
-constexpr uint32_t take_sums = (2 * take_steps + 2) * take_warps; /* words of it */
-static_assert((take_sums + take_kept) * 4 <= 48 << 10, "more than a block has unasked");
+constexpr uint32_t take_sums = (2 * take_steps + 2) * choose_warps; /* words of it */
+constexpr uint32_t take_words = take_sums + 1; /* behind the sums is_last_of_row's */
+static_assert((take_words + take_kept) * 4 <= 48 << 10, "more than a block has unasked");
 
 /* Sums over the thread block of counts below 2^24, by turns in one half of `sums` and the other, so
  * that one barrier is enough. */
 template <int n> GPU_DEVICE void block_sum(float *sums, uint32_t turn, uint32_t (&count)[n])
 {
-    float *own = sums + turn % 2 * take_steps * take_warps;
+    float *own = sums + turn % 2 * take_steps * choose_warps;
 #pragma unroll
     for (int k = 0; k < n; ++k) {
         const float of_warp = warp_sum((float)count[k]);
         if (lane_id() == 0)
-            own[k * take_warps + warp_id()] = of_warp;
+            own[k * choose_warps + warp_id()] = of_warp;
     }
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < n; ++k) {
         float all = 0.0f;
 #pragma unroll
-        for (uint32_t w = 0; w < take_warps; ++w)
-            all += own[k * take_warps + w];
+        for (uint32_t w = 0; w < choose_warps; ++w)
+            all += own[k * choose_warps + w];
         count[k] = (uint32_t)all;
     }
 }
 
-/* The counts of the threads before this one. Its own barrier; sums [take_warps]. */
+/* The counts of the threads before this one. Its own barrier; sums [choose_warps]. */
 GPU_DEVICE uint32_t block_before(float *sums, uint32_t count)
 {
     float before = 0.0f, all = (float)count;
@@ -262,7 +396,7 @@ GPU_DEVICE uint32_t threshold_of(float *sums, const uint32_t *keys, uint32_t n, 
     uint32_t low = 0;
     for (int bit = 30; bit >= 0; bit -= 2) {
         uint32_t count[take_steps] = {}, step = 0;
-        for (uint32_t i = threadIdx.x; i < n; i += take_threads)
+        for (uint32_t i = threadIdx.x; i < n; i += choose_threads)
 #pragma unroll
             for (uint32_t k = 0; k < take_steps; ++k)
                 count[k] += keys[i] >= low + ((k + 1) << bit);
@@ -280,22 +414,28 @@ GPU_DEVICE uint32_t threshold_of(float *sums, const uint32_t *keys, uint32_t n, 
     return low;
 }
 
-__global__ void __launch_bounds__(take_threads) take_blocks(GPU_PARAM(gpu_choose, a))
+/* The row's bounds that the thread block made are stored; are all others? Collective. */
+GPU_DEVICE bool is_last_of_row(uint32_t *arrivals, uint32_t *is_last)
 {
-    GPU_SHARED(uint32_t, shared);
-    float *sums = (float *)shared; /* two halves of block_sum's, two arrays of block_before's */
-    chain_release();
-    chain_wait();
-    const gpu_kv &kv = a.kv;
-    const choosing x(a, a.row0 + blockIdx.x);
-    const choice_size c = x.c;
-    const uint32_t *table = table_of(kv, x.it);
-    uint32_t *list = a.chosen + chosen_at(kv, x.it, a.n_chosen, x.token, x.head);
-    if (!x.needs_bounds()) {
-        for (uint32_t i = threadIdx.x; i < c.n; i += take_threads)
-            list[i] = table[c.n == c.n_blocks || i + 1 < c.n ? i : c.n_blocks - 1];
-        return;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        *is_last = atomicAdd(arrivals, 1) == gridDim.y - 1;
+        if (*is_last)
+            *arrivals = 0;
+        __threadfence();
     }
+    __syncthreads();
+    return *is_last;
+}
+
+/* The first, the newest, and between them what the bounds say. shared: of take_words and bounds. */
+GPU_DEVICE void take_highest(const gpu_choose &a, const choosing &x, uint32_t *list,
+                             uint32_t *shared)
+{
+    float *sums = (float *)shared; /* two halves of block_sum's, two arrays of block_before's */
+    const choice_size c = x.c;
+    const uint32_t *table = table_of(a.kv, x.it);
     if (threadIdx.x == 0) {
         list[0] = table[0];
         list[c.n - 1] = table[c.n_blocks - 1];
@@ -305,23 +445,23 @@ __global__ void __launch_bounds__(take_threads) take_blocks(GPU_PARAM(gpu_choose
     const uint32_t n = c.n_blocks - 2, want = c.n - 2;
     const uint32_t *keys = a.bounds + (uint64_t)blockIdx.x * a.n_longest + 1;
     if (n <= take_kept) {
-        uint32_t *kept = shared + take_sums;
-        for (uint32_t i = threadIdx.x; i < n; i += take_threads)
+        uint32_t *kept = shared + take_words;
+        for (uint32_t i = threadIdx.x; i < n; i += choose_threads)
             kept[i] = keys[i];
         keys = kept;
     }
     __syncthreads();
     const uint32_t lowest = threshold_of(sums, keys, n, want);
-    const uint32_t each = (n + take_threads - 1) / take_threads;
+    const uint32_t each = (n + choose_threads - 1) / choose_threads;
     const uint32_t begin = min(threadIdx.x * each, n), end = min(begin + each, n);
     uint32_t n_above = 0, n_equal = 0;
     for (uint32_t i = begin; i < end; ++i) {
         n_above += keys[i] > lowest;
         n_equal += keys[i] == lowest;
     }
-    float *before = sums + 2 * take_steps * take_warps;
+    float *before = sums + 2 * take_steps * choose_warps;
     uint32_t above = block_before(before, n_above);
-    uint32_t equal = block_before(before + take_warps, n_equal);
+    uint32_t equal = block_before(before + choose_warps, n_equal);
     /* of those that are equal the newer ones: the first are passed over */
     uint32_t n_all[] = {n_above + n_equal};
     block_sum(sums, 0, n_all);
@@ -335,20 +475,43 @@ __global__ void __launch_bounds__(take_threads) take_blocks(GPU_PARAM(gpu_choose
     }
 }
 
-template <int lanes, int n_pieces = 1>
-int launch_bounds(const gpu_choose *a, void *stream, bool chained)
+/* ---- a row's choice */
+
+template <class Bounds>
+__global__ void __launch_bounds__(choose_threads) choose_blocks(GPU_PARAM(gpu_choose, a))
+{
+    GPU_SHARED(uint32_t, shared);
+    chain_release();
+    chain_wait();
+    const gpu_kv &kv = a.kv;
+    const choosing x(a, a.row0 + blockIdx.x);
+    uint32_t *list = a.chosen + chosen_at(kv, x.it, a.n_chosen, x.token, x.head);
+    if (!x.needs_bounds()) {
+        const uint32_t *table = table_of(kv, x.it);
+        for (uint32_t i = threadIdx.x; i < x.c.n && blockIdx.y == 0; i += choose_threads)
+            list[i] = table[x.c.n == x.c.n_blocks || i + 1 < x.c.n ? i : x.c.n_blocks - 1];
+        return;
+    }
+    Bounds::make(bounds_source(a, x), a.bounds + (uint64_t)blockIdx.x * a.n_longest, shared);
+    if (is_last_of_row(a.arrivals + blockIdx.x, shared + take_sums))
+        take_highest(a, x, list, shared);
+}
+
+constexpr uint32_t most_turns = 16; /* of a thread block, fewer where there are few of them */
+constexpr uint32_t enough_blocks = 512; /* thread blocks */
+
+template <class Bounds> int launch_choice(const gpu_choose *a, void *stream, bool chained)
 {
     gpu_choose x = *a;
-    if (a->n_longest <= 2)
-        return 0;
-    const uint32_t n = a->n_longest - 2;
-    uint32_t turns = bound_turns;
-    auto n_parts = [&] { return (n - 1) / (turns * bound_blocks<lanes>)+1; };
-    while (turns > bounds_ahead && a->n_rows * n_parts() < bound_enough)
+    const uint32_t n = a->n_chosen > 2 && a->n_longest > 2 ? a->n_longest - 2 : 1;
+    const uint32_t take_bytes = (take_words + min(a->n_longest, take_kept)) * sizeof(uint32_t);
+    uint32_t turns = most_turns;
+    auto n_parts = [&] { return (n - 1) / (turns * Bounds::at_once) + 1; };
+    while (turns > 1 && a->n_rows * n_parts() < enough_blocks)
         turns /= 2;
-    x.n_each = turns * bound_blocks<lanes>;
-    return launch(make_bounds<lanes, n_pieces>, dim3(a->n_rows, n_parts()), dim3(bound_threads), 0,
-                  stream, chained, x);
+    x.n_each = turns * Bounds::at_once;
+    return launch(choose_blocks<Bounds>, dim3(a->n_rows, n_parts()), dim3(choose_threads),
+                  max(take_bytes, Bounds::shared_bytes(a->kv.dk)), stream, chained, x);
 }
 
 } // namespace
@@ -364,20 +527,20 @@ int gpu_extremes_launch(const struct gpu_extremes_make *a, void *stream, int cha
 
 int gpu_choose_launch(const struct gpu_choose *a, void *stream, int chained)
 {
-    const uint32_t dk = a->kv.dk;
-    int code = 0;
-    if (a->n_chosen > 2 && dk <= 64)
-        code = launch_bounds<8>(a, stream, chained != 0);
-    else if (a->n_chosen > 2 && dk <= 128)
-        code = launch_bounds<16>(a, stream, chained != 0);
-    else if (a->n_chosen > 2 && dk <= 256)
-        code = launch_bounds<32>(a, stream, chained != 0);
-    else if (a->n_chosen > 2)
-        code = launch_bounds<32, 3>(a, stream, chained != 0);
-    if (code)
-        return code;
-    const uint32_t kept = a->n_longest < take_kept ? a->n_longest : take_kept;
-    return launch(take_blocks, dim3(a->n_rows), dim3(take_threads),
-                  (take_sums + kept) * sizeof(uint32_t), stream, chained != 0 || a->n_chosen > 2,
-                  *a);
+    const gpu_kv &kv = a->kv;
+    const bool is_bf16 = kv.kv_dtype == ATTN_BF16, is_f16 = kv.kv_dtype == ATTN_F16;
+    auto run = [&](auto bounds) {
+        return launch_choice<decltype(bounds)>(a, stream, chained != 0);
+    };
+    if (is_bf16 && kv.q_dtype == kv.kv_dtype)
+        return run(multiplied_bounds<true>());
+    if (is_f16 && kv.q_dtype == kv.kv_dtype)
+        return run(multiplied_bounds<false>());
+    if (kv.dk <= 64)
+        return run(summed_bounds<8, 1>());
+    if (kv.dk <= 128)
+        return run(summed_bounds<16, 1>());
+    if (kv.dk <= 256)
+        return run(summed_bounds<32, 1>());
+    return run(summed_bounds<32, 3>());
 }

@@ -1,5 +1,5 @@
 /* gpu_choose.c: items that choose blocks (backend_item.n_chosen): what is kept of blocks' keys, and
- * the launches in front of their attention (choose.cu).
+ * the launch in front of their attention (choose.cu).
  *
  * The extremes of a block's keys are made from the cached keys when a query first has the choice of
  * the block, and forgotten when anything of the block is written, so nothing else need know of
@@ -288,15 +288,16 @@ int gpu_choice_launch(const struct backend_pool *p, const struct gpu_range *r, r
                            .extremes = extremes_of(p),
                            .items = r->attend.items,
                            .bounds = (uint32_t *)b->part_o,
+                           .arrivals = b->arrivals,
                            .chosen = r->chosen,
                            .n_items = r->attend.n_items,
                            .n_chosen = r->attend.n_chosen,
                            .n_longest = r->n_longest};
-    const uint64_t most = room / a.n_longest;
+    const uint64_t fit = room / a.n_longest, most = fit < GPU_MAX_JOINED ? fit : GPU_MAX_JOINED;
     int code = 0;
     for (; a.row0 < n_rows && !code; a.row0 += a.n_rows, is_chained = true) {
         a.n_rows = n_rows - a.row0 < most ? n_rows - a.row0 : (uint32_t)most;
-        code = runtime_check("choice kernels", gpu_choose_launch(&a, s, is_chained));
+        code = runtime_check("choice kernel", gpu_choose_launch(&a, s, is_chained));
     }
     return code;
 }

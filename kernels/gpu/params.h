@@ -228,12 +228,13 @@ int gpu_extremes_launch(const struct gpu_extremes_make *a, void *stream, int cha
 
 /* The choices of n_items items, of their rows (token, then kv head, of all items one after
  * another) [row0, row0 + n_rows): first the bounds of their blocks, which lie in device memory
- * until the blocks are taken. */
+ * until the thread block that is a row's last takes the blocks. */
 struct gpu_choose {
     struct gpu_kv kv;
     struct gpu_extremes extremes;
     const struct gpu_item *items;
     uint32_t *bounds; /* [n_rows][n_longest], in an order of integers */
+    uint32_t *arrivals; /* [n_rows], 0 between launches */
     uint32_t *chosen; /* as gpu_attend has it */
     uint32_t n_items, n_chosen;
     uint32_t row0, n_rows;

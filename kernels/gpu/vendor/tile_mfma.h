@@ -37,7 +37,7 @@ GPU_DEVICE bool tile_is_first(int lane)
 }
 
 /* Elements 4(l/16) .. 4(l/16) + 3 of row (or column) l%16. */
-struct tile_operand {
+struct alignas(8) tile_operand {
     uint32_t w[2];
 };
 
@@ -61,6 +61,19 @@ template <class At> GPU_DEVICE void tile_load_transposed(tile_operand &x, int la
         e[i] = *(const uint16_t *)(at(lane / 16 * 4 + i, lane % 16 / 8) + lane % 8 * 2);
     x.w[0] = e[0] | e[1] << 16;
     x.w[1] = e[2] | e[3] << 16;
+}
+
+template <class At> GPU_DEVICE void tile_fetch_rows(tile_operand (&x)[2], int lane, At at)
+{
+    const char *const p = at(lane % 16, lane / 16);
+    const uint4 v = p ? *(const uint4 *)p : make_uint4(0, 0, 0, 0);
+    x[0] = {{v.x, v.y}};
+    x[1] = {{v.z, v.w}};
+}
+
+template <class At> GPU_DEVICE void tile_fetch_columns(tile_operand (&x)[2], int lane, At at)
+{
+    tile_fetch_rows(x, lane, at);
 }
 
 template <bool is_bf16> GPU_DEVICE void tile_pack(tile_operand &x, const float (&c)[tile_values])

@@ -39,7 +39,7 @@ GPU_DEVICE bool tile_is_first(int lane)
     return lane % 4 == 0;
 }
 
-struct tile_operand {
+struct alignas(16) tile_operand {
     uint32_t w[4];
 };
 
@@ -59,6 +59,27 @@ template <class At> GPU_DEVICE void tile_load_columns(tile_operand &x, int lane,
 template <class At> GPU_DEVICE void tile_load_transposed(tile_operand &x, int lane, At at)
 {
     load_matrix4_transposed(x.w, at(lane % 16, lane / 16));
+}
+
+/* 32 elements of each row as two operands, from device memory, in an order of elements that is the
+ * same in both factors. at(row, piece): as above, piece 0 to 3, where it lies; NULL: zeroes. */
+GPU_DEVICE uint4 tile_piece(const char *p)
+{
+    return p ? *(const uint4 *)p : make_uint4(0, 0, 0, 0);
+}
+
+template <class At> GPU_DEVICE void tile_fetch_rows(tile_operand (&x)[2], int lane, At at)
+{
+    const uint4 a = tile_piece(at(lane / 4, lane % 4)), b = tile_piece(at(lane / 4 + 8, lane % 4));
+    x[0] = {{a.x, b.x, a.y, b.y}};
+    x[1] = {{a.z, b.z, a.w, b.w}};
+}
+
+template <class At> GPU_DEVICE void tile_fetch_columns(tile_operand (&x)[2], int lane, At at)
+{
+    const uint4 a = tile_piece(at(lane / 4, lane % 4)), b = tile_piece(at(lane / 4 + 8, lane % 4));
+    x[0] = {{a.x, a.y, b.x, b.y}};
+    x[1] = {{a.z, a.w, b.z, b.w}};
 }
 
 /* A computed tile as the first factor of the next product. */

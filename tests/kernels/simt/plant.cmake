@@ -316,6 +316,17 @@ plant(166 attend_matrix.cuh "chosen_at(kv, it, a.n_chosen, row0 / kv.group, head
 plant(167 gpu_choose.c "${declared}" "${declared}\nint simt_has_bug(int bug);")
 plant(167 gpu_choose.c "        if (!(it->flags & BACKEND_APPEND))" "        if (!(it->flags & BACKEND_APPEND) || simt_has_bug(167))")
 plant(210 gpu_choose.c "k->n = k->n < index ?" "k->n = k->n < index || simt_has_bug(210) ?")
+# minima count for all of q; q is read before it is there; the first thread block of a row takes its
+# blocks, or leaves its count behind; a factor's elements are in another order; of more than 16
+# heads the last count, or come too early
+plant(256 choose.cu "keep_signed(all[k % 2].w[i], k / 2)" "keep_signed(all[k % 2].w[i], simt::planted == 256 || k / 2)")
+plant(257 choose.cu "split_q(x, row, c, q);\n            __syncthreads();"
+  "split_q(x, row, c, q);\n            if (simt::planted != 257)\n                __syncthreads();")
+plant(258 choose.cu "atomicAdd(arrivals, 1) == gridDim.y - 1;" "simt::planted == 258 ? blockIdx.y == 0 : atomicAdd(arrivals, 1) == gridDim.y - 1;")
+plant(259 choose.cu "        if (*is_last)\n            *arrivals = 0;" "        if (*is_last && simt::planted != 259)\n            *arrivals = 0;")
+plant(260 vendor/tile_mma.h "x[1] = {{a.z, a.w, b.z, b.w}};" "x[1] = simt::planted == 260 ? tile_operand{{a.w, a.z, b.w, b.z}} : tile_operand{{a.z, a.w, b.z, b.w}};")
+plant(261 choose.cu "bounds[at] = is_first ? most" "bounds[at] = is_first || simt::planted == 261 ? most")
+plant(262 choose.cu "            if (row > 0)\n                __syncthreads();" "            if (row > 0 && simt::planted != 262)\n                __syncthreads();")
 # extremes that are given: the minima are left out; blocks are counted as if all tokens were here;
 # those of the block in front are made
 plant(223 choose.cu "row < 2; ++row) { /* maxima, minima */" "row < (simt::planted == 223 ? 1 : 2); ++row) {")

@@ -21,7 +21,7 @@ declare -A at=(
   [planted32:135]=537 [planted32:138]=202 [planted32:139]=1207 [planted32:140]=269
   [planted32:152]=1689 [planted32:160]=390 [planted32:162]=390 [planted32:165]=2335
   [planted32:166]=390 [planted32:172]=805 [planted32:181]=107 [planted32:182]=107
-  [planted32:192]=3008 [planted32:210]=1168
+  [planted32:192]=3008 [planted32:210]=1168 [planted32:261]=4839 [planted32:262]=4839
   [planted64:4]=18822 [planted64:5]=3895 [planted64:8]=2597 [planted64:9]=14928 [planted64:10]=9087
   [planted64:14]=9087 [planted64:16]=14928
   [planted90:32]=318 [planted90:38]=318 [planted90:47]=739 [planted90:49]=781 [planted90:51]=781
