@@ -156,9 +156,9 @@ ATTN_API attn_status attn_client_open(const char *url, const struct attn_client_
  * does a session that was resumed, or whose daemon does not answer within a second. NULL is
  * fine. */
 ATTN_API void attn_client_close(attn_client *c);
-/* For who knows that the daemon will not answer any more: calls and steps that wait for it, on any
- * thread, end at once with ATTN_ECONN, and so do all that come later. From any thread, before
- * attn_client_close; cannot be taken back. */
+/* For who knows that the daemon will not answer any more: calls, steps and layers of lanes that
+ * wait for it, on any thread, end at once with ATTN_ECONN, and so do all that come later. From any
+ * thread, before attn_client_close; cannot be taken back. */
 ATTN_API void attn_client_give_up(attn_client *c);
 
 /* Opens a new session on the same client. The old one, if it still exists, is given up as by

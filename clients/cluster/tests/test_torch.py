@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import threading
 
 import attnd
 import numpy as np
@@ -19,6 +20,7 @@ torch = pytest.importorskip("torch")
 from attnd_cluster.torch import Attention  # noqa: E402
 
 SEED = random.randrange(1 << 30)
+LONG = 3600.0  # a time-out that no test waits for
 
 
 def rebuild(seq):
@@ -36,7 +38,7 @@ class Cluster:
             self.start(name)
         self.say("abc")
         self.client = attnd_cluster.connect(
-            f"cluster+file://{self.path}", rebuild=rebuild, idle=0.05, timeout=300.0
+            f"cluster+file://{self.path}", rebuild=rebuild, idle=0.05, timeout=LONG
         )
         self.pool = self.client.create_pool(SPEC)
         self.attention = Attention(self.pool)
@@ -54,6 +56,10 @@ class Cluster:
     def kill(self, name):
         self.hosts[name].signal_daemon(signal.SIGKILL)
         self.say(n for n in self.hosts if n != name)
+
+    def stop(self, name):
+        """It answers nothing from now on, and takes what comes."""
+        self.hosts[name].signal_daemon(signal.SIGSTOP)
 
     def close(self):
         self.attention.close()
@@ -163,6 +169,59 @@ def test_a_host_that_dies_between_layers_is_told_and_planned_anew(cluster):
     with pytest.raises(attnd.AttndError):
         layers(cluster.attention, [text], items)
     cluster.attention.plan(items)
+    layers(cluster.attention, [text], items)
+    verify(text)
+
+
+def beside(what):
+    """what() on a thread, for a stopped daemon's sake; await_() its result()."""
+    ended = []
+
+    def run():
+        try:
+            what()
+            ended.append(None)
+        except Exception as e:
+            ended.append(e)
+
+    threading.Thread(target=run, daemon=True).start()
+    return ended
+
+
+def test_a_stopped_host_ends_plans_and_layers_with_its_membership(cluster):
+    text = Text(cluster.pool, 140, shard_tokens=48)
+    step(cluster.attention, [text])
+    items = [text.more()]
+    cluster.attention.plan(items)
+    first = text.seq.where[0][1]
+    cluster.stop(first)
+    ended = beside(lambda: layers(cluster.attention, [text], items))
+    cluster.say(n for n in cluster.hosts if n != first)
+    await_("the layers' end", lambda: ended)
+    assert isinstance(ended[0], attnd.ConnectionLostError), ended
+    cluster.attention.plan(items)
+    layers(cluster.attention, [text], items)
+    assert text.seq.n_rebuilt == 1
+
+    items = [text.more()]
+    second = text.seq.where[0][1]
+    cluster.stop(second)
+    ended = beside(lambda: cluster.attention.plan(items))
+    cluster.say(n for n in cluster.hosts if n not in (first, second))
+    await_("the plan's end", lambda: ended)
+    assert ended == [None]
+    layers(cluster.attention, [text], items)
+    verify(text)
+
+
+def test_a_lane_to_a_stopped_host_is_not_waited_for(cluster):
+    text = on(cluster, "a")
+    items = [text.more()]
+    cluster.stop("a")
+    ended = beside(lambda: cluster.attention.plan(items))
+    cluster.say("bc")
+    await_("the plan's end", lambda: ended)
+    assert ended == [None]
     layers(cluster.attention, [text], items)
     verify(text)
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #ifndef ATTN_VERSION
@@ -23,6 +24,9 @@
 
 static const struct client_transport_ops *const transports[] = {&transport_sp_ops,
                                                                 &transport_shm_ops};
+
+/* Of the clients' lists of sockets, whose owners may end after the client. */
+static pthread_mutex_t sockets_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static const struct client_transport_ops *find_transport(const char *url)
 {
@@ -110,6 +114,7 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
     TAILQ_INIT(&c->in_flight);
     LIST_INIT(&c->waiters);
     LIST_INIT(&c->holds);
+    LIST_INIT(&c->sockets);
     c->default_timeout_us = o->timeout_us != 0 ? o->timeout_us : CLIENT_DEFAULT_TIMEOUT_US;
     c->max_retries = o->max_retries;
     c->fork_generation = client_fork_generation();
@@ -147,6 +152,34 @@ fail:
     return st;
 }
 
+attn_status client_socket_add(struct attn_client *c, struct client_socket *s)
+{
+    pthread_mutex_lock(&sockets_lock);
+    pthread_mutex_lock(&c->lock);
+    bool is_given_up = c->is_given_up;
+    pthread_mutex_unlock(&c->lock);
+    if (!is_given_up) {
+        s->client = c;
+        LIST_INSERT_HEAD(&c->sockets, s, link);
+    }
+    pthread_mutex_unlock(&sockets_lock);
+    return is_given_up ? error_set(ATTN_ECONN, "%.80s was given up", c->url) : ATTN_OK;
+}
+
+static void remove_locked(struct client_socket *s)
+{
+    LIST_REMOVE(s, link);
+    s->client = NULL;
+}
+
+void client_socket_remove(struct client_socket *s)
+{
+    pthread_mutex_lock(&sockets_lock);
+    if (s->client != NULL)
+        remove_locked(s);
+    pthread_mutex_unlock(&sockets_lock);
+}
+
 void attn_client_close(attn_client *c)
 {
     if (c == NULL)
@@ -154,6 +187,10 @@ void attn_client_close(attn_client *c)
     bool is_ours = client_is_ours(c);
     struct client_transport *t = c->t;
     if (is_ours) {
+        pthread_mutex_lock(&sockets_lock);
+        while (!LIST_EMPTY(&c->sockets))
+            remove_locked(LIST_FIRST(&c->sockets));
+        pthread_mutex_unlock(&sockets_lock);
         keeper_stop(c);
         client_request_fail_all(c);
         session_end(c);
@@ -189,6 +226,11 @@ void attn_client_give_up(attn_client *c)
     c->next_wake_ns = 0;
     pthread_mutex_unlock(&c->lock);
     c->t->ops->wake(c->t); /* whoever reads */
+    struct client_socket *s;
+    pthread_mutex_lock(&sockets_lock);
+    LIST_FOREACH(s, &c->sockets, link)
+        shutdown(s->fd, SHUT_RDWR); /* as if the daemon had hung up */
+    pthread_mutex_unlock(&sockets_lock);
 }
 
 attn_status attn_client_info(const attn_client *c, struct attn_client_info *out)

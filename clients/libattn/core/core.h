@@ -79,6 +79,7 @@ struct attn_client {
     LIST_HEAD(, waiter) waiters;
     struct attn_client_counters counters;
     LIST_HEAD(, client_hold) holds; /* pools that handles of this client hold */
+    LIST_HEAD(, client_socket) sockets; /* under a lock of their own, see client.c */
 
     _Atomic(struct split_memory *) spare; /* split.c: of the latest step that was cut, or NULL */
 
@@ -90,6 +91,19 @@ struct attn_client {
     bool is_renewed; /* the latest renewal is answered */
     struct client_message held; /* read by the keeper, for the next leader; base NULL: none */
 };
+
+/* client.c: a connection to the client's daemon beside its transport, a lane's: it is shut down
+ * when the client is given up, and goes on after the client's end. */
+struct client_socket {
+    LIST_ENTRY(client_socket) link;
+    struct attn_client *client; /* NULL: in no list */
+    int fd;
+};
+
+/* ATTN_ECONN where the client is given up: s is in no list then. */
+attn_status client_socket_add(struct attn_client *c, struct client_socket *s);
+/* Before fd is closed. Nothing, for one that is in no list. */
+void client_socket_remove(struct client_socket *s);
 
 /* pool.c: a pool that the session holds, for the handles of it that were not released. */
 struct client_hold {

@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 
 #include "clients/libattn/attn.h"
+#include "clients/libattn/core/core.h"
 #include "clients/libattn/memory/memory.h"
 
 struct attn_lane {
@@ -26,7 +27,8 @@ struct attn_lane {
     bool is_host;
     uint32_t next_bell; /* behind what is planned */
     struct lane_cut *cut; /* a plan in pieces with layers that are not enqueued yet; or NULL */
-    int socket, wake_fd;
+    struct client_socket socket; /* of the handshake: the daemon hangs up */
+    int wake_fd;
     pthread_t watcher;
     bool has_watcher;
     _Atomic bool is_hung_up;

@@ -24,7 +24,7 @@
 static void *watch(void *arg)
 {
     struct attn_lane *l = arg;
-    struct pollfd fds[] = {{.fd = l->socket, .events = POLLIN},
+    struct pollfd fds[] = {{.fd = l->socket.fd, .events = POLLIN},
                            {.fd = l->wake_fd, .events = POLLIN}};
     while (poll(fds, 2, -1) < 0 && errno == EINTR)
         ;
@@ -127,10 +127,16 @@ static attn_status open_in(struct attn_lane *l, const char *path, uint64_t in_by
     l->out = p;
     l->out_bytes = h.out_bytes = out_bytes;
     h.in_bytes = in_bytes;
-    l->socket = connect_to(path);
-    if (l->socket < 0)
+    l->socket.fd = connect_to(path);
+    if (l->socket.fd < 0)
         st = error_set(ATTN_ECONN, "gpu://%s: %s", path, connect_error(errno, path));
-    else if (!send_hello(l->socket, &h, region_fd) || !take_welcome(l->socket, &w, fds))
+    else
+        st = client_socket_add(l->client, &l->socket);
+    if (st != ATTN_OK) {
+        close(region_fd);
+        return st;
+    }
+    if (!send_hello(l->socket.fd, &h, region_fd) || !take_welcome(l->socket.fd, &w, fds))
         st = error_set(ATTN_ECONN, "%s: no attnd that opens lanes listens there, or it hung up",
                        path);
     else if (w.status != ATTN_OK)
@@ -175,12 +181,13 @@ static void undo(struct attn_lane *l)
         l->ops->close(l->memory);
     if (l->page != NULL)
         munmap(l->page, LANE_PAGE_BYTES);
-    if (l->socket >= 0)
-        close(l->socket);
+    client_socket_remove(&l->socket);
+    if (l->socket.fd >= 0)
+        close(l->socket.fd);
     if (l->wake_fd >= 0)
         close(l->wake_fd);
     const struct attn_lane empty = {
-        .client = l->client, .wait_us = l->wait_us, .socket = -1, .wake_fd = -1};
+        .client = l->client, .wait_us = l->wait_us, .socket.fd = -1, .wake_fd = -1};
     memcpy(l, &empty, sizeof *l);
 }
 
@@ -216,7 +223,7 @@ attn_status attn_lane_open(attn_client *c, const char *url, const struct attn_la
         return error_set(ATTN_ENOMEM, "no memory for a lane");
     l->client = c;
     l->wait_us = o->wait_us != 0 ? o->wait_us : c->default_timeout_us;
-    l->socket = l->wake_fd = -1;
+    l->socket.fd = l->wake_fd = -1;
     uint64_t in_bytes = round_up(o->in_bytes), out_bytes = round_up(o->out_bytes);
 
     bool is_host = true;

@@ -18,6 +18,8 @@
 #include "tests/daemon/transport/certs.h"
 #include "tests/random.h"
 
+#define NEVER_US 3600000000u /* longer than any test */
+
 enum { LAYERS = 4, HEADS = 4, KV_HEADS = 2, DIM = 16, MAX_TOKENS = 40, SEQS = 3, MOST_GAP = 16 };
 
 static struct e2e d;
@@ -546,6 +548,31 @@ static void a_layer_that_waits_is_released_when_the_daemon_dies(void **state)
     close_worker(w);
 }
 
+static void what_waits_on_a_lane_ends_when_its_client_is_given_up(void **state)
+{
+    (void)state;
+    struct worker *w = open_worker(600, NEVER_US);
+    struct attn_item it = token(w);
+    struct attn_plan p = plan_of(&it, 1);
+    attn_lane *other;
+    pthread_t thread;
+    void *status;
+    well(attn_lane_plan(w->lane, w->pool, &p));
+    e2e_pause(&d);
+    assert_int_equal(pthread_create(&thread, NULL, enqueue, w), 0);
+    attn_client_give_up(w->client);
+    pthread_join(thread, &status);
+    assert_int_equal((intptr_t)status, ATTN_ECONN);
+    assert_true(isnan(w->out[0][0]));
+    says(attn_lane_plan(w->lane, w->pool, &p), ATTN_ECONN, "open another");
+    says(attn_lane_open(w->client, NULL, NULL, &other), ATTN_ECONN, "was given up");
+    attn_pool_close(w->pool);
+    attn_client_close(w->client); /* a lane may end behind its client */
+    attn_lane_close(w->lane);
+    free(w);
+    e2e_signal(&d, SIGCONT);
+}
+
 static int start(void **state)
 {
     (void)state;
@@ -577,6 +604,7 @@ int main(void)
         cmocka_unit_test(a_daemon_that_does_not_answer_is_not_waited_for_for_ever),
         cmocka_unit_test(a_prompt_larger_than_a_region_is_that_of_steps),
         cmocka_unit_test(a_layer_that_waits_is_released_when_the_daemon_dies),
+        cmocka_unit_test(what_waits_on_a_lane_ends_when_its_client_is_given_up),
     };
     const struct CMUnitTest small[] = {
         cmocka_unit_test(prompts_larger_than_a_step_are_those_of_steps),

@@ -1,7 +1,7 @@
 """Connections to the members: one client for each, made when it is first wanted.
 
 What waits for a daemon also waits for its end as a member: a call or step on a host that the registry
-has declared gone ends with HostGone, not by its time-out.
+has declared gone ends with HostGone, not by its time-out, and lanes end as if their daemon had.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class Host:
     def end(self) -> None:
         """It is gone. Returns at once; what waits for it ends."""
         if self._say_gone():
+            if (client := self._client) is not None:
+                client.give_up()
             threading.Thread(target=self.close, name=f"attnd-end-{self.name}", daemon=True).start()
 
     def _say_gone(self) -> bool:

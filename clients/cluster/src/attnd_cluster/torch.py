@@ -121,10 +121,9 @@ class Attention(Closing, NotPicklable):
         items   (sequence, pos, n_tokens) as in ClusterPool.step(); those in more than one shard have one
                 token, which is in the last shard or begins another one
         is_restart  layers planned and not enqueued are forgotten; waits for those that are enqueued
-        Sequences that were moved or whose host is lost are found again, as by step(), but for a daemon
-        that is stopped: it is waited for by `timeout`. Raises what check() does, of layers before;
-        UnsupportedError: a layer with windows, ALiBi, sink logits or branches, and a sequence in more
-        than one shard; ValueError: no items; what Client.open_lane() does.
+        Sequences that were moved or whose host is lost are found again, as by step(). Raises what check()
+        does, of layers before; UnsupportedError: a layer with windows, ALiBi, sink logits or branches, and
+        a sequence in more than one shard; ValueError: no items; what Client.open_lane() does.
         """
         rows = [(seq, pos, n) for seq, pos, n in items]
         if not rows:

@@ -354,6 +354,7 @@ _FUNCTIONS = {
     ),
     "attn_client_reopen": (c_int, [c_void_p, c_uint64]),
     "attn_client_close": (None, [c_void_p]),
+    "attn_client_give_up": (None, [c_void_p]),
     "attn_client_info": (c_int, [c_void_p, POINTER(ClientInfo)]),
     "attn_client_counters": (c_int, [c_void_p, POINTER(ClientCounters)]),
     "attn_client_pin": (c_int, [c_void_p]),

@@ -500,6 +500,15 @@ class Client(Closing, NotPicklable):
     def is_closed(self) -> bool:
         return self._guard.is_closed
 
+    def give_up(self) -> None:
+        """For who knows that the daemon will not answer any more: calls, steps and layers of lanes that
+        wait for it end with ConnectionLostError, and so do all that come later. Nothing after close()."""
+        try:
+            with self._guard:
+                self._lib.attn_client_give_up(self._handle)
+        except InvalidArgumentError:  # it is closed
+            pass
+
     def close(self) -> None:
         """Disconnects; steps in flight end with ConnectionLostError. Safe to call again.
 
