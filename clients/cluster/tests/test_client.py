@@ -662,6 +662,33 @@ def test_a_static_file_serves_without_agents(tmp_path, cluster, etcd1):
             host.close()
 
 
+def test_what_was_opened_on_a_daemon_that_is_said_to_be_gone_is_freed_by_who_hears_of_it(
+    tmp_path, etcd1
+):
+    host, path = Host(tmp_path, "x", etcd1.url), tmp_path / "members.json"
+    try:
+        host.start_daemon("--engine.lease", "1h")
+        path.write_text(json.dumps({"members": [{"name": "x", "url": host.url}]}))
+        with (
+            attnd_cluster.connect(f"cluster+file://{path}", idle=0.05) as client,
+            attnd.connect(host.url) as other,
+            attnd.connect(f"ipc://{host.socket}") as operator,
+        ):
+            pool = client.create_pool(SPEC)
+            texts = [Text(pool, prompt(np.random.default_rng(SEED), 40)) for _ in range(3)]
+            taken = other.pool(SPEC.name).adopt(texts[0].seq.id)
+            assert len(operator.inspect("sequences")["sequences"]) == 3
+            new = tmp_path / "new.json"
+            new.write_text(json.dumps({"members": []}))
+            os.replace(new, path)
+            def left():
+                return [s["sequence"] for s in operator.inspect("sequences")["sequences"]]
+
+            await_("that others' alone is left", lambda: left() == [str(taken.id)])
+    finally:
+        host.close()
+
+
 @pytest.mark.parametrize(
     "url, error, named",
     [

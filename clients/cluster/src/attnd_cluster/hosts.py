@@ -11,17 +11,20 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import attnd
 from attnd._handle import run_beside
+from attnd._lib import Seq
 
 from .keys import Member
 
 _T = TypeVar("_T")
 _POLL_SECONDS = 0.02
 _MAX_ENDED = 1024
+_FREEING_SECONDS = 1.0  # for a host that is gone to answer
 _PAUSE_SECONDS = 1.0  # after a connection that was not made: who comes meanwhile is told so at once
 log = logging.getLogger("attnd.cluster")
 
@@ -62,6 +65,8 @@ class Host:
         self._pools: dict[str, attnd.Pool] = {}
         self._lock = threading.RLock()
         self._failed: tuple[float, str] = float("-inf"), ""  # the last try to connect
+        self._held: weakref.WeakSet[attnd.Sequence] = weakref.WeakSet()
+        self._held_lock = threading.Lock()
         self._gone: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.is_released = threading.Event()  # gone, and the library has let go of all arrays
 
@@ -69,12 +74,48 @@ class Host:
     def is_gone(self) -> bool:
         return self._gone.done()
 
+    def hold(self, seq: attnd.Sequence) -> None:
+        """A sequence there, which is to be freed should the host be gone."""
+        with self._held_lock:
+            self._held.add(seq)
+
+    def _take_held(self) -> list[tuple[str, Seq]]:
+        """Names of pools, and sequences in them."""
+        with self._held_lock:
+            held, self._held = self._held, weakref.WeakSet()
+        return [(s.pool.spec.name, Seq(s.id, s.epoch)) for s in held if not s.is_closed]
+
     def end(self) -> None:
         """It is gone. Returns at once; what waits for it ends."""
+        held = self._take_held()  # before those who wait drop them
         if self._say_gone():
             if (client := self._client) is not None:
                 client.give_up()
-            threading.Thread(target=self.close, name=f"attnd-end-{self.name}", daemon=True).start()
+            name = f"attnd-end-{self.name}"
+            threading.Thread(target=self._end, args=(held,), name=name, daemon=True).start()
+
+    def _end(self, held: list[tuple[str, Seq]]) -> None:
+        client = self._client
+        session = 0 if client is None else client.info.session
+        self.close()
+        held += self._take_held()  # of opens that were on their way
+        if session and held:
+            self._free(session, held)
+
+    def _free(self, session: int, held: Iterable[tuple[str, Seq]]) -> None:
+        """What was opened there, if the daemon is there all the same: its agent may have freed what it saw
+        before. Epochs tell those that somebody has adopted since."""
+        options = {**self._options, "timeout": _FREEING_SECONDS}
+        try:
+            with attnd.connect(self.member.url, session=session, **options) as client:
+                pools = {name: client.pool(name) for name in {name for name, _ in held}}
+                for name, seq in held:
+                    try:
+                        attnd.Sequence(pools[name], seq).close()
+                    except (attnd.NotFoundError, attnd.StaleEpochError):
+                        pass
+        except attnd.AttndError as e:
+            log.debug("%s, which is gone, does not free what it has: %s", self.name, e)
 
     def _say_gone(self) -> bool:
         try:

@@ -68,6 +68,7 @@ class ClusterSequence(Closing, NotPicklable):
     def _set(self, host: Host, inner: attnd.Sequence) -> None:
         self._host, self._inner = host, inner
         self._version += 1
+        host.hold(inner)
 
     @property
     def id(self) -> int:
