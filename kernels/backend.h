@@ -226,7 +226,7 @@ static inline bool backend_word_is_reached(const struct backend_word *w)
 
 /* Outputs of one item that several devices computed, each over other keys: rows are queries' heads,
  * as in an item's out and lse, part k's out_at and lse_at behind the base of part k. A merged out
- * is their sum, weighted by exp(lse), in f32; its lse is that of all. */
+ * is their sum, weighted by exp(lse), in f32 or better; its lse is that of all. */
 struct backend_merge {
     uint64_t out_at, lse_at; /* multiples of 16 */
     void *out; /* as an item's */

@@ -19,7 +19,7 @@ import tempfile
 
 AREAS = ("cache", "kernels", "proto", "clients", "daemon", "tests")
 CODE = (".c", ".h", ".cpp", ".cu", ".cuh", ".hip")
-SHARED = ("proto/attn_half.h", "proto/attn_types.h", "proto/attn_time.h")
+SHARED = tuple(f"proto/attn_{name}.h" for name in ("half", "merge", "time", "types"))
 MAX_FILES = 40  # of a folder
 # From the top: a folder uses those below it. Folders of one line do not use each other.
 LAYERS = (
