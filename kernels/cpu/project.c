@@ -68,7 +68,8 @@ attn_status cpu_weights_read(struct backend_pool *p, uint32_t layer, uint64_t of
                  layer, offset, offset + n, have);
         return ATTN_EINVAL;
     }
-    memcpy(out_bytes, weights_of(p, layer) + offset, n);
+    if (n > 0) /* there may be none */
+        memcpy(out_bytes, weights_of(p, layer) + offset, n);
     return ATTN_OK;
 }
 

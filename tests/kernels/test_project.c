@@ -535,6 +535,7 @@ static void weights_are_taken_once_and_from_the_start(void **state)
     assert_int_equal(submit(&r, &p, 1), ATTN_EINVAL);
     assert_string_equal(r.ops->last_error(r.b), "item 0: weights of its layer is missing");
     assert_int_equal(submit(&r, &append, 1), ATTN_OK);
+    assert_int_equal(r.ops->weights_read(r.pool, 0, 0, 0, NULL), ATTN_OK);
     assert_int_equal(r.ops->weights_write(r.pool, 0, 1, w + 1, 4), ATTN_EINVAL);
     assert_int_equal(r.ops->weights_write(r.pool, N_LAYERS, 0, w, 4), ATTN_EINVAL);
     assert_int_equal(r.ops->weights_write(r.pool, 0, 0, w, all + 1), ATTN_EINVAL);
