@@ -190,6 +190,56 @@ static uint32_t new_block(struct check *c)
     return (uint32_t)((uint64_t)(c->next_block++) * step % n);
 }
 
+attn_status check_begin(struct check *c, const struct case_geometry *g, struct case_dtype d,
+                        const struct case_options *o, uint32_t n_seqs)
+{
+    const struct backend_pool_config config = case_config(g, d, o);
+    const struct attn_layer_spec spec = case_spec(g, o);
+    return check_run_begin(c, &config, &spec, o->has_sink_logits, o->has_alibi, n_seqs);
+}
+
+void check_small_open(struct check *c, struct check_small *s, uint64_t kv_bytes, uint32_t n_blocks)
+{
+    *s = (struct check_small){
+        .config = {.kv_bytes = kv_bytes,
+                   .max_batch_items = 4,
+                   .max_batch_tokens = 16,
+                   .n_threads = 2,
+                   .import_fd = -1},
+        .pool = case_config(&case_geometries[0], case_dtypes[0], &case_options[CASE_PLAIN])};
+    for (uint32_t i = 0; i < CHECK_LAYERS; i++)
+        s->layers[i].scale = 1;
+    s->pool.num_layers = CHECK_LAYERS;
+    s->pool.n_table_rows = s->pool.max_row_blocks = 1;
+    s->pool.n_blocks = n_blocks;
+    s->pool.layers = s->layers;
+    s->block_bytes = kv_layout_of(&s->pool).block_bytes;
+    s->in = malloc(s->block_bytes);
+    s->out = malloc(s->block_bytes);
+    s->zeros = calloc(1, s->block_bytes);
+    for (uint64_t i = 0; i < s->block_bytes; i++)
+        s->in[i] = (uint8_t)(1 + check_random(c, 255));
+    assert_int_equal(c->ops->open(&s->config, &s->b), ATTN_OK);
+}
+
+void check_small_close(struct check *c, struct check_small *s)
+{
+    c->ops->close(s->b);
+    free(s->in);
+    free(s->out);
+    free(s->zeros);
+}
+
+void check_small_blocks(struct check *c, const struct check_small *s, struct backend_pool *p,
+                        uint32_t first, uint32_t past, const uint8_t *like)
+{
+    for (uint32_t i = first; i < past; i++) {
+        memset(s->out, 0xaa, s->block_bytes);
+        assert_int_equal(c->ops->block_read(p, i, s->out), ATTN_OK);
+        assert_memory_equal(s->out, like, s->block_bytes);
+    }
+}
+
 attn_status check_run_begin(struct check *c, const struct backend_pool_config *config,
                             const struct attn_layer_spec *spec, bool has_sink_logits,
                             bool has_alibi, uint32_t n_seqs)

@@ -83,6 +83,9 @@ int check_close(void **state);
 attn_status check_run_begin(struct check *c, const struct backend_pool_config *config,
                             const struct attn_layer_spec *spec, bool has_sink_logits,
                             bool has_alibi, uint32_t n_seqs);
+/* The same of a case's. */
+attn_status check_begin(struct check *c, const struct case_geometry *g, struct case_dtype d,
+                        const struct case_options *o, uint32_t n_seqs);
 /* Does a step of shape have more pairs of a query, one of n_q_heads each, and a key than
  * ATTND_TEST_PAIRS, if that is set? A few such cases would take the executor most of a walk's time;
  * their geometries have shorter shapes, their shapes smaller geometries. */
@@ -129,6 +132,22 @@ bool check_alone(struct check *c, const struct check_item *items, uint32_t n_ite
  * ATTN_ENOTSUP: no such variant for this geometry. */
 attn_status check_time(struct check *c, const char *variant, struct check_item *items,
                        uint32_t n_items);
+
+/* Another backend of the check's kind, which is open, with little memory; a pool that it may have,
+ * of plain layers and one row; and bytes of a block of it. */
+struct check_small {
+    struct backend *b;
+    struct backend_config config;
+    struct attn_layer_spec layers[CHECK_LAYERS];
+    struct backend_pool_config pool;
+    uint64_t block_bytes;
+    uint8_t *in, *out, *zeros; /* in: none is 0 */
+};
+void check_small_open(struct check *c, struct check_small *s, uint64_t kv_bytes, uint32_t n_blocks);
+void check_small_close(struct check *c, struct check_small *s);
+/* Blocks [first, past) of a pool of s are `like`. */
+void check_small_blocks(struct check *c, const struct check_small *s, struct backend_pool *p,
+                        uint32_t first, uint32_t past, const uint8_t *like);
 
 uint32_t check_random(struct check *c, uint32_t below);
 float check_normal(struct check *c); /* about N(0, 1) */

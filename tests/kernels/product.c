@@ -12,10 +12,7 @@
 
 attn_status product_begin(struct check *c, const struct product_case *x)
 {
-    const struct backend_pool_config config = case_config(x->geometry, x->dtype, x->options);
-    const struct attn_layer_spec spec = case_spec(x->geometry, x->options);
-    return check_run_begin(c, &config, &spec, x->options->has_sink_logits, x->options->has_alibi,
-                           CASE_MAX_ITEMS);
+    return check_begin(c, x->geometry, x->dtype, x->options, CASE_MAX_ITEMS);
 }
 
 /* planted.sh reads where it was. */

@@ -36,19 +36,6 @@ static uint32_t every = 97, offset;
 #endif
 static struct check check;
 
-static struct backend_pool_config config_of(const struct case_geometry *g, struct case_dtype d)
-{
-    return case_config(g, d, &case_options[0]);
-}
-
-static attn_status begin(const struct case_geometry *g, struct case_dtype d,
-                         const struct case_options *o, uint32_t n_seqs)
-{
-    struct backend_pool_config config = case_config(g, d, o);
-    struct attn_layer_spec spec = case_spec(g, o);
-    return check_run_begin(&check, &config, &spec, o->has_sink_logits, o->has_alibi, n_seqs);
-}
-
 /* History, then a step, then the step again and earlier positions again after blocks have moved. */
 static bool run_case(const struct case_shape *shape, bool is_batch_invariant)
 {
@@ -99,7 +86,8 @@ static bool is_left_out(const struct backend_pool_config *c, const struct case_s
 
 static bool is_case_left_out(const struct product_case *x)
 {
-    const struct backend_pool_config config = config_of(x->geometry, x->dtype);
+    const struct backend_pool_config config =
+        case_config(x->geometry, x->dtype, &case_options[CASE_PLAIN]);
     return is_left_out(&config, x->shape);
 }
 
@@ -133,10 +121,11 @@ static void measured_geometries_agree_with_the_reference(void **state)
         const struct case_shape *s = &case_shapes[i % 2];
         g.num_kv_heads = g.num_kv_heads < 4 ? g.num_kv_heads : 4;
         g.num_q_heads = group * g.num_kv_heads;
-        const struct backend_pool_config config = config_of(&g, d);
+        const struct backend_pool_config config = case_config(&g, d, &case_options[CASE_PLAIN]);
         if (is_left_out(&config, s))
             continue;
-        const attn_status st = begin(&g, d, &case_options[CASE_PLAIN], CASE_MAX_ITEMS);
+        const attn_status st =
+            check_begin(&check, &g, d, &case_options[CASE_PLAIN], CASE_MAX_ITEMS);
         if (st == ATTN_ENOTSUP && g.is_v_in_k)
             continue;
         assert_int_equal(st, ATTN_OK);
@@ -171,7 +160,7 @@ static void few_prompts_over_many_keys_agree_with_the_reference(void **state)
         const struct case_geometry *g = &case_geometries[geometries[i % CASE_COUNT(geometries)]];
         const struct case_options *o = &options[i / CASE_COUNT(geometries)];
         const struct case_shape *s = &shapes[i % 3 % 2];
-        attn_status st = begin(g, case_dtypes[CASE_BF16], o, CASE_MAX_ITEMS);
+        attn_status st = check_begin(&check, g, case_dtypes[CASE_BF16], o, CASE_MAX_ITEMS);
         if (st == ATTN_ENOTSUP)
             continue;
         bool is_right = st == ATTN_OK && run_case(s, false);
@@ -249,10 +238,10 @@ static void sequences_that_begin_alike_agree_with_the_reference(void **state)
         const struct case_geometry *g = &case_geometries[i % n_g];
         const struct case_options *o = &case_options[options[i / n_g % CASE_COUNT(options)]];
         const struct case_dtype d = case_dtypes[i / n_g / CASE_COUNT(options)];
-        const struct backend_pool_config config = config_of(g, d);
+        const struct backend_pool_config config = case_config(g, d, &case_options[CASE_PLAIN]);
         if (is_left_out(&config, &case_shapes[0]))
             continue;
-        const attn_status st = begin(g, d, o, CASE_MAX_ITEMS);
+        const attn_status st = check_begin(&check, g, d, o, CASE_MAX_ITEMS);
         if (st == ATTN_ENOTSUP)
             continue;
         if (st != ATTN_OK || !run_forks(g, i % 7 == 0))
@@ -279,7 +268,7 @@ static void poison_one(const struct case_geometry *g, uint32_t element_k, uint32
                                            {.name = "window", .window_tokens = 20}};
     for (uint32_t i = 0; i < 3 * 2 * 2 * CASE_COUNT(case_dtypes); i += check_step(5)) {
         struct case_dtype d = case_dtypes[i / 12];
-        if (begin(g, d, &options[i / 6 % 2], 2) != ATTN_OK)
+        if (check_begin(&check, g, d, &options[i / 6 % 2], 2) != ATTN_OK)
             continue;
         struct check_item history = {.seq = 0, .n_tokens = 40, .flags = BACKEND_APPEND};
         struct check_item step[2] = {{.seq = 0,
@@ -315,7 +304,7 @@ static void check_crowd(const struct case_geometry *g)
 {
     const uint32_t lens[CHECK_MAX_SEQS] = {900, 1, 64, 333, 17, 512, 700, 40};
     const struct case_options options = {.name = "batch invariant", .is_batch_invariant = true};
-    if (begin(g, case_dtypes[0], &options, CHECK_MAX_SEQS) == ATTN_ENOTSUP)
+    if (check_begin(&check, g, case_dtypes[0], &options, CHECK_MAX_SEQS) == ATTN_ENOTSUP)
         return;
     uint32_t block_tokens = g->block_tokens, n_blocks = 0, n = 0;
     struct check_item history[CHECK_MAX_SEQS], step[CHECK_MAX_SEQS];
@@ -349,7 +338,7 @@ static void variants_of_the_bench_agree_with_the_reference(void **state)
     (void)state;
     for (uint32_t v = 0; check.bench->variants[v] != NULL; v++) {
         struct case_dtype d = case_dtypes[0];
-        assert_int_equal(begin(&case_geometries[0], d, &case_options[0], 3), ATTN_OK);
+        assert_int_equal(check_begin(&check, &case_geometries[0], d, &case_options[0], 3), ATTN_OK);
         struct check_item history[3], step[3];
         for (uint32_t i = 0; i < 3; i++) {
             uint32_t len = 1 + check_random(&check, 300);
@@ -390,7 +379,8 @@ static void a_timed_read_stays_within_the_kv_memory(void **state)
 static void a_bad_item_starts_nothing_and_is_named(void **state)
 {
     (void)state;
-    assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &case_options[0], 1), ATTN_OK);
+    assert_int_equal(check_begin(&check, &case_geometries[0], case_dtypes[0], &case_options[0], 1),
+                     ATTN_OK);
     uint32_t table[1] = {0};
     uint16_t q[8 * 128] = {0}, out[8 * 128];
     memset(out, 0xff, sizeof out);
@@ -434,7 +424,7 @@ static void the_bytes_read_are_those_of_the_keys_that_are_seen(void **state)
     for (size_t i = 0; i < CASE_COUNT(cases); i++) {
         const struct case_geometry *g = &case_geometries[cases[i].geometry];
         const attn_status st =
-            begin(g, case_dtypes[cases[i].dtype], &case_options[cases[i].options], 1);
+            check_begin(&check, g, case_dtypes[cases[i].dtype], &case_options[cases[i].options], 1);
         if (st == ATTN_ENOTSUP && g->is_v_in_k)
             continue;
         assert_int_equal(st, ATTN_OK);

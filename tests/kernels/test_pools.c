@@ -29,26 +29,15 @@
 static uint32_t every = 1, offset;
 static struct check check;
 
-static struct backend_pool_config config_of(const struct case_geometry *g, struct case_dtype d)
-{
-    return case_config(g, d, &case_options[0]);
-}
-
-static attn_status begin(const struct case_geometry *g, struct case_dtype d,
-                         const struct case_options *o, uint32_t n_seqs)
-{
-    struct backend_pool_config config = case_config(g, d, o);
-    struct attn_layer_spec spec = case_spec(g, o);
-    return check_run_begin(&check, &config, &spec, o->has_sink_logits, o->has_alibi, n_seqs);
-}
-
 /* --- what is refused ------------------------------------------------------------------------- */
 
 static void a_geometry_out_of_range_is_refused_by_field_and_value(void **state)
 {
     (void)state;
     struct attn_layer_spec spec = {.scale = 1};
-    struct backend_pool_config good = config_of(&case_geometries[0], case_dtypes[0]), bad;
+    struct backend_pool_config good = case_config(&case_geometries[0], case_dtypes[0],
+                                                  &case_options[CASE_PLAIN]),
+                               bad;
     good.num_layers = good.n_blocks = good.n_table_rows = good.max_row_blocks = 1;
     good.layers = &spec;
     assert_int_equal(check.ops->pool_check(check.b, &good), ATTN_OK);
@@ -108,7 +97,8 @@ static void a_layers_setting_out_of_range_is_refused_by_field_value_and_bound(vo
         {1, 0, 0, -INFINITY, "layers[0].alibi_slopes[7] is -inf"},
     };
     (void)state;
-    struct backend_pool_config c = config_of(&case_geometries[0], case_dtypes[0]);
+    struct backend_pool_config c =
+        case_config(&case_geometries[0], case_dtypes[0], &case_options[CASE_PLAIN]);
     c.num_layers = c.n_blocks = c.n_table_rows = c.max_row_blocks = 1;
     for (size_t i = 0; i < CASE_COUNT(cases); i++) {
         float sinks[8] = {0}, slopes[8] = {0};
@@ -130,7 +120,8 @@ static void a_pool_larger_than_the_memory_is_refused_with_both_sizes(void **stat
 {
     (void)state;
     struct attn_layer_spec spec = {.scale = 1};
-    struct backend_pool_config c = config_of(&case_geometries[0], case_dtypes[0]);
+    struct backend_pool_config c =
+        case_config(&case_geometries[0], case_dtypes[0], &case_options[CASE_PLAIN]);
     struct backend_pool *pool = NULL;
     char size[32];
     c.num_layers = c.n_table_rows = c.max_row_blocks = 1;
@@ -147,7 +138,8 @@ static void a_pool_larger_than_the_memory_is_refused_with_both_sizes(void **stat
 static void blocks_are_read_back_as_written(void **state)
 {
     (void)state;
-    assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &case_options[0], 1), ATTN_OK);
+    assert_int_equal(check_begin(&check, &case_geometries[0], case_dtypes[0], &case_options[0], 1),
+                     ATTN_OK);
     uint64_t bytes = kv_layout_of(&check.config).block_bytes;
     uint8_t *in = malloc(bytes), *out = malloc(bytes);
     for (uint64_t i = 0; i < bytes; i++)
@@ -235,7 +227,8 @@ static void move_out_and_in(uint32_t n, uint32_t step)
 static void blocks_move_out_and_in_with_their_checksums(void **state)
 {
     (void)state;
-    assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &case_options[0], 1), ATTN_OK);
+    assert_int_equal(check_begin(&check, &case_geometries[0], case_dtypes[0], &case_options[0], 1),
+                     ATTN_OK);
     move_out_and_in(6, 1);
 }
 
@@ -247,7 +240,7 @@ static void blocks_of_every_size_move(void **state)
     for (uint32_t i = 0; i < 2 * CASE_N_PRODUCT; i++) {
         const struct case_geometry *g = &case_geometries[i / 2];
         const struct case_dtype d = case_dtypes[i % 2 ? CASE_BF16_INT8 : CASE_BF16];
-        if (begin(g, d, &case_options[0], CHECK_MAX_SEQS) != ATTN_OK) {
+        if (check_begin(&check, g, d, &case_options[0], CHECK_MAX_SEQS) != ATTN_OK) {
             assert_non_null(check.b);
             continue;
         }
@@ -300,8 +293,8 @@ static void blocks_cross_a_seam_of_host_memory(void **state)
     (void)state;
     uint32_t n_run = 0;
     for (uint32_t i = 0; i < CASE_N_PRODUCT; i++) {
-        if (begin(&case_geometries[i], case_dtypes[CASE_BF16], &case_options[0], CHECK_MAX_SEQS) !=
-            ATTN_OK)
+        if (check_begin(&check, &case_geometries[i], case_dtypes[CASE_BF16], &case_options[0],
+                        CHECK_MAX_SEQS) != ATTN_OK)
             continue;
         const uint64_t bytes = kv_layout_of(&check.config).block_bytes;
         if (check.config.n_blocks < 8 || 4 * bytes % 4096 != 0)
@@ -320,7 +313,8 @@ static void blocks_come_from_the_pool_of_another_backend(void **state)
     struct backend *other = NULL;
     struct backend_pool *from = NULL;
     (void)state;
-    assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &case_options[0], 1), ATTN_OK);
+    assert_int_equal(check_begin(&check, &case_geometries[0], case_dtypes[0], &case_options[0], 1),
+                     ATTN_OK);
     uint64_t bytes = kv_layout_of(&check.config).block_bytes;
     config.max_batch_tokens = 64;
     config.n_threads = 1;
@@ -363,101 +357,54 @@ static void exported_memory_is_found_again_by_an_import(void **state)
 {
     (void)state;
     int fd = -1;
-    struct backend_config config = {.kv_bytes = 8 << 20,
-                                    .max_batch_items = 4,
-                                    .max_batch_tokens = 16,
-                                    .n_threads = 2,
-                                    .import_fd = -1};
-    struct attn_layer_spec specs[2] = {{.scale = 1}, {.scale = 1}};
-    struct backend_pool_config c = config_of(&case_geometries[0], case_dtypes[0]);
-    c.num_layers = 2;
-    c.n_table_rows = c.max_row_blocks = 1;
-    c.n_blocks = 8;
-    c.layers = specs;
-    uint64_t bytes = kv_layout_of(&c).block_bytes;
-    uint8_t *in = malloc(bytes), *out = malloc(bytes);
-    for (uint64_t i = 0; i < bytes; i++)
-        in[i] = (uint8_t)check_random(&check, 256);
-
-    struct backend *b = NULL;
+    struct check_small s;
+    check_small_open(&check, &s, 8 << 20, 8);
     struct backend_pool *first, *second;
-    assert_int_equal(check.ops->open(&config, &b), ATTN_OK);
-    attn_status st = check.ops->export_memory(b, &fd);
+    attn_status st = check.ops->export_memory(s.b, &fd);
     if (st == ATTN_ENOTSUP) {
-        check.ops->close(b);
-        free(in);
-        free(out);
+        check_small_close(&check, &s);
         skip();
     }
     assert_int_equal(st, ATTN_OK);
-    assert_int_equal(check.ops->pool_open(b, &c, &first), ATTN_OK);
-    assert_int_equal(check.ops->pool_open(b, &c, &second), ATTN_OK);
-    assert_int_equal(check.ops->block_write(second, 7, in), ATTN_OK);
+    assert_int_equal(check.ops->pool_open(s.b, &s.pool, &first), ATTN_OK);
+    assert_int_equal(check.ops->pool_open(s.b, &s.pool, &second), ATTN_OK);
+    assert_int_equal(check.ops->block_write(second, 7, s.in), ATTN_OK);
     uint64_t place = check.ops->pool_place(second);
-    check.ops->close(b);
+    check.ops->close(s.b);
 
-    config.import_fd = fd;
-    assert_int_equal(check.ops->open(&config, &b), ATTN_OK);
-    c.kv_place = place; /* without the first: a pool may have been dropped */
-    assert_int_equal(check.ops->pool_open(b, &c, &second), ATTN_OK);
-    assert_int_equal(check.ops->pool_open(b, &c, &first), ATTN_ENOMEM); /* it is taken */
-    memset(out, 0, bytes);
-    assert_int_equal(check.ops->block_read(second, 7, out), ATTN_OK);
-    assert_memory_equal(in, out, bytes);
-    check.ops->close(b);
-    free(in);
-    free(out);
+    s.config.import_fd = fd;
+    assert_int_equal(check.ops->open(&s.config, &s.b), ATTN_OK);
+    s.pool.kv_place = place; /* without the first: a pool may have been dropped */
+    assert_int_equal(check.ops->pool_open(s.b, &s.pool, &second), ATTN_OK);
+    assert_int_equal(check.ops->pool_open(s.b, &s.pool, &first), ATTN_ENOMEM); /* it is taken */
+    check_small_blocks(&check, &s, second, 7, 8, s.in);
+    check_small_close(&check, &s);
 }
 
 /* A closed pool's memory is the next pool's, as zeros; its neighbours keep theirs. */
 static void a_closed_pools_memory_is_found_by_the_next(void **state)
 {
     (void)state;
-    struct backend_config config = {.kv_bytes = 4 << 20,
-                                    .max_batch_items = 4,
-                                    .max_batch_tokens = 16,
-                                    .n_threads = 2,
-                                    .import_fd = -1};
-    struct attn_layer_spec specs[2] = {{.scale = 1}, {.scale = 1}};
-    struct backend_pool_config c = config_of(&case_geometries[0], case_dtypes[0]);
-    c.num_layers = 2;
-    c.n_table_rows = c.max_row_blocks = 1;
-    c.n_blocks = 4;
-    c.layers = specs;
-    uint64_t bytes = kv_layout_of(&c).block_bytes;
-    uint8_t *in = malloc(bytes), *out = malloc(bytes), *zeros = calloc(1, bytes);
-    for (uint64_t i = 0; i < bytes; i++)
-        in[i] = (uint8_t)(1 + check_random(&check, 255));
-
-    struct backend *b = NULL;
+    struct check_small s;
     struct backend_pool *pools[3];
-    assert_int_equal(check.ops->open(&config, &b), ATTN_OK);
+    check_small_open(&check, &s, 4 << 20, 4);
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(check.ops->pool_open(b, &c, &pools[i]), ATTN_OK);
-        for (uint32_t k = 0; k < c.n_blocks; k++)
-            assert_int_equal(check.ops->block_write(pools[i], k, in), ATTN_OK);
+        assert_int_equal(check.ops->pool_open(s.b, &s.pool, &pools[i]), ATTN_OK);
+        for (uint32_t k = 0; k < 4; k++)
+            assert_int_equal(check.ops->block_write(pools[i], k, s.in), ATTN_OK);
     }
     for (int round = 0; round < 3; round++) {
         uint64_t place = check.ops->pool_place(pools[1]);
         check.ops->pool_close(pools[1]);
-        assert_int_equal(check.ops->pool_open(b, &c, &pools[1]), ATTN_OK);
+        assert_int_equal(check.ops->pool_open(s.b, &s.pool, &pools[1]), ATTN_OK);
         assert_int_equal(check.ops->pool_place(pools[1]), place); /* the first gap that fits */
-        for (uint32_t k = 0; k < c.n_blocks; k++) {
-            memset(out, 0xaa, bytes);
-            assert_int_equal(check.ops->block_read(pools[1], k, out), ATTN_OK);
-            assert_memory_equal(out, zeros, bytes);
-            assert_int_equal(check.ops->block_write(pools[1], k, in), ATTN_OK);
-        }
+        check_small_blocks(&check, &s, pools[1], 0, 4, s.zeros);
+        for (uint32_t k = 0; k < 4; k++)
+            assert_int_equal(check.ops->block_write(pools[1], k, s.in), ATTN_OK);
     }
-    for (int i = 0; i < 3; i += 2) {
-        memset(out, 0, bytes);
-        assert_int_equal(check.ops->block_read(pools[i], 3, out), ATTN_OK);
-        assert_memory_equal(out, in, bytes);
-    }
-    check.ops->close(b);
-    free(in);
-    free(out);
-    free(zeros);
+    for (int i = 0; i < 3; i += 2)
+        check_small_blocks(&check, &s, pools[i], 0, 4, s.in);
+    check_small_close(&check, &s);
 }
 
 /* --- blocks that windows have let go: they are other sequences' ------------------------------- */
@@ -472,7 +419,8 @@ static void begin_windowed(uint32_t options, uint32_t dtype, struct check_item s
 {
     static const struct case_item items[3] = {{230, 1}, {90, 20}, {167, 3}};
     struct check_item history[3];
-    assert_int_equal(begin(&paged, case_dtypes[dtype], &case_options[options], 3), ATTN_OK);
+    assert_int_equal(check_begin(&check, &paged, case_dtypes[dtype], &case_options[options], 3),
+                     ATTN_OK);
     for (uint32_t i = 0; i < 3; i++) {
         history[i] =
             (struct check_item){.seq = i, .n_tokens = items[i].n_before, .flags = BACKEND_APPEND};

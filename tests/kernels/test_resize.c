@@ -93,77 +93,47 @@ static void sequences_go_on_while_their_pool_is_resized(void **state)
     assert_true(n_done > 5);
 }
 
-static void check_blocks(struct backend_pool *p, uint32_t first, uint32_t past, const uint8_t *like,
-                         size_t bytes)
-{
-    uint8_t *out = malloc(bytes);
-    for (uint32_t i = first; i < past; i++) {
-        memset(out, 0xaa, bytes);
-        assert_int_equal(check.ops->block_read(p, i, out), ATTN_OK);
-        assert_memory_equal(out, like, bytes);
-    }
-    free(out);
-}
-
 /* Three pools behind one another: the middle one shrinks, and grows again. */
 static void a_pool_has_the_room_up_to_the_next_and_finds_it_zeroed(void **state)
 {
     (void)state;
-    struct backend_config config = {.kv_bytes = 4 << 20,
-                                    .max_batch_items = 4,
-                                    .max_batch_tokens = 16,
-                                    .n_threads = 2,
-                                    .import_fd = -1};
-    struct attn_layer_spec specs[2] = {{.scale = 1}, {.scale = 1}};
-    const struct case_options *plain = &case_options[CASE_PLAIN];
-    struct backend_pool_config c = case_config(&case_geometries[0], case_dtypes[0], plain);
-    c.num_layers = 2;
-    c.n_table_rows = c.max_row_blocks = 1;
-    c.n_blocks = 8;
-    c.layers = specs;
-    uint64_t bytes = kv_layout_of(&c).block_bytes;
-    uint8_t *in = malloc(bytes), *zeros = calloc(1, bytes);
-    for (uint64_t i = 0; i < bytes; i++)
-        in[i] = (uint8_t)(1 + check_random(&check, 255));
-    struct backend *b = NULL;
+    struct check_small s;
     struct backend_pool *p[3], *more;
-    assert_int_equal(check.ops->open(&config, &b), ATTN_OK);
+    check_small_open(&check, &s, 4 << 20, 8);
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(check.ops->pool_open(b, &c, &p[i]), ATTN_OK);
-        for (uint32_t k = 0; k < c.n_blocks; k++)
-            assert_int_equal(check.ops->block_write(p[i], k, in), ATTN_OK);
+        assert_int_equal(check.ops->pool_open(s.b, &s.pool, &p[i]), ATTN_OK);
+        for (uint32_t k = 0; k < 8; k++)
+            assert_int_equal(check.ops->block_write(p[i], k, s.in), ATTN_OK);
     }
     uint32_t room = check.ops->pool_room(p[1]);
-    assert_in_range(room, 8, 8 + 4096 / bytes);
+    assert_in_range(room, 8, 8 + 4096 / s.block_bytes);
     uint64_t place = check.ops->pool_place(p[1]);
     assert_int_equal(check.ops->pool_resize(p[1], room + 1, 1), ATTN_ENOMEM);
     char says[64];
     snprintf(says, sizeof says, "n_blocks is %u, there is room for %u", room + 1, room);
-    assert_non_null(strstr(check.ops->last_error(b), says));
-    check_blocks(p[1], 0, 8, in, bytes);
+    assert_non_null(strstr(check.ops->last_error(s.b), says));
+    check_small_blocks(&check, &s, p[1], 0, 8, s.in);
 
     assert_int_equal(check.ops->pool_resize(p[1], 2, 1), ATTN_OK);
-    check_blocks(p[1], 0, 2, in, bytes);
-    assert_int_equal(check.ops->block_read(p[1], 2, in), ATTN_EINVAL);
+    check_small_blocks(&check, &s, p[1], 0, 2, s.in);
+    assert_int_equal(check.ops->block_read(p[1], 2, s.in), ATTN_EINVAL);
     assert_int_equal(check.ops->pool_resize(p[1], 5, 9), ATTN_OK);
-    check_blocks(p[1], 0, 2, in, bytes);
-    check_blocks(p[1], 2, 5, zeros, bytes);
-    c.n_blocks = 1;
-    assert_int_equal(check.ops->pool_open(b, &c, &more), ATTN_OK); /* between them */
+    check_small_blocks(&check, &s, p[1], 0, 2, s.in);
+    check_small_blocks(&check, &s, p[1], 2, 5, s.zeros);
+    s.pool.n_blocks = 1;
+    assert_int_equal(check.ops->pool_open(s.b, &s.pool, &more), ATTN_OK); /* between them */
     assert_true(check.ops->pool_place(more) > place &&
                 check.ops->pool_place(more) < check.ops->pool_place(p[2]));
-    assert_int_equal(check.ops->block_write(more, 0, in), ATTN_OK);
+    assert_int_equal(check.ops->block_write(more, 0, s.in), ATTN_OK);
     assert_true(check.ops->pool_room(p[1]) < 8);
     check.ops->pool_close(more);
     assert_int_equal(check.ops->pool_resize(p[1], 8, 9), ATTN_OK);
-    check_blocks(p[1], 0, 2, in, bytes);
-    check_blocks(p[1], 2, 8, zeros, bytes);
+    check_small_blocks(&check, &s, p[1], 0, 2, s.in);
+    check_small_blocks(&check, &s, p[1], 2, 8, s.zeros);
     assert_int_equal(check.ops->pool_place(p[1]), place);
-    check_blocks(p[0], 0, 8, in, bytes);
-    check_blocks(p[2], 0, 8, in, bytes);
-    check.ops->close(b);
-    free(in);
-    free(zeros);
+    check_small_blocks(&check, &s, p[0], 0, 8, s.in);
+    check_small_blocks(&check, &s, p[2], 0, 8, s.in);
+    check_small_close(&check, &s);
 }
 
 static void fill(struct backend_pool *p, uint32_t n_blocks, const uint8_t *like)
@@ -183,64 +153,47 @@ static void await_memory(struct backend *b, struct backend_pool *p,
 static void memory_that_is_cleared_beforehand_is_nobody_elses(void **state)
 {
     (void)state;
-    struct backend_config config = {.kv_bytes = 16 << 20,
-                                    .max_batch_items = 4,
-                                    .max_batch_tokens = 16,
-                                    .n_threads = 2,
-                                    .import_fd = -1};
-    struct attn_layer_spec spec = {.scale = 1};
-    struct backend_pool_config c =
-        case_config(&case_geometries[0], case_dtypes[0], &case_options[CASE_PLAIN]);
     if (check.ops->memory_ready == NULL)
         skip();
-    c.num_layers = c.n_table_rows = c.max_row_blocks = 1;
-    c.layers = &spec;
-    uint64_t bytes = kv_layout_of(&c).block_bytes;
-    struct backend_pool_config small = c;
-    c.n_blocks = (uint32_t)((8 << 20) / bytes);
-    small.n_blocks = 1;
-    uint8_t *in = malloc(bytes), *zeros = calloc(1, bytes);
-    for (uint64_t i = 0; i < bytes; i++)
-        in[i] = (uint8_t)(1 + check_random(&check, 255));
-    struct backend *b = NULL;
+    struct check_small s;
+    check_small_open(&check, &s, 16 << 20, 1);
+    struct backend_pool_config c = s.pool;
+    c.n_blocks = (uint32_t)((8 << 20) / s.block_bytes);
     struct backend_pool *p, *other;
-    assert_int_equal(check.ops->open(&config, &b), ATTN_OK);
     for (int round = 0; round < 6; round++) {
-        assert_false(check.ops->memory_ready(b, NULL, &c));
+        assert_false(check.ops->memory_ready(s.b, NULL, &c));
         if (round % 2 == 0)
-            await_memory(b, NULL, &c);
+            await_memory(s.b, NULL, &c);
         other = NULL;
         if (round >= 2) { /* another pool takes a part of it, and goes again or stays */
-            assert_int_equal(check.ops->pool_open(b, &small, &other), ATTN_OK);
-            check_blocks(other, 0, 1, zeros, bytes);
-            fill(other, 1, in);
+            assert_int_equal(check.ops->pool_open(s.b, &s.pool, &other), ATTN_OK);
+            check_small_blocks(&check, &s, other, 0, 1, s.zeros);
+            fill(other, 1, s.in);
         }
         if (round >= 4) {
             check.ops->pool_close(other);
             other = NULL;
         }
-        assert_int_equal(check.ops->pool_open(b, &c, &p), ATTN_OK);
-        check_blocks(p, 0, c.n_blocks, zeros, bytes);
-        fill(p, c.n_blocks, in);
+        assert_int_equal(check.ops->pool_open(s.b, &c, &p), ATTN_OK);
+        check_small_blocks(&check, &s, p, 0, c.n_blocks, s.zeros);
+        fill(p, c.n_blocks, s.in);
         if (other != NULL)
-            check_blocks(other, 0, 1, in, bytes);
+            check_small_blocks(&check, &s, other, 0, 1, s.in);
         /* and where it grows */
         assert_int_equal(check.ops->pool_resize(p, 1, 1), ATTN_OK);
-        assert_false(check.ops->memory_ready(b, p, &c));
+        assert_false(check.ops->memory_ready(s.b, p, &c));
         if (round % 2 == 0)
-            await_memory(b, p, &c);
+            await_memory(s.b, p, &c);
         assert_int_equal(check.ops->pool_resize(p, c.n_blocks, 1), ATTN_OK);
-        check_blocks(p, 0, 1, in, bytes);
-        check_blocks(p, 1, c.n_blocks, zeros, bytes);
-        fill(p, c.n_blocks, in);
+        check_small_blocks(&check, &s, p, 0, 1, s.in);
+        check_small_blocks(&check, &s, p, 1, c.n_blocks, s.zeros);
+        fill(p, c.n_blocks, s.in);
         check.ops->pool_close(p);
         if (other != NULL)
             check.ops->pool_close(other);
     }
-    assert_false(check.ops->memory_ready(b, NULL, &c));
-    check.ops->close(b); /* while it is being cleared */
-    free(in);
-    free(zeros);
+    assert_false(check.ops->memory_ready(s.b, NULL, &c));
+    check_small_close(&check, &s); /* while it is being cleared */
 }
 
 int main(int argc, char **argv)

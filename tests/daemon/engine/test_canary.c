@@ -105,28 +105,35 @@ static void choose_blocks(struct world *w, uint32_t n_chosen, uint32_t plant)
         }
 }
 
+/* A world whose layers are all of spec, without blocks' bytes; k and v are the caller's. */
+static void world_open(struct world *w, const struct attn_layer_spec *spec,
+                       struct backend_pool_config config, float *k, float *v)
+{
+    *w = (struct world){.n_blocks = (N_KV - 1) / TOKENS + 1, .k = k, .v = v, .config = config};
+    w->layers[0] = w->layers[1] = *spec;
+    w->config.num_layers = LAYERS;
+    w->config.num_q_heads = Q_HEADS;
+    w->config.head_dim_k = DIM;
+    w->config.block_tokens = TOKENS;
+    w->config.n_blocks = 8;
+    w->config.layers = w->layers;
+    w->layout = kv_layout_of(&w->config);
+    w->blocks = malloc(w->n_blocks * w->layout.block_bytes);
+    memset(w->blocks, 0xff, w->n_blocks * w->layout.block_bytes); /* NaN where nothing is */
+}
+
 /* V in K: then V is K. */
 static void world_make_of(struct world *w, struct attn_layer_spec spec, attn_dtype q, attn_dtype kv,
                           double size, bool is_v_in_k)
 {
     static float k[N_KV * KV_HEADS * DIM], v[N_KV * KV_HEADS * DIM], qf[N_Q * Q_HEADS * DIM];
     static double out[N_Q * Q_HEADS * DIM], lse[N_Q * Q_HEADS];
-    *w = (struct world){.n_blocks = (N_KV - 1) / TOKENS + 1, .k = k, .v = v};
-    w->layers[0] = w->layers[1] = spec;
-    w->config = (struct backend_pool_config){.num_layers = LAYERS,
-                                             .num_q_heads = Q_HEADS,
-                                             .num_kv_heads = KV_HEADS,
-                                             .head_dim_k = DIM,
-                                             .head_dim_v = DIM,
-                                             .is_v_in_k = is_v_in_k,
-                                             .block_tokens = TOKENS,
-                                             .n_blocks = 8,
-                                             .q_dtype = q,
-                                             .kv_dtype = kv,
-                                             .layers = w->layers};
-    w->layout = kv_layout_of(&w->config);
-    w->blocks = malloc(w->n_blocks * w->layout.block_bytes);
-    memset(w->blocks, 0xff, w->n_blocks * w->layout.block_bytes); /* NaN where nothing is */
+    const struct backend_pool_config config = {.num_kv_heads = KV_HEADS,
+                                               .head_dim_v = DIM,
+                                               .is_v_in_k = is_v_in_k,
+                                               .q_dtype = q,
+                                               .kv_dtype = kv};
+    world_open(w, &spec, config, k, v);
     for (uint32_t t = 0; t < N_KV; t++)
         for (uint32_t h = 0; h < KV_HEADS; h++)
             for (int is_v = 0; is_v < 2; is_v++) {
@@ -208,6 +215,15 @@ enum {
     LOOKS = 24,
 };
 
+/* Of some looks, the largest ratio; 0: each was NaN. */
+static double worst_of(struct world *w)
+{
+    double worst = 0;
+    for (int i = 0; i < LOOKS; i++)
+        worst = fmax(worst, look(w, random_mixed(&random_state)).ratio);
+    return worst;
+}
+
 static void right_outputs_of_every_kind_of_layer_pass(void **state)
 {
     (void)state;
@@ -235,10 +251,7 @@ static void wrong_ones_do_not(void **state)
         world_make(&w, kinds[k], ATTN_BF16, ATTN_BF16, 1);
         other.scale *= 1.5f; /* what a backend with a bug would compute by */
         w.layers[1] = other;
-        double worst = 0;
-        for (int i = 0; i < LOOKS; i++)
-            worst = fmax(worst, look(&w, random_mixed(&random_state)).ratio);
-        assert_true(worst > 1);
+        assert_true(worst_of(&w) > 1);
         free(w.blocks);
     }
     world_make(&w, kinds[0], ATTN_F32, ATTN_F32, 1);
@@ -271,24 +284,14 @@ static void world_project(struct world *w, attn_dtype q, attn_dtype kv, double s
     static float k[N_KV * DIM], v[N_KV * LATENT], wide[N_Q * Q_HEADS * DIM];
     static double out[N_Q * Q_HEADS * LATENT], lse[N_Q * Q_HEADS];
     const struct attn_layer_spec spec = {.scale = 0.25f};
-    *w = (struct world){.n_blocks = (N_KV - 1) / TOKENS + 1, .k = k, .v = v};
-    w->layers[0] = w->layers[1] = spec;
-    w->config = (struct backend_pool_config){.num_layers = LAYERS,
-                                             .num_q_heads = Q_HEADS,
-                                             .num_kv_heads = 1,
-                                             .head_dim_k = DIM,
-                                             .head_dim_v = LATENT,
-                                             .is_v_in_k = true,
-                                             .q_nope_dim = NOPE,
-                                             .out_dim = OUT,
-                                             .block_tokens = TOKENS,
-                                             .n_blocks = 8,
-                                             .q_dtype = q,
-                                             .kv_dtype = kv,
-                                             .layers = w->layers};
-    w->layout = kv_layout_of(&w->config);
-    w->blocks = malloc(w->n_blocks * w->layout.block_bytes);
-    memset(w->blocks, 0xff, w->n_blocks * w->layout.block_bytes);
+    const struct backend_pool_config config = {.num_kv_heads = 1,
+                                               .head_dim_v = LATENT,
+                                               .is_v_in_k = true,
+                                               .q_nope_dim = NOPE,
+                                               .out_dim = OUT,
+                                               .q_dtype = q,
+                                               .kv_dtype = kv};
+    world_open(w, &spec, config, k, v);
     for (uint32_t t = 0; t < N_KV; t++) {
         double row[DIM];
         for (uint32_t d = 0; d < DIM; d++)
@@ -385,12 +388,9 @@ static void a_wrong_choice_is_found(void **state)
     struct world w;
     for (size_t t = 0; t < N_TYPES; t++)
         for (uint32_t n_chosen = 3; n_chosen < 5; n_chosen++) {
-            double worst = 0;
             world_make_of(&w, kinds[0], types[t][0], types[t][1], 1, t % 2);
             choose_blocks(&w, n_chosen, n_chosen - 2);
-            for (int i = 0; i < LOOKS; i++)
-                worst = fmax(worst, look(&w, random_mixed(&random_state)).ratio);
-            assert_true(worst > 1);
+            assert_true(worst_of(&w) > 1);
             free(w.blocks);
         }
 }
@@ -430,17 +430,12 @@ static void what_no_row_sees_changes_no_verdict(void **state)
     (void)state;
     for (size_t k = 1; k <= 2; k++) {
         struct world w;
-        double worst = 0;
         uint32_t n_lost = (N_KV - N_Q - 9 + 1) / TOKENS;
         world_make(&w, kinds[k], ATTN_F32, ATTN_F32, 1);
         memset(w.blocks + w.layout.block_bytes, 0x7f, (n_lost - 1) * w.layout.block_bytes);
-        for (int i = 0; i < LOOKS; i++)
-            worst = fmax(worst, look(&w, random_mixed(&random_state)).ratio);
-        assert_true(worst <= 1);
+        assert_true(worst_of(&w) <= 1);
         w.layers[1].scale *= 1.5f;
-        for (int i = 0; i < LOOKS; i++)
-            worst = fmax(worst, look(&w, random_mixed(&random_state)).ratio);
-        assert_true(worst > 1);
+        assert_true(worst_of(&w) > 1);
         free(w.blocks);
     }
 }
