@@ -1,14 +1,13 @@
 /* attnbench_run.c: one cell of attnbench: a pool of random bf16 K and V with shuffled block tables,
- * its check against the float64 reference, and its times.
+ * and its times.
  *
- * Block i of a pool is a stretch of one buffer of random values, so filling costs one copy per
- * block and the reference can look the values up without reading them back.
+ * Block i of a pool is a stretch of one buffer of random values, so the reference can look the
+ * values up without reading them back.
  */
 #include "kernels/bench/bench.h"
 
 #include "kernels/kv_layout.h"
 #include "kernels/load.h"
-#include "kernels/reference.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -19,7 +18,6 @@
 #define RANDOM_BYTES ((size_t)64 << 20)
 #define ROTATE_BYTES ((uint64_t)256 << 20) /* successive runs read other bytes until this much */
 #define MAX_LAYERS 32
-#define CHECK_WORK 3e8 /* multiplications in float64 a checked layer, about a second */
 #define PATCHES_A_BATCH 256
 
 static bool fail(struct bench *x, const char *what)
@@ -133,50 +131,26 @@ static void make_scales(attn_dtype kv, uint64_t i, uint32_t n_bytes, uint8_t *ou
         memcpy(out, &scale, sizeof scale);
 }
 
-/* Block i: a piece of the random values. Quantised: their bytes as codes (e4m3 below 2, so that
- * none is NaN), and scales. */
-static void make_block(const struct bench *x, const struct bench_setup *s, uint32_t block,
-                       uint8_t *out)
+const uint8_t *bench_block(const struct bench *x, const struct bench_setup *s, uint32_t block,
+                           uint8_t *made)
 {
     const struct kv_layout *l = &s->layout;
     const attn_dtype kv = bench_kv_dtype(s->cell);
     const uint64_t room = (RANDOM_BYTES - l->block_bytes) / 128;
-    memcpy(out, (const uint8_t *)x->random + (uint64_t)block * 40503 % room * 128, l->block_bytes);
+    const uint8_t *bytes = (const uint8_t *)x->random + (uint64_t)block * 40503 % room * 128;
     if (!l->is_quantised)
-        return;
+        return bytes;
+    memcpy(made, bytes, l->block_bytes);
     for (uint64_t i = 0; kv == ATTN_FP8_E4M3 && i < l->block_bytes; i++)
-        out[i] &= 0xbf;
+        made[i] &= 0xbf;
     for (uint64_t i = 0; i < (uint64_t)s->n_layers * s->cell->g->num_kv_heads * BENCH_BLOCK_TOKENS;
          i++) {
         const uint32_t rows = s->cell->g->num_kv_heads * BENCH_BLOCK_TOKENS;
-        uint8_t *layer = out + i / rows * l->layer_bytes;
+        uint8_t *layer = made + i / rows * l->layer_bytes;
         make_scales(kv, i, l->k_scale_bytes, layer + l->k_scales + i % rows * l->k_scale_bytes);
         make_scales(kv, i, l->v_scale_bytes, layer + l->v_scales + i % rows * l->v_scale_bytes);
     }
-}
-
-/* n elements of a head's K or V in a layer of a block: rows from the first token on. */
-static void read_rows(const struct bench_setup *s, const uint8_t *layer, uint32_t head, bool is_v,
-                      uint32_t n_rows, float *out)
-{
-    const struct kv_layout *l = &s->layout;
-    const attn_dtype kv = bench_kv_dtype(s->cell);
-    const uint32_t d = is_v ? s->cell->g->head_dim_v : s->cell->g->head_dim_k;
-    const uint32_t row_bytes = is_v ? l->v_row_bytes : l->k_row_bytes;
-    const uint32_t scale_bytes = is_v ? l->v_scale_bytes : l->k_scale_bytes;
-    const uint8_t *codes =
-        layer + (is_v ? l->v_offset : 0) + head * (is_v ? l->v_head_bytes : l->k_head_bytes);
-    for (uint32_t r = 0; r < n_rows; r++) {
-        double row[BACKEND_MAX_LATENT_K];
-        const uint8_t *scales = layer + (is_v ? l->v_scales : l->k_scales) +
-                                ((size_t)head * BENCH_BLOCK_TOKENS + r) * scale_bytes;
-        if (l->is_quantised)
-            reference_dequantise(kv, codes + r * row_bytes, scales, d, row);
-        for (uint32_t i = 0; i < d; i++)
-            out[(size_t)r * d + i] = l->is_quantised
-                                         ? (float)row[i]
-                                         : (float)reference_get(kv, codes + r * row_bytes, i);
-    }
+    return made;
 }
 
 attn_status bench_pool_open(struct bench *x, const struct backend_pool_config *c,
@@ -220,10 +194,8 @@ static bool fill_blocks(struct bench *x, struct bench_setup *s)
 {
     uint8_t *bytes = malloc(s->layout.block_bytes);
     bool ok = bytes != NULL;
-    for (uint32_t i = 0; ok && i < s->n_blocks; i++) {
-        make_block(x, s, i, bytes);
-        ok = x->ops->block_write(s->pool, i, bytes) == ATTN_OK;
-    }
+    for (uint32_t i = 0; ok && i < s->n_blocks; i++)
+        ok = x->ops->block_write(s->pool, i, bench_block(x, s, i, bytes)) == ATTN_OK;
     free(bytes);
     return ok ? true : fail(x, "filling blocks");
 }
@@ -407,97 +379,4 @@ bool bench_time_read(struct bench *x, uint64_t bytes, struct bench_times *out)
         *out = bench_times_of(ns, x->options.runs);
     free(ns);
     return st == ATTN_OK ? true : fail(x, "timing a read");
-}
-
-/* The q heads of one (sequence, kv head) of a layer, of one of its query tokens, against the
- * reference. */
-static bool check_group(struct bench *x, const struct bench_setup *s, uint32_t layer, uint32_t item,
-                        uint32_t kv_head, uint32_t token, struct bench_error *e, double *diff,
-                        double *norm)
-{
-    const struct bench_cell *c = s->cell;
-    uint32_t group = c->g->num_q_heads / c->g->num_kv_heads;
-    const uint32_t d = c->g->head_dim_k, dv = c->g->head_dim_v;
-    uint32_t n = bench_context(c, item) - bench_item_tokens(c, item) + token + 1;
-    float *k = malloc((size_t)n * d * 4), *v = malloc((size_t)n * dv * 4);
-    float *q = malloc((size_t)group * d * 4);
-    uint8_t *block = malloc(s->layout.block_bytes);
-    double *want = malloc((size_t)group * dv * sizeof *want);
-    const struct backend_item *it = &s->batches[layer].items[item];
-    struct attn_layer_spec spec = {.scale = 1.0f / sqrtf((float)d)};
-    bool ok = k != NULL && v != NULL && want != NULL && q != NULL && block != NULL;
-    for (uint32_t t = 0; ok && t < n; t += BENCH_BLOCK_TOKENS) {
-        const uint32_t rows = n - t < BENCH_BLOCK_TOKENS ? n - t : BENCH_BLOCK_TOKENS;
-        const uint8_t *from = block + layer * s->layout.layer_bytes;
-        make_block(x, s, s->tables[s->first_block[item] + t / BENCH_BLOCK_TOKENS], block);
-        read_rows(s, from, kv_head, false, rows, k + (size_t)t * d);
-        read_rows(s, from, kv_head, true, rows, v + (size_t)t * dv);
-    }
-    const size_t head = (size_t)token * c->g->num_q_heads + kv_head * group;
-    for (size_t i = 0; ok && i < (size_t)group * d; i++)
-        q[i] = (float)reference_get(ATTN_BF16, it->q, head * d + i);
-    ok = ok && reference_attend(&spec, group, 1, d, dv, ATTN_F32, q, 1, n - 1, k, v, n, want,
-                                NULL) == ATTN_OK;
-    for (size_t i = 0; ok && i < (size_t)group * dv; i++) {
-        double got = reference_get(ATTN_BF16, it->out, head * dv + i), error = fabs(got - want[i]);
-        e->max_abs = error > e->max_abs ? error : e->max_abs;
-        e->is_allclose = e->is_allclose && error <= 0.01 + 0.01 * fabs(want[i]);
-        *diff += error * error;
-        *norm += want[i] * want[i];
-    }
-    e->n_rows_checked += group;
-    free(k);
-    free(v);
-    free(q);
-    free(block);
-    free(want);
-    if (!ok)
-        snprintf(x->error, sizeof x->error, "no memory for the reference");
-    return ok;
-}
-
-bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
-                 struct bench_error *out)
-{
-    const struct bench_cell *c = s->cell;
-    uint32_t last = s->n_layers - 1, n_tokens = bench_new_tokens(c);
-    uint32_t n_groups = c->batch * c->g->num_kv_heads * n_tokens;
-    size_t row = (size_t)c->g->num_q_heads * c->g->head_dim_k * 2 * n_tokens,
-           q_bytes = row * c->batch;
-    struct backend_batch *ends[2] = {s->list[0], s->list[last]};
-    double diff = 0, norm = 0, work = 0;
-    const double most_work = c->new_tokens > 0 ? CHECK_WORK / 8 : CHECK_WORK;
-    uint64_t ns[2];
-    *out = (struct bench_error){.is_allclose = true};
-    for (uint32_t i = 0; i < c->batch; i++)
-        out->n_rows += 2ull * bench_item_tokens(c, i) * c->g->num_q_heads;
-
-    memset(s->host + q_bytes, 0xff, s->host_bytes - q_bytes);
-    if (x->own->time_batch(x->b, variant, ends, 2, 2, false, ns) != ATTN_OK)
-        return fail(x, "computing a batch to check");
-    for (uint32_t i = 0; i < 2 * c->batch; i++) {
-        const uint16_t *o = ends[i / c->batch]->items[i % c->batch].out;
-        const size_t n =
-            (size_t)c->g->num_q_heads * c->g->head_dim_v * bench_item_tokens(c, i % c->batch);
-        for (size_t j = 0; j < n; j++)
-            out->is_allclose = out->is_allclose && (o[j] & 0x7f80) != 0x7f80;
-    }
-    /* sequence 0, then an even sample of the others, as far as the work allows */
-    for (uint32_t i = 0; i < n_groups; i++) {
-        uint32_t at = (uint32_t)((uint64_t)i * 2654435761u % n_groups);
-        uint32_t item = i == 0 ? 0 : at / (c->g->num_kv_heads * n_tokens);
-        uint32_t head = at % c->g->num_kv_heads;
-        uint32_t token = at / c->g->num_kv_heads % n_tokens;
-        double cost = 2.0 * c->g->num_q_heads / c->g->num_kv_heads * bench_context(c, item) *
-                      c->g->head_dim_k;
-        if ((i > 0 && work + cost > most_work) || token >= bench_item_tokens(c, item))
-            continue;
-        work += cost;
-        if (!check_group(x, s, 0, item, head, token, out, &diff, &norm) ||
-            (work < most_work / 4 &&
-             !check_group(x, s, last, item, head, token, out, &diff, &norm)))
-            return false;
-    }
-    out->l2 = norm > 0 ? sqrt(diff / norm) : 0;
-    return true;
 }

@@ -3,7 +3,8 @@
  * attnbench.c          tables, CSV
  * attnbench_options.c  arguments
  * attnbench_cells.c    what is measured
- * attnbench_run.c      one cell: fills a pool, checks, times
+ * attnbench_run.c      one cell: fills a pool, times
+ * attnbench_check.c    its outputs against the float64 reference
  * attnbench_devices.c  cells on one card and split over several
  * attnbench_dilated.c  the grid of dilated attention, whose rows are other ones
  */
@@ -119,7 +120,11 @@ void bench_setup_close(struct bench *x, struct bench_setup *s);
 bool bench_time(struct bench *x, struct bench_setup *s, const char *variant, uint32_t runs,
                 struct bench_times *out, bool *out_is_supported);
 bool bench_time_read(struct bench *x, uint64_t bytes, struct bench_times *out);
-/* Poisons the outputs, computes one step of two layers, compares with the float64 reference. */
+/* Bytes of a block, as pools are filled with; `made` [block_bytes] is for those that have to be. */
+const uint8_t *bench_block(const struct bench *x, const struct bench_setup *s, uint32_t block,
+                           uint8_t *made);
+/* Poisons the outputs, computes one step of two layers, compares with the float64 reference: rows
+ * evenly over all, on all cores for about a quarter of a second. */
 bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
                  struct bench_error *out);
 
