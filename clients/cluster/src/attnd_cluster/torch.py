@@ -21,67 +21,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import attnd
 import torch
 from attnd._handle import Closing, NotPicklable
+from attnd.torch import check_tensors
 
 from .hosts import Host
+from .lane_layout import Layout, Row, Way
 from .pool import _ATTEMPTS, _FOUND_AGAIN, _PAUSE_SECONDS, ClusterPool
 from .shard_steps import layer_spec
 from .shards import LongSequence
 
 __all__ = ["Attention"]
-
-_Way = tuple[Host, bool]  # of a lane: where to, and whether its layers append
-_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-
-
-class _Row(NamedTuple):
-    """What one daemon has of an item."""
-
-    seq: Any  # on that daemon
-    version: int
-    inner: attnd.Sequence
-    pos: int
-    n: int
-    first: int  # the item's row
-
-
-class _Layout:
-    """Which lane has which rows, and where its answers come: of plans that differ in positions alone.
-
-    outs, lses  [rows of all lanes and one more, heads, dim], [..., heads]: one lane's behind another's, and
-                a row of nothing
-    parts       [most parts of a row, tokens]: of each row, which rows of outs are merged
-    """
-
-    def __init__(self, rows: dict[_Way, list[int]], n: int, spec: attnd.PoolSpec, device: Any):
-        n_rows = sum(map(len, rows.values()))
-        heads, dim = spec.num_q_heads, spec.head_dim_v or spec.head_dim_k
-        self.rows, self.n = rows, n
-        self.outs = torch.zeros((n_rows + 1, heads, dim), dtype=_DTYPES[spec.q_dtype], device=device)
-        self.lses = torch.full((n_rows + 1, heads), float("-inf"), device=device)
-        found: list[list[int]] = [[] for _ in range(n)]
-        self.spans: dict[_Way, slice] = {}
-        self.taken: dict[_Way, torch.Tensor | None] = {}  # None: all, as they come
-        at = 0
-        for way, mine in rows.items():
-            self.spans[way] = slice(at, at + len(mine))
-            is_all = mine == list(range(n))
-            self.taken[way] = None if is_all else torch.tensor(mine, device=device)
-            for row in mine:
-                found[row].append(at)
-                at += 1
-        most = max(map(len, found))
-        padded = [x + [n_rows] * (most - len(x)) for x in found]
-        self.parts = torch.tensor(padded, device=device).T.contiguous()
-
-    def merge(self, out: torch.Tensor) -> None:
-        weights = torch.softmax(self.lses[self.parts], dim=0)
-        out.copy_((weights[..., None] * self.outs[self.parts].float()).sum(dim=0))
-
 
 class Attention(Closing, NotPicklable):
     """Appends k and v and attends, layer after layer of a plan. One thread at a time.
@@ -97,14 +50,14 @@ class Attention(Closing, NotPicklable):
         self.layout = 0
         self.is_closed = False
         self._bytes = {"in_bytes": in_bytes, "out_bytes": out_bytes}
-        self._lanes: dict[_Way, attnd.Lane] = {}
-        self._pools: dict[_Way, attnd.Pool] = {}  # of the lane's latest plan
-        self._streams: dict[_Way, torch.cuda.Stream] = {}
+        self._lanes: dict[Way, attnd.Lane] = {}
+        self._pools: dict[Way, attnd.Pool] = {}  # of the lane's latest plan
+        self._streams: dict[Way, torch.cuda.Stream] = {}
         self._device = torch.device("cpu")  # the lanes'
-        self._layout: _Layout | None = None
+        self._layout: Layout | None = None
         # since check(): by sequence and layers, (pos, n) of the latest plan
         self._planned: dict[tuple[Any, tuple[int, ...]], tuple[int, int]] = {}
-        self._asked: set[_Way] = set()  # lanes of these plans, and of the latest one
+        self._asked: set[Way] = set()  # lanes of these plans, and of the latest one
         self._is_failed = False  # what is planned is to be forgotten
 
     def plan(
@@ -148,7 +101,7 @@ class Attention(Closing, NotPicklable):
         n = sum(n for _, _, n in rows)
         found = {way: [r.first + i for r in mine for i in range(r.n)] for way, mine in ways.items()}
         if self._layout is None or (found, n) != (self._layout.rows, self._layout.n):
-            self._layout = _Layout(found, n, self.pool.spec, self._device)
+            self._layout = Layout(found, n, self.pool.spec, self._device)
             self.layout += 1
         self._asked = set(ways) | (self._asked if self._planned else set())
         for (_, appends), mine in ways.items():
@@ -158,12 +111,12 @@ class Attention(Closing, NotPicklable):
 
     def _ways(
         self, items: list[tuple[Any, int, int]], order: list[int], timeout: float | None
-    ) -> dict[_Way, list[_Row]]:
-        found: dict[_Way, list[_Row]] = {}
+    ) -> dict[Way, list[Row]]:
+        found: dict[Way, list[Row]] = {}
 
         def add(seq: Any, appends: bool, pos: int, n: int, first: int) -> None:
             with seq._lock:
-                row = _Row(seq, seq._version, seq._inner, pos, n, first)
+                row = Row(seq, seq._version, seq._inner, pos, n, first)
                 found.setdefault((seq._host, appends), []).append(row)
 
         first = 0
@@ -198,7 +151,7 @@ class Attention(Closing, NotPicklable):
                         f"layer {layer} has {name}: lanes of sequences in shards have none"
                     )
 
-    def _lane(self, way: _Way) -> attnd.Lane:
+    def _lane(self, way: Way) -> attnd.Lane:
         lane = self._lanes.get(way)
         if lane is None:  # on this thread, whose GPU it is
             client = way[0].client()
@@ -211,8 +164,8 @@ class Attention(Closing, NotPicklable):
         return lane
 
     def _send(
-        self, ways: dict[_Way, list[_Row]], order: list[int], timeout: float | None
-    ) -> tuple[_Way, attnd.AttndError] | None:
+        self, ways: dict[Way, list[Row]], order: list[int], timeout: float | None
+    ) -> tuple[Way, attnd.AttndError] | None:
         """To all, or where it failed and why. What is sent counts as failed until plan() ends."""
         is_restart, self._is_failed = self._is_failed, True
         if is_restart:
@@ -237,7 +190,7 @@ class Attention(Closing, NotPicklable):
                 return way, e
         return None
 
-    def _find(self, way: _Way, rows: list[_Row], error: attnd.AttndError, until: float) -> None:
+    def _find(self, way: Way, rows: list[Row], error: attnd.AttndError, until: float) -> None:
         """After it failed there: what it takes for another try. Raises the error where nothing does."""
         host, is_anew = way[0], isinstance(error, (attnd.SessionGoneError, attnd.PoolGoneError))
         if host.is_gone or isinstance(error, attnd.ConnectionLostError):
@@ -296,7 +249,7 @@ class Attention(Closing, NotPicklable):
         for appends in (True, False):
             self._forget((host, appends))
 
-    def _forget(self, way: _Way) -> None:
+    def _forget(self, way: Way) -> None:
         """Closes a lane whose layers are finished."""
         lane = self._lanes.pop(way, None)
         self._streams.pop(way, None)
@@ -331,19 +284,16 @@ class Attention(Closing, NotPicklable):
         out_shape = (layout.n, *layout.outs.shape[1:])
         if out is None:
             out = layout.outs.new_empty(out_shape)
-        for name, x, shape in (
+        expected = [
             ("q", q, (layout.n, spec.num_q_heads, spec.head_dim_k)),
             ("k", k, (layout.n, spec.num_kv_heads, spec.head_dim_k)),
             ("v", v, (layout.n, spec.num_kv_heads, out_shape[2])),
             ("out", out, out_shape),
-        ):
-            if x is None and name == "v" and spec.is_v_in_k:
-                continue
-            if x is None or (x.shape, x.dtype, x.device) != (shape, layout.outs.dtype, layout.outs.device):
-                is_what = "missing" if x is None else f"{x.dtype} {tuple(x.shape)} on {x.device}"
-                raise ValueError(
-                    f"{name} is {is_what}, expected {layout.outs.dtype} {shape} on {layout.outs.device}"
-                )
+        ]
+        if v is None and spec.is_v_in_k:
+            del expected[2]
+        device = layout.outs.device
+        check_tensors(expected, layout.outs.dtype, lambda x: x.device == device, str(device))
         current = torch.cuda.current_stream(q.device) if q.is_cuda else None
         try:
             for way in layout.rows:
@@ -358,14 +308,14 @@ class Attention(Closing, NotPicklable):
             raise
         return out
 
-    def _behind(self, way: _Way, current: Any) -> Any:
+    def _behind(self, way: Way, current: Any) -> Any:
         """The lane's stream, behind what the current one has; None on CPUs."""
         if current is None:
             return None
         self._streams[way].wait_stream(current)
         return self._streams[way]
 
-    def _enqueue(self, way: _Way, layout: _Layout, q: Any, k: Any, v: Any) -> None:
+    def _enqueue(self, way: Way, layout: Layout, q: Any, k: Any, v: Any) -> None:
         (host, appends), taken, span = way, layout.taken[way], layout.spans[way]
         pool = self._pools[way]
         given = [q, k, v] if appends else [q, None, None]

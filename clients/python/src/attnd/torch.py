@@ -20,6 +20,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, Optional
 
 import torch
@@ -32,6 +33,7 @@ __all__ = ["Attention"]
 _bound: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _NEXT = -1  # whatever layer the plan has next
 _ALIGN = 16  # bytes, of tensors and strides that a lane reads
 
@@ -113,6 +115,19 @@ def _by_tokens(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     return x.clone(memory_format=torch.contiguous_format), 0
 
 
+def check_tensors(
+    expected: Iterable[tuple[str, Optional[torch.Tensor], tuple[int, ...]]],
+    dtype: torch.dtype,
+    is_there: Callable[[torch.Tensor], bool],
+    place: str,
+) -> None:
+    """Raises ValueError for the first of (name, tensor, shape) that is another. is_there: it is at `place`."""
+    for name, x, shape in expected:
+        if x is None or x.shape != shape or x.dtype != dtype or not is_there(x):
+            what = "missing" if x is None else f"{x.dtype} {tuple(x.shape)} on {x.device}"
+            raise ValueError(f"{name} is {what}, expected {dtype} {shape} on {place}")
+
+
 class Attention:
     """Appends k and v and attends, layer after layer of a lane's plan.
 
@@ -122,9 +137,7 @@ class Attention:
     def __init__(self, lane: Lane, pool: Pool):
         self.lane = lane
         self.pool = pool
-        self._dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[
-            pool.spec.q_dtype
-        ]
+        self._dtype = DTYPES[pool.spec.q_dtype]
         self._number = next(_numbers)
         _bound[self._number] = self
         self._order: list[int] = []  # the latest plan's layers
@@ -176,20 +189,16 @@ class Attention:
         kv_heads = spec.num_kv_heads
         if (v is None) != spec.is_v_in_k:
             raise ValueError(f"v is {'missing' if v is None else 'given, the pool has it in k'}")
-        for name, x, shape in (
+        expected = [
             ("q", q, (n, spec.num_q_heads, spec.head_dim_k)),
             ("k", k, (n, kv_heads, spec.head_dim_k)),
             ("v", v, (n, kv_heads, spec.head_dim_v)),
             ("out", out, (n, spec.num_q_heads, spec.head_dim_v)),
-        ):
-            if x is None:
-                continue
-            if x.shape != shape or x.dtype != self._dtype or x.is_cuda == self.lane.is_host:
-                place = "the host" if self.lane.is_host else "the lane's GPU"
-                raise ValueError(
-                    f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}, expected {self._dtype}"
-                    f" {shape} on {place}"
-                )
+        ]
+        if v is None:
+            del expected[2]
+        place = "the host" if self.lane.is_host else "the lane's GPU"
+        check_tensors(expected, self._dtype, lambda x: x.is_cuda != self.lane.is_host, place)
         if not out.is_contiguous():
             raise ValueError(f"out has strides {out.stride()}: expected it to be contiguous")
         is_captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
