@@ -45,7 +45,8 @@ void extremes_note(struct split_extremes *x, const struct backend_pool_config *w
 /* Bytes of one block's extremes in one layer. */
 uint64_t extremes_bytes(const struct backend_pool_config *whole);
 /* How many blocks are joined at once, 1 at least: they take 256 KiB of each device's staging, and
- * some 0.2 ms of the primary's thread, between which it does other work. */
+ * some 0.2 ms of the primary's thread, between which it does other work. The batch's tenant is
+ * charged for that, as for all of the time from its launch to its end. */
 uint32_t extremes_slice(const struct backend_pool_config *whole);
 /* Joins the extremes of n blocks that n_cards devices have made, into those of each of them. */
 void extremes_join(const struct backend_pool_config *whole, void *const *bytes, uint32_t n_cards,
