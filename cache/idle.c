@@ -221,6 +221,12 @@ uint32_t kv_idle_movable(const struct kv *kv, kv_seq_id seq)
     return n;
 }
 
+bool kv_idle_may_go(const struct kv *kv, kv_seq_id seq, uint32_t index)
+{
+    return may_go(kv, seq.index) && index < kv->seqs[seq.index].n_blocks &&
+           is_alone(kv, seq.index, index);
+}
+
 uint32_t kv_idle_n_paged_out(const struct kv *kv, kv_seq_id seq)
 {
     return kv_seq_live(kv, seq.index) == NULL ? 0 : kv->links[seq.index].n_paged_out;

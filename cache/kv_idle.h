@@ -56,6 +56,8 @@ struct kv_idle_move {
 
 /* How many blocks of the sequence could move out now; 0 also if the sequence has to stay. */
 uint32_t kv_idle_movable(const struct kv *kv, kv_seq_id seq);
+/* Whether the block of this entry of its table could. */
+bool kv_idle_may_go(const struct kv *kv, kv_seq_id seq, uint32_t index);
 /* How many entries of the sequence's table have their blocks in idle memory. */
 uint32_t kv_idle_n_paged_out(const struct kv *kv, kv_seq_id seq);
 /* The same, for all sequences of a pool. */

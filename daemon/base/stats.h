@@ -64,6 +64,9 @@
     X(idle_in_bytes, "idle_in_bytes_total", "Bytes of such blocks that came back")                 \
     X(idle_waits, "idle_waits_total", "Times a request waited for idle sequences to go or come")   \
     X(idle_damaged, "idle_damaged_total", "Sequences dropped: a block came back damaged")          \
+    X(chosen_here, "chosen_here_total",                                                            \
+      "Blocks that queries chose and found, where blocks of their sequences may be away")          \
+    X(chosen_away, "chosen_away_total", "Chosen blocks that had to come back from idle memory")    \
     X(disk_hits, "disk_hits_total", "Evicted blocks found on disk")                                \
     X(disk_evictions, "disk_evictions_total", "Blocks that made way on disk")                      \
     X(disk_eviction_age_seconds, "disk_eviction_age_seconds_total",                                \

@@ -25,8 +25,8 @@ plant(6 cache/recover.c "                kv_publish32(&row[e->index], e->old_blo
 # an item's output goes to the row before its own
 plant(7 daemon/engine/step/batch.c "row = it->row;\n" "row = sim_bug == 7 && it->row > 0 ? it->row - 1 : it->row;\n")
 # a batch that failed is committed
-plant(8 daemon/engine/step/batch_end.c "(t->flags & WIRE_STEP_APPEND) && st == ATTN_OK)"
-  "(t->flags & WIRE_STEP_APPEND) && (st == ATTN_OK || sim_bug == 8))")
+plant(8 daemon/engine/step/batch_end.c "item_appends(it) && st == ATTN_OK)"
+  "item_appends(it) && (st == ATTN_OK || sim_bug == 8))")
 # the patches of a failed batch are not told again
 plant(9 daemon/engine/step/batch_end.c "        pool_patch_again(" "        if (sim_bug != 9)\n            pool_patch_again(")
 # a copy is made under a batch that reads the table

@@ -13,6 +13,9 @@ struct batch {
     struct backend_patch *patches; /* [patches_capacity + patches_margin] */
     struct backend_copy *copies; /* [copies_capacity] */
     uint32_t n_items, n_tokens, n_tasks;
+    /* [BACKEND_MAX_LISTED] of host_alloc; NULL: no item has said its choices yet */
+    uint32_t *chosen;
+    uint32_t n_chosen; /* of these, taken by its items */
     uint32_t n_listed; /* tokens of its items' lists, and blocks that they choose, at most */
     uint64_t n_visible; /* cached tokens that its items attend to */
     uint64_t submitted_ns;

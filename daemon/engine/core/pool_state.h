@@ -31,12 +31,17 @@ struct pool {
     bool has_lists; /* its steps may be sparse */
     bool has_choice; /* its steps may have choose_blocks */
     bool has_parts; /* its items may have key_base and ahead */
+    bool has_summaries; /* its steps may choose blocks that are in idle memory */
     uint64_t device_bytes;
     uint32_t generation; /* number of earlier pools at this index */
     struct ready_queue ready;
     struct kv_effects fx; /* updates that the next batch carries to the device first */
     uint32_t n_holders; /* live sessions that created or found it */
     struct pace_cost cost;
+    uint32_t idle_pages; /* of a block in idle memory */
+    /* engine/tier/summaries.h; NULL before a step chose */
+    bool *has_summary; /* [config.n_summaries] */
+    uint64_t *chosen_at; /* [config.n_blocks] when a choice last took the block */
 };
 
 /* A session's hold of a pool. */

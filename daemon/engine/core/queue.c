@@ -170,6 +170,14 @@ void item_release(struct engine *e, struct item *it)
     seq_wake_later(e, it->seq);
 }
 
+void item_again(struct engine *e, struct item *it)
+{
+    item_release(e, it);
+    it->state = ITEM_WAITING;
+    TAILQ_INSERT_HEAD(&e->seqs[it->seq].waiting, it, link);
+    seq_wake_later(e, it->seq);
+}
+
 void item_unclaim(struct engine *e, struct item *it)
 {
     assert(e->seqs[it->seq].n_claims == 1);

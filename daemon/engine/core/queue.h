@@ -38,7 +38,10 @@ void item_unready(struct item *it);
 void item_defer(struct engine *e, struct item *it);
 /* Gives back the item's claim and puts its sequence on the wake list. */
 void item_release(struct engine *e, struct item *it);
-/* The same for an item with CLAIM_ALL. */
+/* An item whose batch is back gives its claim back, and waits at the head of its sequence's queue
+ * for another. */
+void item_again(struct engine *e, struct item *it);
+/* item_release for an item with CLAIM_ALL. */
 void item_unclaim(struct engine *e, struct item *it);
 /* Ends the item; item_fail: with a status, and a reason that is kept if this is the step's first
  * item that failed. */

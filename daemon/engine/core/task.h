@@ -36,6 +36,7 @@ struct engine;
 struct pool;
 struct task;
 struct transfer;
+struct hot_item;
 
 enum item_state { ITEM_WAITING, ITEM_READY, ITEM_ACTIVE, ITEM_DONE };
 
@@ -48,6 +49,7 @@ struct item {
     uint32_t row; /* its first token's row in the step's tensors */
     const struct tree_node *nodes; /* [n_tokens] of a tree; NULL: its tokens follow each other */
     struct backend_lists lists; /* what its queries visit, if the step is sparse */
+    struct hot_item *hot; /* of a step that chooses blocks, if they may be away (tier/hot.h) */
     enum item_state state;
 };
 TAILQ_HEAD(item_list, item);
@@ -111,6 +113,7 @@ struct seq_state {
     /* in its pool's list, the order in which idle sequences make way */
     TAILQ_ENTRY(seq_state) by_use;
     uint32_t listed_of; /* that pool plus one; 0: in no list */
+    bool chooses; /* blocks, as its latest step did: those that are not chosen may be away */
     bool is_moving; /* from or to another card: nothing else is done with it */
     struct trace_entry trace;
     /* n_kept: fewest tokens that truncations have left since kept_epoch. kept_epoch 0: no export

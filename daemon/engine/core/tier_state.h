@@ -82,6 +82,10 @@ struct engine_tier {
     uint64_t n_spilled_of; /* blocks.filled when nothing was left to spill */
 };
 
+/* Copies that leave summaries of blocks that go (engine/tier/summaries.h): with the next batch of
+ * the pool, on their way, done. */
+enum summaries_are { SUMMARIES_NONE, SUMMARIES_WAIT, SUMMARIES_SENT, SUMMARIES_MADE };
+
 /* Blocks of idle sequences (engine/tier/idle.h). */
 struct engine_idle {
     /* [max_pools] oldest first; NULL: idle sequences don't make way, and the fields below are
@@ -91,9 +95,15 @@ struct engine_idle {
     struct kv_idle_move *out_move, *in_move; /* in progress; NULL: none */
     uint64_t out_for; /* stamp of the request that the blocks going out make way for */
     bool is_out_void; /* an older request needs that sequence: it stays */
+    bool is_out_there; /* the bytes going out have come */
+    enum summaries_are copies; /* of the blocks going out */
+    const struct batch *copies_in; /* SENT: that has them */
+    bool has_copy[MOVER_GROUP]; /* [out_move->n] */
+    uint64_t n_choices; /* batches whose choices were seen: the clock of pool.chosen_at */
     bool is_registered;
     struct backend_move out_list[MOVER_GROUP], in_list[MOVER_PROMOTE];
     uint64_t out_bytes, in_bytes, n_waits, n_damaged; /* since they were published */
+    uint64_t n_chosen_here, n_chosen_away; /* the same */
 };
 
 #endif

@@ -22,6 +22,7 @@
 #include "daemon/engine/core/ready.h"
 #include "daemon/engine/core/turns.h"
 #include "daemon/engine/pool/size.h"
+#include "daemon/engine/tier/summaries.h"
 #include "daemon/engine/tier/tier.h"
 
 #define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
@@ -37,6 +38,7 @@ void pools_fini(struct engine *e)
     for (uint32_t i = 0; i < e->n_pools; i++) {
         pool_spec_fini(&e->pools[i].spec);
         effects_fini(&e->pools[i]);
+        summaries_forget(&e->pools[i]);
     }
     free(e->pools);
     free(e->published);
@@ -66,6 +68,7 @@ static void pool_undo(struct engine *e, struct pool *p)
         e->device_bytes -= p->device_bytes;
     }
     effects_fini(p);
+    summaries_forget(p);
     pool_spec_fini(&p->spec);
     *p = (struct pool){0};
     e->pool_keys[p - e->pools] = 0;

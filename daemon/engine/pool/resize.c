@@ -19,6 +19,7 @@
 #include "daemon/engine/pool/size.h"
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/step/batch_end.h"
+#include "daemon/engine/tier/summaries.h"
 #include "daemon/engine/tier/tier.h"
 
 #define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
@@ -169,7 +170,7 @@ static attn_status grow(struct engine *e, struct pool *p, uint32_t n_blocks, uin
 
 static uint32_t row_blocks_with(const struct engine *e, const struct pool *p, uint32_t n_blocks)
 {
-    uint32_t n = pool_row_blocks(e, &p->spec, n_blocks);
+    uint32_t n = pool_row_blocks(e, p, n_blocks);
     return n < p->config.max_row_blocks ? p->config.max_row_blocks : n;
 }
 
@@ -183,6 +184,7 @@ void pool_note_size(struct engine *e, struct pool *p, uint32_t n_blocks, uint32_
     p->device_bytes = p->ops->pool_bytes(p->backend, &p->config);
     e->device_bytes += p->device_bytes;
     tier_resized_pool(e, p->id);
+    summaries_forget(p);
     e->is_dirty = true;
     log_info("pool \"%s\" has %" PRIu32 " blocks, %" PRIu64 " MiB; it had %" PRIu32 ", and %" PRIu32
              " were moved",

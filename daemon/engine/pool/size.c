@@ -8,6 +8,8 @@
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/published.h"
+#include "daemon/engine/tier/idle.h"
+#include "daemon/engine/tier/summaries.h"
 #include "kernels/kv_layout.h"
 
 #define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
@@ -26,18 +28,21 @@ static bool keeps_all(const struct pool_spec *s)
     return false;
 }
 
-/* Where windows free blocks, a sequence may be longer than its pool. */
-uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s, uint32_t n_blocks)
+/* Where windows free blocks, or some may be in idle memory, a sequence may be longer than its
+ * pool. */
+uint32_t pool_row_blocks(const struct engine *e, const struct pool *p, uint32_t n_blocks)
 {
-    uint32_t bt = s->wire->block_tokens;
+    uint32_t bt = p->spec.wire->block_tokens;
     uint32_t n = e->env.cfg->max_seq_tokens / bt + (e->env.cfg->max_seq_tokens % bt != 0);
-    return keeps_all(s) && n_blocks < n ? n_blocks : n;
+    return keeps_all(&p->spec) && !summaries_may_be(e, p) && n_blocks < n ? n_blocks : n;
 }
 
 static void pool_configure(struct engine *e, struct pool *p)
 {
     pool_spec_config(&p->spec, e->env.cfg->max_sequences,
-                     pool_row_blocks(e, &p->spec, p->spec.wire->n_blocks), &p->config);
+                     pool_row_blocks(e, p, p->spec.wire->n_blocks), &p->config);
+    p->idle_pages = idle_block_pages(kv_layout_of(&p->config).block_bytes);
+    p->config.n_summaries = summaries_of(e, p);
 }
 
 uint32_t pool_weight_blocks(const struct pool *p)
@@ -61,6 +66,7 @@ static void pool_choose_backend(struct engine *e, struct pool *p)
     p->has_lists = (info.features & BACKEND_HAS_LISTS) != 0;
     p->has_choice = (info.features & BACKEND_HAS_CHOICE) != 0;
     p->has_parts = (info.features & BACKEND_HAS_PARTS) != 0;
+    p->has_summaries = (info.features & BACKEND_HAS_SUMMARIES) != 0;
 }
 
 /* Bytes of a block on this device. */

@@ -11,7 +11,7 @@
 attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p, char *why,
                       size_t why_bytes);
 /* Entries in a row of the pool's block table, if it has n_blocks. */
-uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s, uint32_t n_blocks);
+uint32_t pool_row_blocks(const struct engine *e, const struct pool *p, uint32_t n_blocks);
 /* Blocks whose bytes are those of its weights, rounded up; 0: it has none. */
 uint32_t pool_weight_blocks(const struct pool *p);
 /* Block records of the pool in this card's cache. */

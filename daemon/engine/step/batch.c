@@ -28,9 +28,12 @@
 #include "daemon/engine/step/early_commit.h"
 #include "daemon/engine/tier/demote.h"
 #include "daemon/engine/tier/group.h"
+#include "daemon/engine/tier/hot.h"
 #include "daemon/engine/tier/idle.h"
 #include "daemon/engine/tier/promote.h"
 #include "kernels/layer_visible.h"
+
+#define CHOSEN_BYTES (BACKEND_MAX_LISTED * sizeof(uint32_t))
 
 attn_status batches_init(struct engine *e)
 {
@@ -65,6 +68,8 @@ void batches_fini(struct engine *e)
         free(b->signals);
         free(b->patches);
         free(b->copies);
+        if (b->chosen != NULL)
+            e->env.ops->host_free(e->env.backend, b->chosen, CHOSEN_BYTES);
     }
 }
 
@@ -123,6 +128,16 @@ static attn_status reserve(struct engine *e, const struct item *it, struct kv_ef
                                  it->n_tokens, fx);
 }
 
+static struct idle_ask ask_of(const struct batch *b, const struct item *it)
+{
+    const struct hot_item *h = it->hot;
+    return (struct idle_ask){.seq = it->seq,
+                             .stamp = it->task->stamp,
+                             .is_begun = b->n_items > 0,
+                             .needs = h == NULL ? NULL : h->needs,
+                             .n_needs = h == NULL ? 0 : h->n_entries};
+}
+
 static enum taken take_append(struct engine *e, struct batch *b, struct item *it)
 {
     struct pool *p = b->pool;
@@ -134,8 +149,8 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     }
     uint64_t n_wanted =
         e->tier.blocks != NULL || e->idle.by_use != NULL ? blocks_wanted(e, p, it) : 0;
-    if (idle_makes_room(e, p, &(struct idle_ask){it->seq, it->task->stamp, b->n_items > 0},
-                        n_wanted)) {
+    const struct idle_ask ask = ask_of(b, it);
+    if (idle_makes_room(e, p, &ask, n_wanted)) {
         seq_waits_for_room(e, it->seq);
         item_defer(e, it); /* until other sequences have made room */
         return NOT_TAKEN;
@@ -148,7 +163,8 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     uint32_t n_copies = p->fx.n_copies;
     canary_forget(e, it->seq, it->task->layer, it->pos);
     attn_status st = reserve(e, it, &p->fx);
-    if (st == ATTN_EOVERLOAD && (b->n_items > 0 || e->n_in_flight > 0 || p->fx.n_patches > 0))
+    if (st == ATTN_EOVERLOAD &&
+        (b->n_items > 0 || e->n_in_flight > 0 || p->fx.n_patches + p->fx.n_copies > 0))
         return BATCH_IS_FULL; /* full of patches or copies: these go first */
     if (st == ATTN_OK) {
         s->is_copying = p->fx.n_copies > n_copies;
@@ -210,7 +226,7 @@ static struct backend_item device_item(struct engine *e, const struct item *it)
 static enum taken take_blocks(struct engine *e, struct batch *b, struct item *it)
 {
     char why[WHY_BYTES];
-    const struct idle_ask a = {it->seq, it->task->stamp, b->n_items > 0};
+    const struct idle_ask a = ask_of(b, it);
     switch (idle_brings(e, &a, why, sizeof why)) {
     case IDLE_HERE:
         return TAKEN;
@@ -229,6 +245,24 @@ static enum taken take_blocks(struct engine *e, struct batch *b, struct item *it
     return NOT_TAKEN;
 }
 
+static enum taken no_memory(struct engine *e, struct item *it)
+{
+    item_unready(it);
+    item_release(e, it);
+    item_fail(it, ATTN_ENOMEM, "no memory for the blocks that its queries choose");
+    return NOT_TAKEN;
+}
+
+/* Whether the batch has memory for what the item's queries choose. */
+static bool has_chosen(struct engine *e, struct batch *b, const struct item *it)
+{
+    void *p;
+    if (it->hot != NULL && b->chosen == NULL &&
+        e->env.ops->host_alloc(e->env.backend, CHOSEN_BYTES, &p) == ATTN_OK)
+        b->chosen = p;
+    return it->hot == NULL || b->chosen != NULL;
+}
+
 /* Takes the item, its task's first ready one, into the batch. */
 static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
 {
@@ -238,12 +272,14 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
         item_defer(e, it);
         return NOT_TAKEN;
     }
+    if (hot_prepare(e, it) != ATTN_OK || !has_chosen(e, b, it))
+        return no_memory(e, it);
     enum taken r = take_blocks(e, b, it);
-    if (r == TAKEN && (t->flags & WIRE_STEP_APPEND))
+    if (r == TAKEN && item_appends(it))
         r = take_append(e, b, it);
     if (r != TAKEN)
         return r;
-    if (t->flags & WIRE_STEP_APPEND) {
+    if (item_appends(it)) {
         /* reserved */
     } else if (kv_seq_sees(e->env.kv, (kv_seq_id){it->seq}, it->pos + it->ahead) != ATTN_OK) {
         return cannot_take(e, it, ATTN_EINVAL);
@@ -255,6 +291,9 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
     s->n_active++;
     it->state = ITEM_ACTIVE;
     b->device_items[b->n_items] = device_item(e, it);
+    if (it->hot != NULL)
+        hot_launch(e, it, b->chosen + b->n_chosen, &b->device_items[b->n_items]);
+    b->n_chosen += hot_chosen(it);
     b->items[b->n_items++] = it;
     b->n_tokens += it->n_tokens;
     if (t->flags & WIRE_STEP_ATTEND)
@@ -363,7 +402,7 @@ static struct batch *batch_begin(struct engine *e, struct pool *p)
     b->pool = p;
     b->n_items = b->n_tokens = b->n_tasks = 0;
     b->n_visible = 0;
-    b->n_listed = 0;
+    b->n_listed = b->n_chosen = 0;
     b->is_again = false;
     return b;
 }
@@ -399,6 +438,7 @@ static void batch_submit(struct engine *e, struct batch *b)
     attn_status st = b->pool->ops->submit(b->pool->backend, &b->device);
     e->n_on_device += st == ATTN_OK && !pool_spans(e, b->pool);
     if (st == ATTN_OK) {
+        idle_copies_sent(e, b);
         fx->n_patches = fx->n_copies = 0;
         b->is_in_flight = true;
         if (e->n_in_flight == 0)
@@ -413,7 +453,8 @@ static void batch_submit(struct engine *e, struct batch *b)
     stats_add(batches_failed, 1);
     log_error("the backend refused a batch of %" PRIu32 " items: %s: %s", b->n_items,
               attn_status_message(st), why);
-    fx->n_copies = 0; /* all belonged to this batch's appends, which are cancelled */
+    fx->n_copies = 0; /* of this batch's appends, which are cancelled, and of what goes */
+    idle_copies_came(e, b, st);
     batch_refused(e, b, st, why);
 }
 
@@ -473,12 +514,15 @@ bool batch_waits(struct engine *e, struct tenant **out_payer)
 bool batch_launch(struct engine *e)
 {
     uint64_t now_ns = clock_now_ns();
-    struct pool *p = pool_to_launch(e, now_ns);
+    struct pool *p = idle_waits_for_batch(e);
+    if (p != NULL && batch_flush_patches(e, p))
+        return true;
+    p = pool_to_launch(e, now_ns);
     if (p == NULL)
         return false;
     struct batch *b = batch_begin(e, p);
     bool is_full_of_patches = batch_fill(e, b, now_ns);
-    if (b->n_items > 0 || (is_full_of_patches && p->fx.n_patches > 0)) {
+    if (b->n_items > 0 || p->fx.n_copies > 0 || (is_full_of_patches && p->fx.n_patches > 0)) {
         batch_submit(e, b);
         return true;
     }

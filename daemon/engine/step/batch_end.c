@@ -20,6 +20,8 @@
 #include "daemon/engine/core/turns.h"
 #include "daemon/engine/step/canary_watch.h"
 #include "daemon/engine/step/early_commit.h"
+#include "daemon/engine/tier/hot.h"
+#include "daemon/engine/tier/idle.h"
 
 struct tenant *batch_payer(const struct engine *e, const struct pool *p)
 {
@@ -39,19 +41,26 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct item *it = b->items[i];
         struct task *t = it->task;
-        if ((t->flags & WIRE_STEP_APPEND) && st == ATTN_OK) {
+        bool goes_again = false;
+        attn_status is = st;
+        if (item_appends(it) && st == ATTN_OK) {
             kv_append_commit(e->env.kv, (kv_seq_id){it->seq}, t->layer, it->pos, it->n_tokens);
             trace_append(&e->seqs[it->seq].trace, it->pos, it->n_tokens);
-        } else if (t->flags & WIRE_STEP_APPEND)
+        } else if (item_appends(it))
             pool_cancel_append(e, b->pool, it);
-        item_release(e, it);
+        if (it->hot != NULL && st == ATTN_OK)
+            is = hot_came(e, it, &b->device_items[i], &goes_again);
+        if (goes_again)
+            item_again(e, it);
+        else
+            item_release(e, it);
         if (e->seqs[it->seq].n_active == 0)
             kv_seq_free_unseen(e->env.kv, (kv_seq_id){it->seq});
         t->n_active--;
-        if (st == ATTN_OK)
+        if (is == ATTN_OK && !goes_again)
             item_done(it);
-        else
-            item_fail(it, st, "%s", why);
+        else if (!goes_again)
+            item_fail(it, is, "%s", is == st ? why : "no memory for the blocks that it chose");
         step_advance(e, t);
     }
     early_end(e, b);
@@ -139,6 +148,7 @@ static void batch_finish(struct engine *e, struct batch *b)
         pool_patch_again(e, b->pool, b->patches, b->device.n_patches);
     if (b->is_again)
         canary_repeated(e, st);
+    idle_copies_came(e, b, st);
     batch_done(e, b, st, why);
 }
 

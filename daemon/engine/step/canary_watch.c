@@ -25,6 +25,7 @@
 #include "daemon/engine/core/effects.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
+#include "daemon/engine/tier/hot.h"
 
 enum { MAX_BLOCK_BYTES = 16 << 20 };
 
@@ -156,7 +157,8 @@ static bool is_suitable(const struct engine *e, const struct item *it)
     bool is_shared = req->transport->label == STATS_SHM && e->env.tenants != NULL;
     return (it->task->flags & WIRE_STEP_ATTEND) && it->nodes == NULL && it->lists.starts == NULL &&
            (it->task->pool->config.q_nope_dim == 0 || it->task->n_chosen == 0) &&
-           it->key_base == 0 && it->ahead == 0 && req->bell == NULL && !is_shared;
+           it->key_base == 0 && it->ahead == 0 && (it->hot == NULL || !it->hot->is_partial) &&
+           req->bell == NULL && !is_shared;
 }
 
 /* Blocks that a window has let go may be written to by a move at this moment. */

@@ -20,6 +20,7 @@
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/tier/demote.h"
 #include "daemon/engine/tier/group.h"
+#include "daemon/engine/tier/summaries.h"
 #include "daemon/keeper/idle_memory.h"
 #include "kernels/kv_layout.h"
 #include "kernels/moves.h"
@@ -82,14 +83,17 @@ static uint32_t n_free(const struct engine *e, const struct pool *p, uint32_t se
 
 /* --- which sequence goes ---------------------------------------------------------------------- */
 
-enum pass { WHOLE, IN_A_TOKEN, LATER, N_PASSES };
+enum pass { WHOLE, IN_A_TOKEN, OWN, LATER, N_PASSES };
 
 static bool may_go(const struct engine *e, uint32_t seq, const struct idle_ask *a, enum pass pass)
 {
     const struct seq_state *s = &e->seqs[seq];
     const struct item *it = TAILQ_FIRST(&s->waiting);
-    if (seq == a->seq || s->n_active > 0 || s->is_moving || peers_move_seq(e, seq))
+    if (s->n_active > 0 || s->is_moving || peers_move_seq(e, seq) ||
+        (seq == a->seq) != (pass == OWN))
         return false;
+    if (pass == OWN)
+        return true;
     if (it != NULL || s->n_claims > 0) /* a ready item: items are tried in order, so it is later */
         return pass == LATER && (it == NULL || it->task->stamp > a->stamp);
     return pass == IN_A_TOKEN || (pass == WHOLE && kv_idle_is_even(e->env.kv, (kv_seq_id){seq}));
@@ -103,24 +107,52 @@ static bool gains(const struct engine *e, uint32_t seq, const struct idle_ask *a
            owner_of(e, seq) == owner_of(e, a->seq);
 }
 
-/* The least recently used sequence that may go; SEQ_NONE: none. */
-static uint32_t choose(struct engine *e, const struct pool *p, const struct idle_ask *a)
+/* Lists entries, n at most, of a sequence whose steps choose blocks: those that are to go. Of other
+ * sequences none is listed, and the last ones go: UINT32_MAX. */
+static uint32_t list_of(const struct engine *e, const struct pool *p, uint32_t seq,
+                        const struct idle_ask *a, uint32_t n, uint32_t *list)
+{
+    if (p->config.n_summaries == 0 || !e->seqs[seq].chooses)
+        return UINT32_MAX;
+    const uint8_t *needs = seq == a->seq ? a->needs : NULL;
+    return summaries_coldest(e, p, seq, needs, needs != NULL ? a->n_needs : 0, n, list);
+}
+
+/* The least recently used sequence that may go in this pass; SEQ_NONE: none. */
+static uint32_t oldest(struct engine *e, const struct pool *p, const struct idle_ask *a,
+                       enum pass pass)
 {
     struct seq_list *list = &e->idle.by_use[p->id.index];
-    for (enum pass pass = WHOLE; pass < N_PASSES; pass++)
-        for (struct seq_state *s = TAILQ_FIRST(list), *next; s != NULL; s = next) {
-            struct kv_seq_info info;
-            uint32_t seq = (uint32_t)(s - e->seqs);
-            next = TAILQ_NEXT(s, by_use);
-            kv_seq_info(e->env.kv, (kv_seq_id){seq}, &info);
-            if (info.layer_len == NULL || info.pool.index != p->id.index ||
-                info.n_paged_out == info.n_blocks)
-                seq_unlist(e, s); /* until it is used again */
-            else if (may_go(e, seq, a, pass) && gains(e, seq, a) &&
-                     kv_idle_movable(e->env.kv, (kv_seq_id){seq}) > 0)
-                return seq;
-        }
+    for (struct seq_state *s = TAILQ_FIRST(list), *next; s != NULL; s = next) {
+        struct kv_seq_info info;
+        uint32_t seq = (uint32_t)(s - e->seqs);
+        next = TAILQ_NEXT(s, by_use);
+        kv_seq_info(e->env.kv, (kv_seq_id){seq}, &info);
+        if (info.layer_len == NULL || info.pool.index != p->id.index ||
+            info.n_paged_out == info.n_blocks)
+            seq_unlist(e, s); /* until it is used again */
+        else if (may_go(e, seq, a, pass) && gains(e, seq, a) &&
+                 kv_idle_movable(e->env.kv, (kv_seq_id){seq}) > 0)
+            return seq;
+    }
     return SEQ_NONE;
+}
+
+/* The sequence of who asks, if it has blocks that the item can do without; SEQ_NONE: it has not. */
+static uint32_t own(const struct engine *e, const struct pool *p, const struct idle_ask *a)
+{
+    uint32_t first;
+    bool may = a->needs != NULL && may_go(e, a->seq, a, OWN);
+    return may && list_of(e, p, a->seq, a, 1, &first) == 1 ? a->seq : SEQ_NONE;
+}
+
+/* The sequence whose blocks go; SEQ_NONE: none. */
+static uint32_t choose(struct engine *e, const struct pool *p, const struct idle_ask *a)
+{
+    uint32_t seq = SEQ_NONE;
+    for (enum pass pass = WHOLE; pass < N_PASSES && seq == SEQ_NONE; pass++)
+        seq = pass == OWN ? own(e, p, a) : oldest(e, p, a, pass);
+    return seq;
 }
 
 /* How many more blocks the tenant may have in idle memory. */
@@ -139,22 +171,57 @@ static uint64_t n_allowed(struct engine *e, const struct pool *of)
 
 /* --- out -------------------------------------------------------------------------------------- */
 
-static void out_came(struct engine *e, struct mover_group *g)
+/* Ends the move when its bytes are there and its copies settled. */
+static void out_goes_on(struct engine *e)
 {
     struct engine_idle *x = &e->idle;
+    struct mover_group *g = &x->out;
     struct kv_idle_move *m = x->out_move;
+    if (m == NULL || !x->is_out_there || !summaries_are_settled(e))
+        return;
     for (uint32_t i = 0; i < m->n; i++) {
         struct kv_idle_entry *entry = &m->entries[i];
         entry->is_good =
             mover_is_moved(e, &x->out_list[i]) && !x->is_out_void && m->seq != SEQ_NONE;
         if (!entry->is_good)
             continue;
+        summaries_went(e, g->pool, i, entry->page);
         struct trailer t = trailer_of(e, g->pool, m->seq, entry->index, x->out_list[i].sum);
         memcpy(bytes_at(e, entry->page) + pool_block_bytes(g->pool), &t, sizeof t);
     }
     x->out_bytes += kv_idle_out_end(e->env.kv, m) * pool_block_bytes(g->pool);
     x->out_move = NULL;
+    x->copies = SUMMARIES_NONE;
     seqs_have_room(e);
+}
+
+static void out_came(struct engine *e, struct mover_group *g)
+{
+    (void)g;
+    e->idle.is_out_there = true;
+    out_goes_on(e);
+}
+
+void idle_copies_sent(struct engine *e, const struct batch *b)
+{
+    summaries_sent(e, b);
+}
+
+void idle_copies_came(struct engine *e, const struct batch *b, attn_status st)
+{
+    if (summaries_came(e, b, st))
+        out_goes_on(e);
+}
+
+struct pool *idle_waits_for_batch(const struct engine *e)
+{
+    return e->idle.copies == SUMMARIES_WAIT ? e->idle.out.pool : NULL;
+}
+
+void idle_hurry(struct engine *e)
+{
+    summaries_give_up(e);
+    out_goes_on(e);
 }
 
 /* Begins to page out blocks of one sequence; false: none may go. */
@@ -169,10 +236,12 @@ static bool out_begin(struct engine *e, struct pool *p, const struct idle_ask *a
     n = n < AT_LEAST ? AT_LEAST : n;
     n = n < most ? n : most;
     n = n < allowed ? n : allowed;
-    struct kv_idle_move *m =
-        seq == SEQ_NONE || n == 0
-            ? NULL
-            : kv_idle_out_begin(e->env.kv, (kv_seq_id){seq}, NULL, (uint32_t)n);
+    if (seq == SEQ_NONE || n == 0)
+        return false;
+    uint32_t list[MOVER_GROUP], n_listed = list_of(e, p, seq, a, (uint32_t)n, list);
+    const bool is_listed = n_listed != UINT32_MAX;
+    struct kv_idle_move *m = kv_idle_out_begin(e->env.kv, (kv_seq_id){seq}, is_listed ? list : NULL,
+                                               is_listed ? n_listed : (uint32_t)n);
     if (m == NULL)
         return false;
     for (uint32_t i = 0; i < m->n; i++)
@@ -180,11 +249,15 @@ static bool out_begin(struct engine *e, struct pool *p, const struct idle_ask *a
                                                .block = m->entries[i].block,
                                                .bytes = bytes_at(e, m->entries[i].page),
                                                .n_bytes = bytes};
-    x->is_out_void = false;
+    x->is_out_void = x->is_out_there = false;
+    x->out.pool = p;
+    if (is_listed)
+        summaries_copy(e, p, m);
     x->out_for = a->stamp;
     x->out_move = m;
     if (mover_group_begin(e, &x->out, p, m->n, NULL))
         return true;
+    summaries_give_up(e);
     x->out_move = NULL;
     kv_idle_out_end(e->env.kv, m);
     return false;
@@ -216,9 +289,11 @@ void idle_make_room_now(struct engine *e, struct pool *p, const struct idle_ask 
         return;
     uint64_t begun_ns = clock_now_ns();
     while (n_free(e, p, a->seq) < n && clock_now_ns() - begun_ns < NOW_NS &&
-           (e->idle.out_move != NULL || out_begin(e, p, a, n - n_free(e, p, a->seq))))
+           (e->idle.out_move != NULL || out_begin(e, p, a, n - n_free(e, p, a->seq)))) {
+        idle_hurry(e);
         if (!mover_take_back(e))
             sched_yield();
+    }
 }
 
 /* --- in --------------------------------------------------------------------------------------- */
@@ -264,13 +339,15 @@ static void in_came(struct engine *e, struct mover_group *g)
     seqs_have_room(e);
 }
 
-/* Begins to bring n blocks of the sequence back; the pool must have room for them. */
-static enum idle_is in_begin(struct engine *e, struct pool *p, uint32_t seq, uint32_t n)
+/* Begins to bring n blocks of the sequence back, of these entries or (NULL) the first ones; the
+ * pool must have room for them. */
+static enum idle_is in_begin(struct engine *e, struct pool *p, uint32_t seq, const uint32_t *list,
+                             uint32_t n)
 {
     struct engine_idle *x = &e->idle;
     if (!has_patch_room(p, n))
         return IDLE_NEEDS_PATCHES;
-    struct kv_idle_move *m = kv_idle_in_begin(e->env.kv, (kv_seq_id){seq}, NULL, n);
+    struct kv_idle_move *m = kv_idle_in_begin(e->env.kv, (kv_seq_id){seq}, list, n);
     if (m == NULL)
         return IDLE_NEVER;
     for (uint32_t i = 0; i < m->n; i++)
@@ -287,6 +364,22 @@ static enum idle_is in_begin(struct engine *e, struct pool *p, uint32_t seq, uin
     return IDLE_NEVER;
 }
 
+/* Lists entries of the table that are to come, `most` of them: those that the item needs; if all of
+ * these are there, some of those without a summary. Returns how many. */
+static uint32_t list_needed(const struct pool *p, const struct kv_seq_info *info,
+                            const struct idle_ask *a, uint32_t most, uint32_t *list)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < a->n_needs && i < info->n_blocks && n < most; i++)
+        if (a->needs[i] != 0 && kv_is_place(info->block_table[i]))
+            list[n++] = i;
+    most = n == 0 && most > AT_LEAST ? AT_LEAST : most;
+    for (uint32_t i = 0, is_rest = n == 0; is_rest && i < a->n_needs && i < info->n_blocks; i++)
+        if (n < most && summaries_name(p, info->block_table[i]) == UINT32_MAX)
+            list[n++] = i;
+    return n;
+}
+
 enum idle_is idle_brings(struct engine *e, const struct idle_ask *a, char *why, size_t why_bytes)
 {
     struct engine_idle *x = &e->idle;
@@ -301,16 +394,25 @@ enum idle_is idle_brings(struct engine *e, const struct idle_ask *a, char *why, 
     if (info.n_paged_out == 0)
         return IDLE_HERE;
     struct pool *p = pool_of_kv(e, info.pool);
-    uint32_t n = mover_group_size(pool_block_bytes(p), MOVER_PROMOTE);
-    n = n < info.n_paged_out ? n : info.n_paged_out;
+    uint32_t n = mover_group_size(pool_block_bytes(p), MOVER_PROMOTE), list[MOVER_PROMOTE];
+    n = a->needs != NULL       ? list_needed(p, &info, a, n, list)
+        : n < info.n_paged_out ? n
+                               : info.n_paged_out;
+    if (n == 0)
+        return IDLE_HERE;
     if (x->in_move != NULL || mover_makes_room(e, p, n) || idle_makes_room(e, p, a, n))
         return IDLE_COMES;
-    enum idle_is is = n_free(e, p, a->seq) < n ? IDLE_NEVER : in_begin(e, p, a->seq, n);
+    const uint32_t has = n_free(e, p, a->seq);
+    if (a->needs != NULL && has > 0 && has < n) /* the rest when these are there */
+        n = has;
+    enum idle_is is =
+        has < n ? IDLE_NEVER : in_begin(e, p, a->seq, a->needs != NULL ? list : NULL, n);
     if (is == IDLE_NEVER)
         snprintf(why, why_bytes,
-                 "%" PRIu32 " of its blocks are in idle memory, pool %s has %" PRIu32
+                 "%" PRIu32 " of its blocks %s in idle memory, pool %s has %" PRIu32
                  " free" MORE_BLOCKS,
-                 info.n_paged_out, p->spec.wire->name, n_free(e, p, a->seq));
+                 a->needs != NULL ? n : info.n_paged_out,
+                 a->needs != NULL ? "that a query visits are" : "are", p->spec.wire->name, has);
     return is;
 }
 
@@ -381,5 +483,8 @@ void idle_publish(struct engine *e)
     stats_add(idle_in_bytes, x->in_bytes);
     stats_add(idle_waits, x->n_waits);
     stats_add(idle_damaged, x->n_damaged);
+    stats_add(chosen_here, x->n_chosen_here);
+    stats_add(chosen_away, x->n_chosen_away);
     x->out_bytes = x->in_bytes = x->n_waits = x->n_damaged = 0;
+    x->n_chosen_here = x->n_chosen_away = 0;
 }

@@ -56,6 +56,7 @@ bool mover_drain(struct engine *e, const struct pool *p)
     if (e->tier.blocks == NULL && e->idle.by_use == NULL)
         return true;
     while (!is_drained(e, p) || !idle_is_drained(e, p)) {
+        idle_hurry(e);
         if (mover_take_back(e))
             continue;
         if (clock_now_ns() - begun_ns > SETTLE_NS)
