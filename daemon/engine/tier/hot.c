@@ -20,12 +20,20 @@ static uint32_t blocks_seen(const struct item *it)
     return (uint32_t)(((uint64_t)it->pos + it->n_tokens + bt - 1) / bt);
 }
 
-static bool may_be_hot(const struct item *it)
+static bool attends(const struct item *it)
+{
+    return (it->task->flags & WIRE_STEP_ATTEND) != 0;
+}
+
+static bool may_be_hot(const struct engine *e, const struct item *it)
 {
     const struct task *t = it->task;
-    return t->pool->config.n_summaries > 0 && t->n_chosen > 0 && (t->flags & WIRE_STEP_ATTEND) &&
-           !(t->flags & WIRE_STEP_FULL) && !t->pool->config.layers[t->layer].is_full &&
-           it->key_base == 0 && it->ahead == 0;
+    if (t->pool->config.n_summaries == 0)
+        return false;
+    if (!attends(it))
+        return e->seqs[it->seq].chooses;
+    return t->n_chosen > 0 && !(t->flags & WIRE_STEP_FULL) &&
+           !t->pool->config.layers[t->layer].is_full && it->key_base == 0 && it->ahead == 0;
 }
 
 static attn_status make(struct item *it)
@@ -38,7 +46,7 @@ static attn_status make(struct item *it)
         return ATTN_ENOMEM;
     *h = (struct hot_item){.n_entries = blocks_seen(it),
                            .n = it->n_tokens,
-                           .is_whole = it->task->n_chosen >= blocks_seen(it),
+                           .is_whole = !attends(it) || it->task->n_chosen >= blocks_seen(it),
                            .needs = needs,
                            .has_missed = has_missed};
     it->hot = h;
@@ -78,7 +86,8 @@ static uint32_t mark_fixed(const struct item *it, const struct kv_seq_info *info
 static attn_status look(const struct engine *e, struct item *it)
 {
     struct hot_item *h = it->hot;
-    h->is_partial = !h->is_whole && kv_idle_n_paged_out(e->env.kv, (kv_seq_id){it->seq}) > 0;
+    h->is_partial =
+        (!h->is_whole || !attends(it)) && kv_idle_n_paged_out(e->env.kv, (kv_seq_id){it->seq}) > 0;
     if (h->is_partial && h->table == NULL)
         h->table = wire_arena_alloc(&it->task->req->arena, h->n_entries * sizeof *h->table);
     return h->is_partial && h->table == NULL ? ATTN_ENOMEM : ATTN_OK;
@@ -86,9 +95,10 @@ static attn_status look(const struct engine *e, struct item *it)
 
 attn_status hot_prepare(struct engine *e, struct item *it)
 {
-    const bool is_hot = may_be_hot(it);
+    const bool is_hot = may_be_hot(e, it);
     struct kv_seq_info info;
-    e->seqs[it->seq].chooses = is_hot;
+    if (attends(it))
+        e->seqs[it->seq].chooses = is_hot;
     if (!is_hot) {
         it->hot = NULL;
         return ATTN_OK;
@@ -96,7 +106,9 @@ attn_status hot_prepare(struct engine *e, struct item *it)
     if ((it->hot == NULL && make(it) != ATTN_OK) || look(e, it) != ATTN_OK)
         return ATTN_ENOMEM;
     if (it->hot->is_whole) {
-        memset(it->hot->needs, 1, it->hot->n_entries);
+        const uint32_t first = attends(it) ? 0 : it->pos / it->task->pool->config.block_tokens;
+        memset(it->hot->needs, 0, first);
+        memset(it->hot->needs + first, 1, it->hot->n_entries - first);
         return ATTN_OK;
     }
     kv_seq_info(e->env.kv, (kv_seq_id){it->seq}, &info);
@@ -119,13 +131,16 @@ void hot_launch(struct engine *e, const struct item *it, uint32_t *chosen, struc
     struct kv_seq_info info;
     kv_seq_info(e->env.kv, (kv_seq_id){it->seq}, &info);
     const uint32_t n_seen = (it->pos + h->first + h->n - 1) / c->block_tokens + 1;
-    for (uint32_t i = 0; h->is_partial && i < n_seen; i++)
-        h->table[i] = summaries_name(it->task->pool, info.block_table[i]);
+    for (uint32_t i = 0; h->is_partial && i < n_seen; i++) {
+        const uint32_t entry = info.block_table[i];
+        const bool is_unused = kv_is_place(entry) && !attends(it); /* any block's name will do */
+        h->table[i] = is_unused ? 0 : summaries_name(it->task->pool, entry);
+    }
+    if (h->is_partial)
+        d->block_table = h->table;
     if (h->is_whole)
         return;
     d->chosen = chosen;
-    if (h->is_partial)
-        d->block_table = h->table;
     if (!h->is_appended)
         return;
     d->flags &= ~(uint32_t)BACKEND_APPEND;

@@ -10,8 +10,9 @@
  * long makes way first. If the blocks of one query do not fit, its item is "out of blocks"; what
  * was appended stays, as with any item that fails behind its append.
  *
- * An item of which no query sees more blocks than it may choose needs those that it sees. Items of
- * full layers and of parts need all of their sequence's blocks, as steps that do not choose do.
+ * An item of which no query sees more blocks than it may choose needs those that it sees, one that
+ * only appends to a sequence whose steps choose those that it writes. Items of full layers and of
+ * parts need all of their sequence's blocks, as steps that do not choose do.
  * Engine thread.
  */
 #ifndef ATTND_DAEMON_ENGINE_TIER_HOT_H
@@ -23,7 +24,7 @@
 struct hot_item {
     uint32_t n_entries; /* of the table that its queries see */
     uint32_t first, n; /* the queries that are computed next: all, or some that missed blocks */
-    bool is_whole; /* its queries visit all that they see */
+    bool is_whole; /* its queries visit all that they see, or it has none */
     bool is_appended; /* it was in a batch: its tokens are committed, it only attends */
     bool is_partial; /* in the latest batch, some of the table's blocks were away */
     uint8_t *needs; /* [n_entries] as idle_ask has it */

@@ -23,6 +23,7 @@ enum {
     CHUNK = 40,
     ROW = Q_HEADS * DIM,
     KV_ROW = KV_HEADS * DIM,
+    NO_QUERIES = INT32_MAX, /* in place of blocks to choose: tokens are only appended */
 };
 static_assert((int)MOST <= (int)MAX_TOKENS, "a sequence has room");
 
@@ -73,12 +74,12 @@ static void put(struct side *side, uint32_t which, uint32_t layer, uint32_t pos,
                           .layer = layer,
                           .n_items = 1,
                           .items = &item,
-                          .q = q,
+                          .q = choose == NO_QUERIES ? NULL : q,
                           .k = is_append ? k : NULL,
                           .v = is_append ? v : NULL,
-                          .out = r->out,
-                          .lse = r->lse,
-                          .choose_blocks = choose,
+                          .out = choose == NO_QUERIES ? NULL : r->out,
+                          .lse = choose == NO_QUERIES ? NULL : r->lse,
+                          .choose_blocks = choose == NO_QUERIES ? 0 : choose,
                           .timeout_us = LONG_US};
     memset(r, 0x7f, sizeof *r); /* NaN */
     r->status = attn_step(side->pool, &s, NULL);
@@ -139,6 +140,19 @@ static void grow(uint32_t which, uint32_t n)
     const uint32_t choose = some_blocks();
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         both(which, layer, len[which], n, true, choose);
+    len[which] += n;
+}
+
+/* Tokens that do not attend. */
+static void append(uint32_t which, uint32_t n)
+{
+    static _Thread_local struct result r;
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        for (uint32_t i = 0; i < 2; i++) {
+            put(&sides[i], which, layer, len[which], n, true, NO_QUERIES, &r);
+            if (r.status != ATTN_OK)
+                fail_msg("appending: %s", attn_last_error()->message);
+        }
     len[which] += n;
 }
 
@@ -207,6 +221,8 @@ static void round_of(void)
         cut(k, below(4) == 0 ? below(4 * BLOCK) : 30 * BLOCK + below(20 * BLOCK));
     else if (what < 8)
         grow(k, 1);
+    else if (what == 11 && len[k] > 10 * BLOCK)
+        append(k, 1 + below(CHUNK));
     else if (what < 12 || len[k] == 0)
         grow(k, 1 + below(CHUNK));
     else if (what < 18)
