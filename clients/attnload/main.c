@@ -56,7 +56,7 @@ int main(int argc, char **argv)
         .speed = o.speed, .length = o.length_scale, .max_requests = o.n_requests};
     if (o.trace != NULL && trace_load(o.trace, &scaling, &load.trace, why, sizeof why) != ATTN_OK)
         return fail("trace", why);
-    load.n_blocks = count_blocks(&o, &load.trace);
+    load.n_blocks = o.pool_blocks > 0 ? o.pool_blocks : count_blocks(&o, &load.trace);
 
     json_t *old = NULL;
     if (o.compare != NULL && (old = compare_load(o.compare, why, sizeof why)) == NULL)

@@ -53,6 +53,7 @@ enum option_id {
     OPT_HEADS,
     OPT_TOP_K,
     OPT_CHOOSE_BLOCKS,
+    OPT_POOL_BLOCKS,
     OPT_STEPS,
     OPT_DURATION,
     OPT_RATE,
@@ -119,6 +120,11 @@ static const struct {
      "a query visits, for each kv head, N blocks that attnd chooses (all); --verify then\n"
      "                             tells what share of the softmax they hold",
      AT(choose_blocks), 1, 65536},
+    {"pool-blocks", OPT_POOL_BLOCKS, TYPE_NUMBER, "N",
+     "the pool has N blocks (as many as the sequences can take); the others are in the\n"
+     "                             daemon's cache.idle_memory, and chosen ones that come back are "
+     "counted",
+     AT(pool_blocks), 1, 1u << 26},
     {"steps", OPT_STEPS, TYPE_NUMBER, "N", "tokens a sequence makes (100)", AT(steps), 1, 1u << 26},
     {"duration", OPT_DURATION, TYPE_REAL, "SECONDS",
      "go on so long, instead of until each sequence has made --steps tokens; what is\n"

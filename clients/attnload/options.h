@@ -31,6 +31,7 @@ struct options {
     bool has_heads; /* of the model; attnd projects them to latents and back */
     uint32_t top_k; /* tokens that a query visits; 0: all that it sees */
     uint32_t choose_blocks; /* that a query visits; 0: all */
+    uint32_t pool_blocks; /* of the pool; 0: all that the sequences can take */
     uint32_t seed;
     double timeout_s, wait_s;
     uint64_t timeout_us; /* the same */

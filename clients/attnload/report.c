@@ -55,6 +55,12 @@ static double per_second(double n, double s)
 }
 
 /* Tokens made: a token is an item in every layer. */
+/* What share of the chosen blocks was on the device. */
+static double hit_ratio(const struct report *r)
+{
+    return r->n_chosen_here / (r->n_chosen_here + r->n_chosen_away);
+}
+
 static double n_tokens_of(const struct report *r)
 {
     return (double)r->tally.n_items / r->o->n_layers;
@@ -125,6 +131,9 @@ static void print_text(const struct report *r)
            per_second(n_tokens_of(r), r->run_s), per_second((double)t->kv_bytes, r->run_s) * 1e-9);
     if (r->n_batches > 0)
         printf("batches   %.0f, %.2f items each\n", r->n_batches, r->n_batch_items / r->n_batches);
+    if (r->n_chosen_here + r->n_chosen_away > 0)
+        printf("hits      of %.0f chosen blocks %.4f were on the device\n",
+               r->n_chosen_here + r->n_chosen_away, hit_ratio(r));
     if (t->times[TIME_TOTAL].n > 0)
         print_times(r);
     if (report_late_share(r) > MAX_LATE_SHARE)
@@ -234,6 +243,9 @@ static json_t *object_of(const struct report *r)
     for (size_t i = 0; i < TALLY_N_TIMES; i++)
         json_object_set_new(times, lines[i].name, times_of(r, i));
     json_object_set_new(root, "times", times);
+    json_object_set_new(root, "chosen_hit_ratio",
+                        r->n_chosen_here + r->n_chosen_away > 0 ? number(hit_ratio(r))
+                                                                : json_null());
     json_object_set_new(root, "late_share", number(report_late_share(r)));
     json_object_set_new(root, "slo", slo_of(r));
     json_object_set_new(root, "unsent", json_integer((json_int_t)t->n_unsent));

@@ -14,6 +14,7 @@ struct report {
     struct verify_result verified;
     double prompt_s, run_s;
     double n_batches, n_batch_items; /* the daemon's, during the run; negative: not known */
+    double n_chosen_here, n_chosen_away; /* the same, of a daemon that counts them; 0, 0: none */
     char failure[WORKER_WHY_BYTES]; /* why a worker failed, "" */
     double good_rate, bad_rate; /* of --slo; 0: none found */
     const json_t *old; /* results to compare with, NULL */

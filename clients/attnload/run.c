@@ -15,21 +15,30 @@
 #define LOOK_NS 20000000u
 #define STATS_US 2000000u
 
-struct batch_counts {
-    double n_batches, n_items;
+/* Negative: not known. */
+struct counts {
+    double n_batches, n_items, n_here, n_away;
 };
 
-static struct batch_counts batch_counts_of(attn_client *c)
+static struct counts counts_of(attn_client *c)
 {
-    struct batch_counts b = {-1, -1};
+    struct counts b = {-1, -1, -1, -1};
     char *text = NULL;
     if (attn_client_stats(c, STATS_US, &text) != ATTN_OK)
         return b;
     json_t *root = json_loads(text, 0, NULL);
     json_t *batches = json_object_get(root, "batches_total");
     json_t *items = json_object_get(root, "batch_items_total");
-    if (json_is_number(batches) && json_is_number(items))
-        b = (struct batch_counts){json_number_value(batches), json_number_value(items)};
+    json_t *here = json_object_get(root, "chosen_here_total");
+    json_t *away = json_object_get(root, "chosen_away_total");
+    if (json_is_number(batches) && json_is_number(items)) {
+        b.n_batches = json_number_value(batches);
+        b.n_items = json_number_value(items);
+    }
+    if (json_is_number(here) && json_is_number(away)) {
+        b.n_here = json_number_value(here);
+        b.n_away = json_number_value(away);
+    }
     json_decref(root);
     attn_free(text);
     return b;
@@ -133,14 +142,14 @@ bool run_once(struct load *l, const struct options *o, attn_client *c, struct re
             return false; /* the caller exits: the others wait at the barrier */
     }
     watch(l, "filling", &l->n_ready, n);
-    struct batch_counts before = batch_counts_of(c);
+    struct counts before = counts_of(c);
     l->start_ns = attn_now_ns();
     pthread_barrier_wait(&l->barrier);
     watch(l, "running", &l->n_finished, n);
     /* a daemon that no longer answers is not waited for: the run ends when it was to */
-    struct batch_counts after = {-1, -1};
+    struct counts after = {-1, -1, -1, -1};
     if (all_were_answered(workers, n))
-        after = batch_counts_of(c);
+        after = counts_of(c);
     pthread_barrier_wait(&l->barrier);
 
     if (o->n_verify > 0)
@@ -148,6 +157,10 @@ bool run_once(struct load *l, const struct options *o, attn_client *c, struct re
     r->n_batches =
         before.n_batches < 0 || after.n_batches < 0 ? -1 : after.n_batches - before.n_batches;
     r->n_batch_items = after.n_items - before.n_items;
+    if (before.n_here >= 0 && after.n_here >= 0) {
+        r->n_chosen_here = after.n_here - before.n_here;
+        r->n_chosen_away = after.n_away - before.n_away;
+    }
     for (uint32_t i = 0; i < n; i++) {
         pthread_join(workers[i].thread, NULL);
         join_tally(&r->tally, &workers[i].tally);
