@@ -335,23 +335,29 @@ GPU_DEVICE void ask_for_rows(const prefill_params &p, const unit &u, uint32_t fr
     }
 }
 
-/* Takes unit n into its slot; n_rows 0: there is none. The first was taken before the warps parted,
- * but of dilated layers. */
-template <class S>
-GPU_DEVICE void take_unit(const prefill_params &p, const prefill_words &words, uint32_t n, unit *u)
+/* The number of a block's nth unit; n_units or more: it has none. A block takes a unit while the
+ * one before is computed, so all take their second ones at the beginning. Where no block has more,
+ * those that began with long ones have the short ones then. */
+GPU_DEVICE uint32_t unit_number(const prefill_params &p, uint32_t nth)
 {
-    if (n == 0 && !S::is_dilated)
-        return;
-    uint32_t w = n == 0 ? blockIdx.x : gridDim.x + atomicAdd(&p.counters[0], 1);
+    if (nth == 0)
+        return blockIdx.x;
+    if (p.n_units > 2 * gridDim.x)
+        return gridDim.x + atomicAdd(&p.counters[0], 1);
+    return nth == 1 ? 2 * gridDim.x - 1 - blockIdx.x : p.n_units;
+}
+
+/* Takes a unit into a slot; n_rows 0: there is none. nth: of the block's, counted on. */
+template <class S>
+GPU_DEVICE void take_unit(const prefill_params &p, const prefill_words &words, uint32_t *nth,
+                          unit *u)
+{
     u->n_rows = 0;
-    if (S::is_dilated)
-        for (; w < p.n_units; w = gridDim.x + atomicAdd(&p.counters[0], 1)) {
-            dilated_unit_at<S>(p, words, w, u);
-            if (u->n_rows != 0)
-                break;
-        }
-    else if (w < p.n_units)
-        unit_at<S>(p, words, w, u);
+    for (uint32_t w; u->n_rows == 0 && (w = unit_number(p, (*nth)++)) < p.n_units;)
+        if constexpr (S::is_dilated)
+            dilated_unit_at<S>(p, words, w, u); /* may have no rows */
+        else
+            unit_at<S>(p, words, w, u);
 }
 
 /* Two warps: each brings half of q, but not the first unit's (compute). The first takes units and
@@ -361,13 +367,15 @@ GPU_DEVICE void load_queries(const prefill_params &p, const prefill_words &words
                              const places<S> &at)
 {
     constexpr uint32_t half = S::R / 2, from = is_taking ? 0 : half;
+    uint32_t nth = S::is_dilated ? 0 : 1; /* the first was taken before the warps parted */
 #pragma unroll 1
     for (uint32_t n = 0;; ++n) {
         unit &u = *at.slot(n);
         if (is_taking) {
             at.unit_ring.wait_empty(n);
             if (gpu::lane_id() == 0) {
-                take_unit<S>(p, words, n, &u);
+                if (n > 0 || S::is_dilated)
+                    take_unit<S>(p, words, &nth, &u);
                 barrier_arrive(at.unit_ring.full(n));
             }
             gpu::sync_warp();

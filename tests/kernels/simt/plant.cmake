@@ -400,6 +400,10 @@ plant(106 sm90/prefill_body.cuh "m[h] = fmaxf(m[h], ml_of(k, h)->x);" "m[h] = fm
 plant(107 sm90/prefill_body.cuh "                *n_done = 0;" "                *n_done = simt::planted == 107;")
 plant(108 sm90/prefill_unit.cuh "min(hidden.last, x.n_tiles);" "min(hidden.last, simt::planted == 108 ? ~0u : x.n_tiles);")
 
+# a block's second unit is that of its neighbour
+plant(250 sm90/prefill_load.cuh "2 * gridDim.x - 1 - blockIdx.x"
+  "2 * gridDim.x - (simt::planted != 250) - blockIdx.x")
+
 # ---- latents
 
 # weights are used before they are there; factors of another tile; what is hidden is not cleared; a

@@ -435,7 +435,7 @@ GPU_DEVICE void score_latents(const prefill_params &p, const prefill_words &word
     const uint32_t row0 = w * 16 + lane / 4;
     const uint32_t q_last = low_word(__shfl_sync(~0u, at.q_last, 0), 16);
     latent_scores<is_bf16, has_extras> x;
-    uint32_t use = 0;
+    uint32_t use = 0, taken = 1;
 #pragma unroll 1
     for (uint32_t n = 0;; ++n) {
         at.unit_ring.wait_full(n);
@@ -450,7 +450,7 @@ GPU_DEVICE void score_latents(const prefill_params &p, const prefill_words &word
         if (w == 3) { /* the unit after this one, meanwhile */
             at.unit_ring.wait_empty(n + 1);
             if (lane == 0) {
-                take_unit<S>(p, words, n + 1, at.slot(n + 1));
+                take_unit<S>(p, words, &taken, at.slot(n + 1));
                 barrier_arrive(at.unit_ring.full(n + 1));
             }
             gpu::sync_warp();
