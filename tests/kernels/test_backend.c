@@ -75,11 +75,13 @@ static bool is_left_out(const struct backend_pool_config *c, const struct case_s
         return kv_group(c->kv_dtype) == 0;
     if (strcmp(tuned, "rows") == 0)
         return c->is_v_in_k || c->kv_dtype != c->q_dtype || c->q_dtype == ATTN_F32;
-    const bool is_f32 = strcmp(tuned, "f32") == 0;
-    if (!is_f32 && strcmp(tuned, "prompts") != 0)
+    const bool is_f32 = strcmp(tuned, "f32") == 0, is_few = strcmp(tuned, "few") == 0;
+    if (!is_f32 && !is_few && strcmp(tuned, "prompts") != 0)
         return !decode_supported(c, 9, 0);
     for (uint32_t i = 0; i < CASE_MAX_ITEMS; i++)
         has_prompt |= s->items[i].n_tokens > DECODE_MAX_TOKENS;
+    if (is_few && (c->head_dim_k > 64 || c->head_dim_v > 64 || c->kv_dtype != c->q_dtype))
+        return true; /* no units of few rows */
     return !has_prompt ||
            !(is_f32 ? c->q_dtype == ATTN_F32 && c->kv_dtype == ATTN_F32 : prefill_supported(c, 9));
 }

@@ -63,14 +63,13 @@ static uint32_t rows_of(const struct batch *b, uint32_t item)
     return b->items[item].n_tokens * b->pool.kv.group;
 }
 
-/* Keys that some row of a tile of rows sees, counted one by one from its first and its last
+/* Keys that some row of a tile of r rows sees, counted one by one from its first and its last
  * token. */
-static uint32_t keys_of(const struct batch *b, struct prefill_entry e)
+static uint32_t keys_of(const struct batch *b, uint32_t r, struct prefill_entry e)
 {
     const struct gpu_item *it = &b->items[e.item];
     const struct attn_layer_spec *s = &b->specs[it->layer];
-    const uint32_t r = prefill_rows(b->pool.dim, false), n = rows_of(b, e.item),
-                   n_keys = it->pos + it->n_tokens;
+    const uint32_t n = rows_of(b, e.item), n_keys = it->pos + it->n_tokens;
     const uint32_t last = (e.tile + 1) * r < n ? (e.tile + 1) * r : n, group = b->pool.kv.group;
     const uint32_t low = it->pos + e.tile * r / group, high = it->pos + (last - 1) / group;
     uint32_t count = 0;
@@ -115,19 +114,20 @@ static void any_batch_has_every_tile_once_and_long_ones_first(void **state)
 
         uint32_t n_tiles = 0, *seen[MAX_ITEMS];
         for (uint32_t i = 0; i < b.n; i++) {
-            const uint32_t r = prefill_rows(b.pool.dim, false), n = (rows_of(&b, i) + r - 1) / r;
+            const uint32_t n = (rows_of(&b, i) + c->rows - 1) / c->rows;
             seen[i] = calloc(n, sizeof **seen);
             n_tiles += n;
         }
         assert_int_equal(c->n_entries, n_tiles);
         for (uint32_t i = 0; i < c->n_entries; i++) {
             assert_true(list[i].item < b.n);
-            assert_true(list[i].tile * prefill_rows(b.pool.dim, false) < rows_of(&b, list[i].item));
+            assert_true(list[i].tile * c->rows < rows_of(&b, list[i].item));
             assert_int_equal(seen[list[i].item][list[i].tile]++, 0);
         }
         /* by whole tiles of keys, of which each end and the sinks may add one */
-        const uint32_t first = keys_of(&b, list[0]), last = keys_of(&b, list[c->n_entries - 1]);
-        const uint32_t middle = keys_of(&b, list[c->n_entries / 2]);
+        const uint32_t first = keys_of(&b, c->rows, list[0]);
+        const uint32_t last = keys_of(&b, c->rows, list[c->n_entries - 1]);
+        const uint32_t middle = keys_of(&b, c->rows, list[c->n_entries / 2]);
         assert_true(first + 3 * prefill_keys(b.pool.dim) >= middle);
         assert_true(middle + 3 * prefill_keys(b.pool.dim) >= last);
         for (uint32_t i = 0; i < b.n; i++)
@@ -157,7 +157,7 @@ static void the_longest_item_has_every_tile_once(void **state)
         struct prefill_call *c = malloc(sizeof *c);
         struct prefill_entry *list = malloc(prefill_upload_bytes(&b.pool, 1, 1 << 20));
         prefill_prepare(&b.pool, b.items, 1, NULL, NULL, list, c);
-        const uint32_t n = rows_of(&b, 0) / prefill_rows(b.pool.dim, false);
+        const uint32_t n = rows_of(&b, 0) / c->rows;
         uint8_t *seen = calloc(n, 1);
         assert_int_equal(c->n_entries, n);
         for (uint32_t i = 0; i < n; i++) {
@@ -195,8 +195,7 @@ static void few_long_units_are_cut(void **state)
         assert_in_range(n_units, 2, b.pool.most_parts);
         uint32_t n_tiles = 0, n_whole = 0;
         for (uint32_t i = 0; i < b.n; i++)
-            n_whole += (rows_of(&b, i) + prefill_rows(b.pool.dim, false) - 1) /
-                       prefill_rows(b.pool.dim, false);
+            n_whole += (rows_of(&b, i) + c->rows - 1) / c->rows;
         for (uint32_t i = 0; i < c->n_entries; i++) {
             const struct prefill_entry *e = &c->inline_list.entries[i];
             n_tiles += e->part == 0;
@@ -208,7 +207,7 @@ static void few_long_units_are_cut(void **state)
                 assert_int_equal(e[k].last_part, e->last_part);
             }
             if (e->part == 0 && e->last_part > 0) /* parts of about the least or more */
-                assert_true(keys_of(&b, *e) > e->last_part * 7 * prefill_keys(b.pool.dim));
+                assert_true(keys_of(&b, c->rows, *e) > e->last_part * 7 * prefill_keys(b.pool.dim));
         }
         assert_int_equal(n_tiles, n_whole);
     }
@@ -217,23 +216,25 @@ static void few_long_units_are_cut(void **state)
 }
 
 /* Tiles of keys in the time of which the processors have done all units, each taking the next one
- * when it has done its own: two for a unit, four for a part to be joined. */
+ * when it has done its own: two for a unit, four for a part to be joined; seven eighths of that for
+ * units of few rows, of which a processor computes two at once. */
 static double time_of(const struct batch *b, const struct prefill_call *c)
 {
-    double ends[132] = {0}, last = 0;
+    double ends[264] = {0}, last = 0;
+    const uint32_t at_once = prefill_blocks_at_once(b->pool.dim, c->rows);
     assert_int_equal(c->upload_bytes, 0);
     for (uint32_t i = 0; i < c->n_entries; i++) {
         const struct prefill_entry e = c->inline_list.entries[i];
-        const double tiles = (double)keys_of(b, e) / prefill_keys(b->pool.dim);
+        const double tiles = (double)keys_of(b, c->rows, e) / prefill_keys(b->pool.dim);
         for (uint32_t head = 0; head < b->pool.kv.num_kv_heads; head++) {
             uint32_t at = 0;
-            for (uint32_t k = 1; k < 132; k++)
+            for (uint32_t k = 1; k < 132 * at_once; k++)
                 at = ends[k] < ends[at] ? k : at;
             ends[at] += tiles / (e.last_part + 1) + 2 + (e.last_part > 0 ? 4 : 0);
             last = ends[at] > last ? ends[at] : last;
         }
     }
-    return last;
+    return at_once == 2 ? last * 7 / 8 : last;
 }
 
 static void a_cut_launch_is_done_before_a_whole_one(void **state)
@@ -289,6 +290,78 @@ static void a_cut_launch_is_done_before_a_whole_one(void **state)
         }
         free(upload);
     }
+    free(c);
+}
+
+static void units_have_few_rows_where_that_ends_sooner(void **state)
+{
+    (void)state;
+    static struct batch b;
+    struct prefill_call *c = malloc(sizeof *c);
+    static const struct {
+        uint32_t kv_heads, group, n_tokens, cached, rows;
+    } cases[] = {
+        {12, 1, 512, 0, 64}, /* 36 units of 192 rows, 96 of 64 */
+        {12, 1, 2048, 0, 64}, /* 132, which leave no processor idle, but the longest are longer */
+        {12, 1, 4096, 0, 192}, /* 264, 768 */
+        {8, 4, 512, 0, 64}, /* 88, 256 */
+        {8, 4, 2048, 0, 192}, /* 344, 1024 */
+        {8, 4, 512, 8192, 192}, /* 88, each cut in three; one turn of 256 */
+        {8, 4, 256, 8192, 64}, /* 48, 128 */
+        {1, 8, 24, 32768, 64}, /* 1, 3; both are cut */
+    };
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        b = (struct batch){.n = 1,
+                           .pool = {.dim = 64,
+                                    .n_processors = 132,
+                                    .decoded_blocks = 1024,
+                                    .most_parts = PREFILL_MAX_CUT,
+                                    .specs = b.specs,
+                                    .kv = {.num_kv_heads = cases[i].kv_heads,
+                                           .group = cases[i].group,
+                                           .dk = 64,
+                                           .dv = 64,
+                                           .block_tokens = 16,
+                                           .k_head_bytes = 2048,
+                                           .v_head_bytes = 2048}}};
+        b.items[0] = (struct gpu_item){.n_tokens = cases[i].n_tokens, .pos = cases[i].cached};
+        prefill_prepare(&b.pool, b.items, 1, NULL, NULL, NULL, c);
+        if (c->rows != cases[i].rows)
+            print_error("case %u\n", i);
+        assert_int_equal(c->rows, cases[i].rows);
+        const double time = time_of(&b, c);
+        b.pool.dim = 128;
+        prefill_prepare(&b.pool, b.items, 1, NULL, NULL, NULL, c);
+        assert_int_equal(c->rows, 128);
+        b.pool.dim = 64;
+        b.pool.kv.is_quantised = true; /* its kernels have no others */
+        prefill_prepare(&b.pool, b.items, 1, NULL, NULL, NULL, c);
+        assert_int_equal(c->rows, 192);
+        assert_true(time <= time_of(&b, c));
+    }
+    uint32_t n_few = 0;
+    for (uint64_t seed = 1; seed <= 400; seed++) {
+        rng_state = seed;
+        random_batch(&b);
+        b.n = 1 + rng(4);
+        b.pool.dim = b.pool.kv.dk = b.pool.kv.dv = 64;
+        b.pool.n_processors = 132;
+        b.pool.decoded_blocks = UINT32_MAX;
+        b.pool.most_parts = rng(4) ? PREFILL_MAX_CUT : 0;
+        void *upload = malloc(prefill_upload_bytes(&b.pool, b.n, b.n_tokens));
+        prefill_prepare(&b.pool, b.items, b.n, NULL, NULL, upload, c);
+        if (c->rows == PREFILL_FEW_ROWS) {
+            const double time = time_of(&b, c);
+            n_few++;
+            b.pool.kv.is_quantised = true;
+            prefill_prepare(&b.pool, b.items, b.n, NULL, NULL, upload, c);
+            if (time > 1.05 * time_of(&b, c) + 2) /* a plan goes by whole tiles */
+                fail_msg("seed %llu: %.0f tiles, of many rows %.0f", (unsigned long long)seed, time,
+                         time_of(&b, c));
+        }
+        free(upload);
+    }
+    assert_in_range(n_few, 40, 360);
     free(c);
 }
 
@@ -405,6 +478,7 @@ int main(void)
         cmocka_unit_test(the_longest_item_has_every_tile_once),
         cmocka_unit_test(few_long_units_are_cut),
         cmocka_unit_test(a_cut_launch_is_done_before_a_whole_one),
+        cmocka_unit_test(units_have_few_rows_where_that_ends_sooner),
         cmocka_unit_test(any_dilated_batch_has_every_row_once),
         cmocka_unit_test(heads_share_a_section_as_far_as_the_cache_holds_them),
     };

@@ -110,6 +110,7 @@ struct prefill_call {
                                       they are none */
     bool is_cut; /* part_o and part_ml are written: nothing that does so may run beside it */
     uint32_t heads; /* kv heads of a launch; of a quantised pool maybe not all */
+    uint32_t rows; /* of a unit: prefill_rows, or PREFILL_FEW_ROWS */
     uint32_t n_items, head_blocks; /* of a quantised pool: what one head's decoded keys take */
     uint32_t n_entries; /* n_entries * num_kv_heads units */
     uint32_t section_heads; /* kv heads whose units come before those of the others */

@@ -4,9 +4,9 @@
 namespace prefill
 {
 
-kernel_fn kernel_bf16(uint32_t dim, bool has_extras)
+kernel_fn kernel_bf16(uint32_t dim, uint32_t rows, bool has_extras)
 {
-    return has_extras ? kernel_of<true, true>(dim) : kernel_of<true, false>(dim);
+    return has_extras ? kernel_of<true, true>(dim, rows) : kernel_of<true, false>(dim, rows);
 }
 
 } // namespace prefill

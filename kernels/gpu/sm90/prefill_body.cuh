@@ -1,13 +1,13 @@
-/* prefill_body.cuh: attention of many query rows a kv head: 128 rows a unit (192 of head dim 64),
- * 64 for each warpgroup that computes.
+/* prefill_body.cuh: attention of many query rows a kv head: 128 rows a unit (of head dim 64 192, or
+ * in short calls 64), 64 for each warpgroup that computes.
  *
- * One block a processor takes units until there are none, long ones first. Four warps of it load:
- * one asks for K and one for V, tile by tile, straight from the cache's blocks; two bring q, of the
- * next unit already while this one is computed (a block's first q: those that compute). The
- * computing warpgroups keep scores, weights and sums in registers: they ask for the scores of a
- * tile and the weighted sums of the tile before together, and turn those scores into weights while
- * the sums are made. They take turns at asking, so that the weights of one are computed while the
- * matrix units work for another.
+ * One block a processor (units of 64 rows: two) takes units until there are none, long ones first.
+ * Four warps of it load: one asks for K and one for V, tile by tile, straight from the cache's
+ * blocks; two bring q, of the next unit already while this one is computed (a block's first q:
+ * those that compute). The computing warpgroups keep scores, weights and sums in registers: they
+ * ask for the scores of a tile and the weighted sums of the tile before together, and turn those
+ * scores into weights while the sums are made. They take turns at asking, so that the weights of
+ * one are computed while the matrix units work for another.
  *
  * Tiles of keys go from the last down: those that the causal edge cuts come first. Only such tiles
  * are masked. Of a dilated layer the branches follow each other, each as if it were all keys.
@@ -388,9 +388,10 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
     const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0), lane = gpu::lane_id();
     const uint32_t row0 = group * 64 + gpu::warp_id() % 4 * 16 + lane / 4;
     const uint32_t turn = TURN + group, next_turn = TURN + (group + 1 == S::groups ? 0 : group + 1);
+    constexpr bool has_turns = S::groups > 1;
     rows<is_bf16, S, has_extras> x;
     uint32_t use = 0;
-    if (group == 0)
+    if (has_turns && group == 0)
         barrier_some_arrive(TURN, 256);
     if (!S::is_dilated) { /* the first unit's q: two warps would take longer */
         const uint32_t row = threadIdx.x / 32 * 16;
@@ -422,7 +423,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
         auto ask = [&](auto is_first, bool is_masked, uint32_t i) {
             const uint32_t k = k_tile(), v = low_word(v_at(use - 1), S::slab_bytes);
             at.k_ring.wait_full(use);
-            if (!is_first.value)
+            if (has_turns && !is_first.value)
                 barrier_some_wait(turn, 256);
             wgmma_fence();
             x.ask_scores(q, k);
@@ -432,7 +433,8 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
                 at.v_ring.wait_full(use - 1);
                 wgmma_fence();
                 x.ask_sums(v);
-                barrier_some_arrive(next_turn, 256);
+                if (has_turns)
+                    barrier_some_arrive(next_turn, 256);
                 wgmma_wait<1>(x.s);
             }
             if (S::has_codes)
@@ -495,12 +497,12 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
             x.finish(p, u, row0);
         warp_is_done(at.unit_ring.empty(n));
     }
-    if (group == 0)
+    if (has_turns && group == 0)
         barrier_some_wait(TURN, 256);
 }
 
 template <bool is_bf16, class S, bool has_extras>
-__global__ void __launch_bounds__(S::threads, 1)
+__global__ void __launch_bounds__(S::threads, S::blocks)
     prefill_rows_of(GPU_PARAM(prefill_params, p), GPU_PARAM(prefill_words, words),
                     GPU_PARAM(prefill_maps, maps))
 {
@@ -546,12 +548,20 @@ template <bool is_bf16, int dim, bool has_extras> kernel_fn plain_kernel()
     return (kernel_fn)prefill_rows_of<is_bf16, shape<dim, false, false>, has_extras>;
 }
 
-template <bool is_bf16, bool has_extras> kernel_fn kernel_of(uint32_t dim)
+/* At dim 64. */
+template <bool is_bf16, bool has_extras, bool has_nodes> kernel_fn few_rows_kernel()
 {
-    return dim == 64    ? plain_kernel<is_bf16, 64, has_extras>()
-           : dim == 128 ? plain_kernel<is_bf16, 128, has_extras>()
-           : dim == 192 ? plain_kernel<is_bf16, 192, has_extras>()
-                        : plain_kernel<is_bf16, 256, has_extras>();
+    typedef shape<64, false, false, has_nodes, PREFILL_FEW_ROWS> few;
+    return (kernel_fn)prefill_rows_of<is_bf16, few, has_extras>;
+}
+
+template <bool is_bf16, bool has_extras> kernel_fn kernel_of(uint32_t dim, uint32_t rows)
+{
+    return rows == PREFILL_FEW_ROWS ? few_rows_kernel<is_bf16, has_extras, false>()
+           : dim == 64              ? plain_kernel<is_bf16, 64, has_extras>()
+           : dim == 128             ? plain_kernel<is_bf16, 128, has_extras>()
+           : dim == 192             ? plain_kernel<is_bf16, 192, has_extras>()
+                                    : plain_kernel<is_bf16, 256, has_extras>();
 }
 
 template <bool is_bf16, bool has_extras> kernel_fn codes_kernel_of(uint32_t dim)
@@ -561,8 +571,10 @@ template <bool is_bf16, bool has_extras> kernel_fn codes_kernel_of(uint32_t dim)
     return (kernel_fn)prefill_rows_of<is_bf16, shape<128, false, true>, has_extras>;
 }
 
-template <bool is_bf16, bool has_extras> kernel_fn trees_kernel_of(uint32_t dim)
+template <bool is_bf16, bool has_extras> kernel_fn trees_kernel_of(uint32_t dim, uint32_t rows)
 {
+    if (rows == PREFILL_FEW_ROWS)
+        return few_rows_kernel<is_bf16, has_extras, true>();
     if (dim == 64)
         return (kernel_fn)prefill_rows_of<is_bf16, shape<64, false, false, true>, has_extras>;
     return (kernel_fn)prefill_rows_of<is_bf16, shape<128, false, false, true>, has_extras>;

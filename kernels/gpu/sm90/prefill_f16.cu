@@ -4,9 +4,9 @@
 namespace prefill
 {
 
-kernel_fn kernel_f16(uint32_t dim, bool has_extras)
+kernel_fn kernel_f16(uint32_t dim, uint32_t rows, bool has_extras)
 {
-    return has_extras ? kernel_of<false, true>(dim) : kernel_of<false, false>(dim);
+    return has_extras ? kernel_of<false, true>(dim, rows) : kernel_of<false, false>(dim, rows);
 }
 
 } // namespace prefill

@@ -18,9 +18,9 @@ struct prefill_maps {
 /* void (*)(prefill_params, prefill_words, prefill_maps) */
 typedef const void *kernel_fn;
 
-/* dim: 64, 128, 192 or 256. */
-kernel_fn kernel_bf16(uint32_t dim, bool has_extras);
-kernel_fn kernel_f16(uint32_t dim, bool has_extras);
+/* dim: 64, 128, 192 or 256; rows: as prefill_call has them. */
+kernel_fn kernel_bf16(uint32_t dim, uint32_t rows, bool has_extras);
+kernel_fn kernel_f16(uint32_t dim, uint32_t rows, bool has_extras);
 
 /* The same for quantised K and V. dim: 64 or 128. */
 kernel_fn codes_kernel_bf16(uint32_t dim, bool has_extras);
@@ -31,8 +31,8 @@ kernel_fn dilated_kernel_bf16(uint32_t dim, bool has_extras);
 kernel_fn dilated_kernel_f16(uint32_t dim, bool has_extras);
 
 /* The same for trees. dim: 64 or 128. */
-kernel_fn trees_kernel_bf16(uint32_t dim, bool has_extras);
-kernel_fn trees_kernel_f16(uint32_t dim, bool has_extras);
+kernel_fn trees_kernel_bf16(uint32_t dim, uint32_t rows, bool has_extras);
+kernel_fn trees_kernel_f16(uint32_t dim, uint32_t rows, bool has_extras);
 
 /* The same of pools whose V is in K, trees too, which need the map of K alone, and what joins the
  * parts of their units: a block for each unit and LATENT_JOIN_ROWS of its rows. */

@@ -15,8 +15,8 @@ static bool is_latent(const struct prefill_pool *p)
     return p->dim == PREFILL_LATENT_DIM;
 }
 
-static prefill::kernel_fn kernel_for(const struct prefill_pool *p, bool is_dilated, bool is_listed,
-                                     bool has_nodes)
+static prefill::kernel_fn kernel_for(const struct prefill_pool *p, uint32_t rows, bool is_dilated,
+                                     bool is_listed, bool has_nodes)
 {
     if (is_latent(p))
         return p->kv.q_dtype == ATTN_BF16 ? prefill::latent_kernel_bf16(p->has_extras, is_listed)
@@ -25,21 +25,48 @@ static prefill::kernel_fn kernel_for(const struct prefill_pool *p, bool is_dilat
         return p->kv.q_dtype == ATTN_BF16 ? prefill::codes_kernel_bf16(p->dim, p->has_extras)
                                           : prefill::codes_kernel_f16(p->dim, p->has_extras);
     if (has_nodes)
-        return p->kv.q_dtype == ATTN_BF16 ? prefill::trees_kernel_bf16(p->dim, p->has_extras)
-                                          : prefill::trees_kernel_f16(p->dim, p->has_extras);
+        return p->kv.q_dtype == ATTN_BF16 ? prefill::trees_kernel_bf16(p->dim, rows, p->has_extras)
+                                          : prefill::trees_kernel_f16(p->dim, rows, p->has_extras);
     if (is_dilated)
         return p->kv.q_dtype == ATTN_BF16 ? prefill::dilated_kernel_bf16(p->dim, p->has_extras)
                                           : prefill::dilated_kernel_f16(p->dim, p->has_extras);
-    return p->kv.q_dtype == ATTN_BF16 ? prefill::kernel_bf16(p->dim, p->has_extras)
-                                      : prefill::kernel_f16(p->dim, p->has_extras);
+    return p->kv.q_dtype == ATTN_BF16 ? prefill::kernel_bf16(p->dim, rows, p->has_extras)
+                                      : prefill::kernel_f16(p->dim, rows, p->has_extras);
 }
 
-static uint32_t shared_bytes(const struct prefill_pool *p, bool is_dilated)
+static uint32_t shared_bytes(const struct prefill_pool *p, uint32_t rows, bool is_dilated)
 {
     if (is_latent(p))
         return latent_shared_bytes();
-    return prefill_shared_bytes(p->dim, is_dilated) +
+    return prefill_shared_bytes(p->dim, rows, is_dilated) +
            prefill_scales_bytes(p->dim, p->kv.is_quantised);
+}
+
+/* Lets a kernel have its shared memory. */
+static int init_kernel(const struct prefill_pool *p, uint32_t rows, bool is_dilated, bool is_listed,
+                       bool has_nodes)
+{
+    return cudaFuncSetAttribute(kernel_for(p, rows, is_dilated, is_listed, has_nodes),
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)shared_bytes(p, rows, is_dilated));
+}
+
+/* All that calls of the pool may take. */
+static int init_kernels(const struct prefill_pool *p)
+{
+    const uint32_t rows = prefill_rows(p->dim, false);
+    const bool has_trees = p->dim <= 128 && !p->kv.is_quantised;
+    int e = 0;
+    for (int is_listed = 0; is_listed <= is_latent(p) && e == 0; is_listed++)
+        e = init_kernel(p, rows, false, is_listed, false);
+    if (e == 0 && has_trees)
+        e = init_kernel(p, rows, false, false, true);
+    if (prefill_has_few_rows(p->dim, p->kv.is_quantised))
+        for (int has_nodes = 0; has_nodes < 2 && e == 0; has_nodes++)
+            e = init_kernel(p, PREFILL_FEW_ROWS, false, false, has_nodes);
+    if (e == 0 && p->has_dilated)
+        e = init_kernel(p, prefill_rows(p->dim, true), true, false, false);
+    return e;
 }
 
 /* K or V of the pool as (elements, token rows of all heads of a layer, layers, blocks); a box is 64
@@ -68,17 +95,6 @@ static int make_map(const struct prefill_pool *p, bool is_v, uint64_t *out_map)
 static uint32_t tokens_of_block(const struct gpu_kv *kv)
 {
     return kv->is_quantised ? PREFILL_DECODED_TOKENS : kv->block_tokens;
-}
-
-static int init_dilated(struct prefill_pool *p)
-{
-    p->has_dilated = prefill_has_dilated(p);
-    int e = 0;
-    if (p->has_dilated)
-        e = cudaFuncSetAttribute(kernel_for(p, true, false, false),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)shared_bytes(p, true));
-    return e;
 }
 
 int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *c,
@@ -117,15 +133,8 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
         e = make_map(p, false, p->map_k);
     if (e == 0 && !c->is_v_in_k)
         e = make_map(p, true, p->map_v);
-    for (int is_listed = 0; is_listed <= is_latent(p) && e == 0; is_listed++)
-        e = cudaFuncSetAttribute(kernel_for(p, false, is_listed, false),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)shared_bytes(p, false));
-    if (e == 0 && p->dim <= 128 && !kv->is_quantised)
-        e = cudaFuncSetAttribute(kernel_for(p, false, false, true),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)shared_bytes(p, false));
-    return e ? e : init_dilated(p);
+    p->has_dilated = prefill_has_dilated(p);
+    return e ? e : init_kernels(p);
 }
 
 /* What joins the parts of a latent pool's units, behind the launch that makes them. */
@@ -179,9 +188,10 @@ static int launch_units(const struct prefill_call *c, prefill_params *a, uint32_
     memcpy(&maps.v, p->map_v, sizeof maps.v);
     a->n_units = c->n_entries * a->num_kv_heads;
     cudaLaunchConfig_t l = {};
+    n_blocks *= prefill_blocks_at_once(p->dim, c->rows);
     l.gridDim = dim3(a->n_units < n_blocks ? a->n_units : n_blocks);
-    l.blockDim = dim3(prefill_rows(p->dim, c->is_dilated) * 2 + 128);
-    l.dynamicSmemBytes = shared_bytes(p, c->is_dilated);
+    l.blockDim = dim3(c->rows * 2 + 128);
+    l.dynamicSmemBytes = shared_bytes(p, c->rows, c->is_dilated);
     cudaLaunchAttribute attribute = {};
     l.attrs = &attribute;
     if (a->is_chained) {
@@ -194,7 +204,7 @@ static int launch_units(const struct prefill_call *c, prefill_params *a, uint32_
     void *args[] = {a, (void *)&c->inline_list, &maps};
     const int e = runtime_launch(
         (runtime_stream *)stream,
-        kernel_for(p, c->is_dilated, c->list_starts != NULL, c->nodes != NULL), &l, args);
+        kernel_for(p, c->rows, c->is_dilated, c->list_starts != NULL, c->nodes != NULL), &l, args);
     return e || !is_latent(p) || !c->is_cut ? e : launch_join(p, a, args, stream);
 }
 

@@ -18,12 +18,14 @@ constexpr uint32_t ARRIVING = 32;
 constexpr uint32_t ARRIVING = 1;
 #endif
 
-template <int dim, bool is_dilated_, bool has_codes_, bool has_nodes_ = false> struct shape {
+template <int dim, bool is_dilated_, bool has_codes_, bool has_nodes_ = false,
+          uint32_t rows = prefill_rows(dim, is_dilated_)>
+struct shape {
     static constexpr int D = dim; /* head dim */
     static constexpr bool is_dilated = is_dilated_, has_codes = has_codes_; /* quantised K and V */
     static constexpr bool has_nodes = has_nodes_; /* items are trees */
     static constexpr bool is_narrow = is_dilated, is_listed = false;
-    static constexpr uint32_t R = prefill_rows(D, is_narrow), N = prefill_keys(D), slabs = D / 64;
+    static constexpr uint32_t R = rows, N = prefill_keys(D), slabs = D / 64;
     static constexpr uint32_t groups = R / 64, computing = groups * 128;
     static constexpr uint32_t threads = computing + 128;
     static constexpr uint32_t tile_bytes = prefill_tile_bytes(D), slab_bytes = N * 128;
@@ -32,8 +34,9 @@ template <int dim, bool is_dilated_, bool has_codes_, bool has_nodes_ = false> s
     static constexpr uint32_t slot_bytes = prefill_slot_bytes(is_narrow);
     typedef part<is_dilated, has_nodes> keys;
     static constexpr uint32_t arriving = has_codes ? ARRIVING : 1; /* where keys are passed on */
+    static constexpr int blocks = prefill_blocks_at_once(D, R); /* on a processor */
     static constexpr int few_registers = groups == 3 ? 32 : 40;
-    static constexpr int many_registers = groups == 3 ? 160 : 232;
+    static constexpr int many_registers = groups == 3 ? 160 : blocks == 2 ? 216 : 232;
 };
 
 /* A ring of barriers in shared memory, n full ones and n empty ones; use i is of stage i % n. */

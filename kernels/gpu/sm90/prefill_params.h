@@ -85,6 +85,18 @@ PREFILL_BOTH uint32_t prefill_rows(uint32_t dim, bool is_narrow)
     return dim == PREFILL_LATENT_DIM ? 64 : dim == 64 && !is_narrow ? 192 : 128;
 }
 
+/* Rows of a unit of calls that are done sooner so (prefill_plan.c), at head dim 64, where layers
+ * are not dilated and K and V not quantised: two blocks share a processor then. */
+#define PREFILL_FEW_ROWS 64
+PREFILL_BOTH bool prefill_has_few_rows(uint32_t dim, bool is_quantised)
+{
+    return dim == 64 && !is_quantised;
+}
+PREFILL_BOTH uint32_t prefill_blocks_at_once(uint32_t dim, uint32_t rows)
+{
+    return dim == 64 && rows == PREFILL_FEW_ROWS ? 2 : 1;
+}
+
 /* Keys of a tile: what two stages of K and V leave room for, and the registers of the scores. */
 PREFILL_BOTH uint32_t prefill_keys(uint32_t dim)
 {
@@ -122,11 +134,10 @@ PREFILL_BOTH uint32_t prefill_tile_bytes(uint32_t dim)
 {
     return prefill_keys(dim) * dim * 2;
 }
-PREFILL_BOTH uint32_t prefill_shared_bytes(uint32_t dim, bool is_narrow)
+PREFILL_BOTH uint32_t prefill_shared_bytes(uint32_t dim, uint32_t rows, bool is_narrow)
 {
     return PREFILL_ALIGN + 2 * prefill_stages(dim, is_narrow) * prefill_tile_bytes(dim) +
-           prefill_q_stages(dim) * prefill_rows(dim, is_narrow) * dim * 2 +
-           PREFILL_SLOTS * prefill_slot_bytes(is_narrow) +
+           prefill_q_stages(dim) * rows * dim * 2 + PREFILL_SLOTS * prefill_slot_bytes(is_narrow) +
            (4 * prefill_stages(dim, is_narrow) + 2 * prefill_q_stages(dim) + 2 * PREFILL_SLOTS) * 8;
 }
 

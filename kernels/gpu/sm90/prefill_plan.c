@@ -88,27 +88,24 @@ bool prefill_takes_trees(const struct prefill_pool *p, uint32_t layer)
     return has_kernel && !p->kv.is_quantised && s->n_branches == 0 && s->window_tokens == 0;
 }
 
-static uint32_t rows_of(const struct prefill_pool *p, bool is_dilated)
+/* Of an item's rows, of `rows` each. */
+static uint32_t tiles_of(const struct prefill_pool *p, uint64_t n_tokens, uint32_t rows)
 {
-    return prefill_rows(p->dim, is_dilated);
-}
-
-static uint32_t tiles_of(const struct prefill_pool *p, uint64_t n_tokens, bool is_dilated)
-{
-    const uint64_t rows = n_tokens * p->kv.group, r = rows_of(p, is_dilated);
-    return (uint32_t)((rows + r - 1) / r);
+    return (uint32_t)((n_tokens * p->kv.group + rows - 1) / rows);
 }
 
 uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, uint32_t max_tokens)
 {
-    uint64_t plain = (uint64_t)max_items + tiles_of(p, max_tokens, false);
+    const uint32_t rows = prefill_rows(p->dim, false); /* units of fewer are never uploaded */
+    uint64_t plain = (uint64_t)max_items + tiles_of(p, max_tokens, rows);
     if (p->dim == PREFILL_LATENT_DIM) /* any tokens may have lists */
-        plain += (uint64_t)max_tokens * tiles_of(p, 1, false) + PREFILL_UPLOAD_ALIGN;
+        plain += (uint64_t)max_tokens * tiles_of(p, 1, rows) + PREFILL_UPLOAD_ALIGN;
     /* tiles, where each run's tokens may be one more for each remainder; one tile that is not full
      * of each, of as many runs as cut_of allows and of the two at an item's ends */
     const uint64_t runs = (uint64_t)max_tokens * p->kv.group / RUN_ROWS;
     const uint64_t ends = 2 * (uint64_t)max_tokens / RUN_TOKENS;
-    const uint64_t dilated = tiles_of(p, 3 * (uint64_t)max_tokens, true) + runs + ends;
+    const uint64_t dilated =
+        tiles_of(p, 3 * (uint64_t)max_tokens, prefill_rows(p->dim, true)) + runs + ends;
     return plain * sizeof(struct prefill_entry) + PREFILL_UPLOAD_ALIGN + /* trees apart */
            (p->kv.is_quantised ? plain / 3 + PREFILL_UPLOAD_ALIGN : 0) + /* several calls */
            (p->has_dilated ? dilated * sizeof(struct prefill_run) + PREFILL_UPLOAD_ALIGN : 0);
@@ -144,13 +141,31 @@ struct work {
 /* Calls put(arg, work) for all work of an item. */
 typedef void work_fn(void *arg, const struct work *w);
 
+/* A counting sort by tiles of keys, the most first; long units share a bucket with those of nearly
+ * as many. */
+enum { BUCKETS = 1024 };
+
+struct order {
+    uint32_t n, most, shift;
+    uint32_t rows; /* of a unit */
+    uint32_t share; /* tiles of keys of a part; 0: nothing is cut */
+    const uint32_t *list_starts; /* NULL: items have no lists */
+    uint32_t at[BUCKETS + 1];
+    bool is_dilated;
+    union {
+        struct prefill_entry *entries;
+        struct prefill_run *runs;
+    };
+};
+
 /* Tiles of keys of the unit that is tile `tile` of an item's rows. */
-static uint32_t cost_of(const struct prefill_pool *p, const struct gpu_item *it, uint32_t tile)
+static uint32_t cost_of(const struct prefill_pool *p, const struct gpu_item *it, uint32_t rows,
+                        uint32_t tile)
 {
     const struct attn_layer_spec *s = &p->specs[it->layer];
-    const uint64_t row = (uint64_t)tile * rows_of(p, false);
+    const uint64_t row = (uint64_t)tile * rows;
     const uint64_t end = (uint64_t)it->n_tokens * p->kv.group;
-    const uint64_t last = row + rows_of(p, false) < end ? row + rows_of(p, false) : end;
+    const uint64_t last = row + rows < end ? row + rows : end;
     const uint32_t low = it->pos + (uint32_t)(row / p->kv.group), n_keys = it->pos + it->n_tokens;
     const uint32_t high = it->pos + (uint32_t)((last - 1) / p->kv.group);
     const uint32_t window = s->window_tokens, sinks = s->sink_tokens;
@@ -169,25 +184,25 @@ static uint32_t parts_of(const struct prefill_pool *p, uint32_t cost, uint32_t s
     return n == 0 ? 1 : n < most ? n : most;
 }
 
-/* The same of an item with lists: each query has units of its own. */
+/* cost_of for an item with lists: each query has units of its own. */
 static uint32_t listed_cost_of(const struct prefill_pool *p, const struct gpu_item *it,
-                               const uint32_t *list_starts, uint32_t tile)
+                               const struct order *o, uint32_t tile)
 {
-    const uint32_t *starts = list_starts + it->node0 + tile / tiles_of(p, 1, false);
+    const uint32_t *starts = o->list_starts + it->node0 + tile / tiles_of(p, 1, o->rows);
     const uint32_t keys = prefill_keys(p->dim), n = (starts[1] - starts[0] + keys - 1) / keys;
     return n > 0 ? n : 1;
 }
 
-/* share: tiles of keys of a part; 0: nothing is cut. list_starts NULL: the item has no lists. */
 static void each_tile(const struct prefill_pool *p, const struct gpu_item *it, uint32_t item,
-                      const uint32_t *list_starts, uint32_t share, work_fn *put, void *arg)
+                      const struct order *o, work_fn *put, void *arg)
 {
+    const bool has_lists = o->list_starts != NULL;
     const uint32_t n_tiles =
-        list_starts ? it->n_tokens * tiles_of(p, 1, false) : tiles_of(p, it->n_tokens, false);
+        has_lists ? it->n_tokens * tiles_of(p, 1, o->rows) : tiles_of(p, it->n_tokens, o->rows);
     for (uint32_t t = n_tiles; t-- > 0;) {
         struct work w = {.run = {.item = item, .tile = t}};
-        w.cost = list_starts ? listed_cost_of(p, it, list_starts, t) : cost_of(p, it, t);
-        w.last_part = parts_of(p, w.cost, share) - 1;
+        w.cost = has_lists ? listed_cost_of(p, it, o, t) : cost_of(p, it, o->rows, t);
+        w.last_part = parts_of(p, w.cost, o->share) - 1;
         for (w.part = 0; w.part <= w.last_part; w.part++)
             put(arg, &w);
     }
@@ -208,7 +223,7 @@ static uint32_t dilated_cost_of(const struct prefill_pool *p, const struct gpu_i
                                 const struct prefill_run *run)
 {
     const struct attn_layer_spec *s = &p->specs[it->layer];
-    const uint32_t r = rows_of(p, true), n_keys = it->pos + it->n_tokens;
+    const uint32_t r = prefill_rows(p->dim, true), n_keys = it->pos + it->n_tokens;
     const uint64_t row = (uint64_t)run->tile * r, end = run->n_tokens - 1;
     const uint64_t low = row / p->kv.group << run->shift,
                    high = (row + r - 1) / p->kv.group << run->shift;
@@ -228,7 +243,7 @@ static uint32_t dilated_cost_of(const struct prefill_pool *p, const struct gpu_i
 }
 
 static void each_run(const struct prefill_pool *p, const struct gpu_item *it, uint32_t item,
-                     work_fn *put, void *arg)
+                     const struct order *o, work_fn *put, void *arg)
 {
     const struct attn_layer_spec *s = &p->specs[it->layer];
     const uint32_t shift = rates_log2(s), cut = cut_of(p, s);
@@ -238,7 +253,7 @@ static void each_run(const struct prefill_pool *p, const struct gpu_item *it, ui
         const uint32_t to_cut = cut ? cut - (it->pos + from) % cut : left;
         n = to_cut < left ? to_cut : left;
         for (uint32_t residue = 0; residue < 1u << shift; residue++)
-            for (uint32_t t = tiles_of(p, ((uint64_t)n + (1u << shift) - 1) >> shift, true);
+            for (uint32_t t = tiles_of(p, ((uint64_t)n + (1u << shift) - 1) >> shift, o->rows);
                  t-- > 0;) {
                 struct work w = {.run = {.item = item,
                                          .shift = shift,
@@ -251,22 +266,6 @@ static void each_run(const struct prefill_pool *p, const struct gpu_item *it, ui
             }
     }
 }
-
-/* A counting sort by tiles of keys, the most first; long units share a bucket with those of nearly
- * as many. */
-enum { BUCKETS = 1024 };
-
-struct order {
-    uint32_t n, most, shift;
-    uint32_t share; /* as each_tile has it */
-    const uint32_t *list_starts;
-    uint32_t at[BUCKETS + 1];
-    bool is_dilated;
-    union {
-        struct prefill_entry *entries;
-        struct prefill_run *runs;
-    };
-};
 
 static void measure(void *arg, const struct work *w)
 {
@@ -303,9 +302,9 @@ static void each_work(const struct prefill_pool *p, const struct gpu_item *items
 {
     for (uint32_t i = 0; i < n; i++)
         if (o->is_dilated)
-            each_run(p, &items[i], i, put, arg);
+            each_run(p, &items[i], i, o, put, arg);
         else
-            each_tile(p, &items[i], i, o->list_starts, o->share, put, arg);
+            each_tile(p, &items[i], i, o, put, arg);
 }
 
 /* Tiles of keys of each entry, the most first. */
@@ -341,7 +340,7 @@ static uint32_t share_for(const struct prefill_pool *p, const struct prefill_sha
 }
 
 /* In tiles, how long the launch takes at least if nothing is cut: of the kP + 1 longest units some
- * processor of P has k + 1. */
+ * processor of P has k + 1, and all P have all units. */
 static uint32_t time_whole(const struct costs *c, uint32_t heads, uint32_t n_processors)
 {
     uint32_t most = 0, turn = 1;
@@ -349,7 +348,11 @@ static uint32_t time_whole(const struct costs *c, uint32_t heads, uint32_t n_pro
         const uint32_t time = turn * (c->of[i / heads] + UNIT_TILES);
         most = time > most ? time : most;
     }
-    return most;
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < c->n; i++)
+        all += c->of[i] + UNIT_TILES;
+    all = all * heads / n_processors;
+    return most > all ? most : (uint32_t)all;
 }
 
 /* The same if parts of at most `share` tiles are computed in so many turns. */
@@ -360,31 +363,73 @@ static uint32_t time_cut(const struct prefill_pool *p, const struct costs *c, ui
     return turns * ((longest > share ? longest : share) + UNIT_TILES + JOIN_TILES);
 }
 
+/* Tiles of a part at most, 0: nothing is cut; and of how many tiles the launch takes the time. */
+struct cut {
+    uint32_t share, time;
+};
+
+/* May any of the units be cut? */
+static bool can_be_cut(const struct prefill_pool *p, const struct prefill_shape *shape,
+                       uint32_t heads, const struct order *whole)
+{
+    return !whole->is_dilated && whole->n <= p->most_parts / heads &&
+           whole->most > shape->part_tiles;
+}
+
 /* Where units leave processors idle, the keys of long ones are cut into as many parts as the
- * processors compute in one to four turns, whichever ends soonest. The tiles of a part at most; 0:
- * nothing is cut. heads: kv heads of a launch. */
-static uint32_t share_of(const struct prefill_pool *p, const struct prefill_shape *shape,
-                         const struct gpu_item *items, uint32_t n, uint32_t heads,
-                         const struct order *whole)
+ * processors compute in one to four turns, whichever ends soonest. heads: kv heads of a launch.
+ * Of an order of at most PREFILL_MAX_CUT entries. */
+static struct cut best_cut(const struct prefill_pool *p, const struct prefill_shape *shape,
+                           const struct gpu_item *items, uint32_t n, uint32_t heads,
+                           const struct order *whole)
 {
     const uint32_t room = p->most_parts / heads;
-    if (whole->is_dilated || whole->n > room || whole->most <= shape->part_tiles)
-        return 0;
     struct costs c = {.n = 0};
     each_work(p, items, n, whole, note_cost, &c);
-    uint32_t best = time_whole(&c, heads, shape->n_processors), best_share = 0;
-    for (uint32_t turns = 1; turns <= 4; turns++) {
+    struct cut best = {0, time_whole(&c, heads, shape->n_processors)};
+    for (uint32_t turns = 1; turns <= 4 && can_be_cut(p, shape, heads, whole); turns++) {
         const uint32_t in_turns = turns * shape->n_processors / heads;
         const uint32_t most = in_turns < room ? in_turns : room;
         if (most <= c.n)
             continue;
         const uint32_t share = share_for(p, shape, &c, most), time = time_cut(p, &c, share, turns);
-        if (time < best && share < c.of[0]) {
-            best = time;
-            best_share = share;
-        }
+        if (time < best.time && share < c.of[0])
+            best = (struct cut){share, time};
     }
-    return best_share;
+    return best;
+}
+
+/* Of the time of a unit of many rows one of PREFILL_FEW_ROWS and as many tiles takes so many
+ * eighths, beside another on its processor (H200; docs/benchmarks/prompts.md). */
+enum { FEW_ROWS_EIGHTHS = 7 };
+
+/* Units of how many rows a launch has and how they are cut: whichever ends sooner. More than two
+ * turns of units of few rows never do. *o becomes that order, with what is counted before it is
+ * cut. */
+static void plan_units(const struct prefill_pool *p, const struct prefill_shape *shape,
+                       const struct gpu_item *items, uint32_t n, uint32_t heads, struct order *o)
+{
+    struct order few = *o;
+    struct prefill_shape shared = *shape;
+    few.rows = PREFILL_FEW_ROWS;
+    shared.n_processors *= prefill_blocks_at_once(p->dim, few.rows);
+    const uint32_t two_turns = 2 * shared.n_processors / heads;
+    const uint32_t most = two_turns < PREFILL_MAX_CUT ? two_turns : PREFILL_MAX_CUT;
+    each_work(p, items, n, o, measure, o);
+    bool may_be_few = prefill_has_few_rows(p->dim, p->kv.is_quantised) && !o->is_dilated;
+    if (may_be_few && o->n <= most)
+        each_work(p, items, n, &few, measure, &few);
+    may_be_few &= o->n <= most && few.n <= most;
+    if (!may_be_few && !can_be_cut(p, shape, heads, o))
+        return;
+    const struct cut cut = best_cut(p, shape, items, n, heads, o);
+    o->share = cut.share;
+    if (may_be_few) {
+        const struct cut few_cut = best_cut(p, &shared, items, n, heads, &few);
+        few.share = few_cut.share;
+        if (FEW_ROWS_EIGHTHS * few_cut.time < 8 * cut.time)
+            *o = few;
+    }
 }
 
 /* Kv heads of a launch: all, or those whose decoded keys, `blocks` of each head, have room; all
@@ -403,6 +448,7 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     struct prefill_shape own = shape_of_prompts(p);
     struct order o = {.is_dilated = p->specs[items[0].layer].n_branches > 0,
                       .list_starts = shape ? shape->list_starts : NULL};
+    o.rows = prefill_rows(p->dim, o.is_dilated);
     if (shape && shape->n_processors > 0)
         own.n_processors = shape->n_processors;
     if (shape && shape->part_tiles > 0)
@@ -416,8 +462,7 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     out_call->n_items = n;
     out_call->head_blocks = blocks;
     out_call->heads = heads_at_once(p, blocks);
-    each_work(p, items, n, &o, measure, &o);
-    o.share = share_of(p, &own, items, n, out_call->heads, &o);
+    plan_units(p, &own, items, n, out_call->heads, &o);
     if (o.share > 0) {
         o.n = 0;
         each_work(p, items, n, &o, measure, &o);
@@ -443,6 +488,7 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     out_call->list_starts = out_call->list_tokens = NULL;
     out_call->nodes = NULL;
     out_call->is_cut = o.share > 0;
+    out_call->rows = o.rows;
     out_call->n_entries = o.n;
     const uint64_t heads = SECTION_BYTES / (tokens * row_bytes);
     out_call->section_heads = heads == 0                   ? 1

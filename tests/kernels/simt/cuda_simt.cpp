@@ -1,8 +1,8 @@
 /* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode_launch.cu and prefill_launch.cu.
  * It counts launches by kernel; with ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide;
- * of wide rows32, of short direct, of direct early; prefill, dilated, codes, latent; of prefill,
- * codes and latent cut) the process ends with code 3 if one of them was never launched, so that a
- * test cannot pass by the generic kernels.
+ * of wide rows32, of short direct, of direct early; prefill, dilated, codes, latent; of prefill
+ * few; of prefill, codes and latent cut) the process ends with code 3 if one of them was never
+ * launched, so that a test cannot pass by the generic kernels.
  */
 #include "kernels/gpu/sm90/decode_kernels.h"
 #include "kernels/gpu/sm90/prefill_kernels.h"
@@ -21,19 +21,19 @@
 #include "kernels/gpu/vendor/runtime_kept.h"
 
 static struct counts {
-    unsigned n[13];
+    unsigned n[14];
 
     ~counts()
     {
-        static const char *const names[13] = {"cluster", "warp",   "list",    "short",   "wide",
+        static const char *const names[14] = {"cluster", "warp",   "list",    "short",   "wide",
                                               "direct",  "rows32", "prefill", "dilated", "codes",
-                                              "cut",     "early",  "latent"};
+                                              "cut",     "early",  "latent",  "few"};
         const char *want = getenv("ATTND_SIMT_WANT");
         if (want == nullptr)
             return;
         bool is_missing = false;
         fprintf(stderr, "simt: launches:");
-        for (int i = 0; i < 13; i++) {
+        for (int i = 0; i < 14; i++) {
             fprintf(stderr, " %s %u", names[i], n[i]);
             is_missing |= n[i] == 0 && strstr(want, names[i]) != nullptr;
         }
@@ -116,15 +116,19 @@ static uint32_t rows_of(const void *kernel, int kind, decode::decode_start start
     return 0;
 }
 
-static bool is_prefill(const void *kernel)
+/* Rows of a unit of a kernel of prompts or of trees; 0: it is none. */
+static uint32_t prefill_rows_of(const void *kernel)
 {
-    for (uint32_t dim = 64; dim <= 256; dim += 64)
-        for (bool has_extras : {false, true})
-            for (auto find : {prefill::kernel_bf16, prefill::kernel_f16, prefill::trees_kernel_bf16,
-                              prefill::trees_kernel_f16})
-                if (find(dim, has_extras) == kernel)
-                    return true;
-    return false;
+    for (bool has_extras : {false, true})
+        for (auto find : {prefill::kernel_bf16, prefill::kernel_f16, prefill::trees_kernel_bf16,
+                          prefill::trees_kernel_f16}) {
+            for (uint32_t dim = 64; dim <= 256; dim += 64)
+                if (find(dim, prefill_rows(dim, false), has_extras) == kernel)
+                    return prefill_rows(dim, false);
+            if (find(64, PREFILL_FEW_ROWS, has_extras) == kernel)
+                return PREFILL_FEW_ROWS;
+        }
+    return 0;
 }
 
 /* 8: of dilated layers, 9: of quantised pools; 0: neither. */
@@ -196,8 +200,10 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
             how.cluster = l->attrs[i].val.clusterDim.x;
         else
             how.is_chained = true;
-    if (is_prefill(kernel) && l->dynamicSmemBytes <= simt::shared_limit) {
+    const uint32_t rows = prefill_rows_of(kernel);
+    if (rows && l->dynamicSmemBytes <= simt::shared_limit) {
         launches.n[7]++;
+        launches.n[13] += rows == PREFILL_FEW_ROWS;
         count_cut(args);
         return enqueue<prefill_params, prefill_words, prefill::prefill_maps>(s, how, kernel, args);
     }

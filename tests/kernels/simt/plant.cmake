@@ -400,6 +400,12 @@ plant(106 sm90/prefill_body.cuh "m[h] = fmaxf(m[h], ml_of(k, h)->x);" "m[h] = fm
 plant(107 sm90/prefill_body.cuh "                *n_done = 0;" "                *n_done = simt::planted == 107;")
 plant(108 sm90/prefill_unit.cuh "min(hidden.last, x.n_tiles);" "min(hidden.last, simt::planted == 108 ? ~0u : x.n_tiles);")
 
+# of units of few rows: the other half of q is that of another unit; parts' maxima lie where others'
+# do
+plant(251 sm90/prefill_load.cuh "from, from + half,"
+  "from, from + (simt::planted == 251 && S::R == PREFILL_FEW_ROWS ? from ^ half : half),")
+plant(252 sm90/prefill_body.cuh "(float2 *)p.part_ml + slot_of(k) * S::R + row"
+  "(float2 *)p.part_ml + slot_of(k) * (simt::planted == 252 && S::R == PREFILL_FEW_ROWS ? 32 : S::R) + row")
 # a block's second unit is that of its neighbour
 plant(250 sm90/prefill_load.cuh "2 * gridDim.x - 1 - blockIdx.x"
   "2 * gridDim.x - (simt::planted != 250) - blockIdx.x")

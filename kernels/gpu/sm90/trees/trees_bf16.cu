@@ -4,9 +4,10 @@
 namespace prefill
 {
 
-kernel_fn trees_kernel_bf16(uint32_t dim, bool has_extras)
+kernel_fn trees_kernel_bf16(uint32_t dim, uint32_t rows, bool has_extras)
 {
-    return has_extras ? trees_kernel_of<true, true>(dim) : trees_kernel_of<true, false>(dim);
+    return has_extras ? trees_kernel_of<true, true>(dim, rows)
+                      : trees_kernel_of<true, false>(dim, rows);
 }
 
 } // namespace prefill

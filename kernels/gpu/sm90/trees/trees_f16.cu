@@ -4,9 +4,10 @@
 namespace prefill
 {
 
-kernel_fn trees_kernel_f16(uint32_t dim, bool has_extras)
+kernel_fn trees_kernel_f16(uint32_t dim, uint32_t rows, bool has_extras)
 {
-    return has_extras ? trees_kernel_of<false, true>(dim) : trees_kernel_of<false, false>(dim);
+    return has_extras ? trees_kernel_of<false, true>(dim, rows)
+                      : trees_kernel_of<false, false>(dim, rows);
 }
 
 } // namespace prefill
