@@ -33,13 +33,13 @@ static uint32_t parts_of(const struct backend_pool_config *c, const struct backe
 
 void merges_compute(const struct backend_pool_config *c, const struct backend_merges *m)
 {
-    const uint64_t row_bytes = (uint64_t)c->head_dim_v * attn_dtype_bytes(c->q_dtype);
+    const uint64_t row_bytes = (uint64_t)backend_out_dim(c) * attn_dtype_bytes(c->q_dtype);
     for (uint32_t i = 0; i < m->n; i++) {
         const struct backend_merge *x = &m->list[i];
         for (uint32_t row = 0; row < x->n_tokens * c->num_q_heads; row++) {
             const struct merged_row r = {m, x->out_at + row * row_bytes,
                                          x->lse_at + row * sizeof(float)};
-            const float lse = attn_merge_row(c->q_dtype, c->head_dim_v, parts_of(c, m, x, row),
+            const float lse = attn_merge_row(c->q_dtype, backend_out_dim(c), parts_of(c, m, x, row),
                                              part_of, &r, (uint8_t *)x->out + row * row_bytes);
             if (x->lse != NULL)
                 x->lse[row] = lse;

@@ -69,7 +69,7 @@ static int launch_merges(const struct backend_batch *batch, runtime_stream *s)
     struct gpu_merge_parts a = {.n_parts = m->n_parts,
                                 .stripe = m->stripe,
                                 .num_q_heads = c->num_q_heads,
-                                .dv = c->head_dim_v,
+                                .dv = backend_out_dim(c),
                                 .q_dtype = (uint32_t)c->q_dtype};
     int code = 0;
     for (uint32_t k = 0; k < m->n_parts; k++)

@@ -367,10 +367,38 @@ def test_all_cards_have_them():
                 check(mine.step(0, [(s, 0, 40)], q, k), q, k, 0, weights_of(0))
                 check(theirs.step(0, [(t, 0, 40)], q, k), q, k, 0, weights_of(0))
                 assert cards_of_sequences(a) == {0, 1}
-            for split in ("heads", "tokens"):
-                spec = SPEC._replace(name=f"by {split}", num_q_heads=4, num_kv_heads=2, split=split, block_tokens=32)
-                with pytest.raises(attnd.UnsupportedError, match="a pool that is split, on backend"):
-                    a.create_pool(spec)
+            spec = SPEC._replace(name="by heads", num_q_heads=4, num_kv_heads=2, split="heads")
+            with pytest.raises(attnd.UnsupportedError, match="split heads: q_nope_dim is 24, such pools are split"):
+                a.create_pool(spec)
+
+
+@pytest.mark.parametrize("n_cards", [2, 4])
+def test_cards_that_have_stripes_of_a_pool_project_their_own(n_cards):
+    """Each is given the weights, and has them after a kill. The canary compares every item that it can."""
+    cards = ",".join(map(str, range(n_cards)))
+    settings = {"device.kv_memory": "16M", "device.index": cards, "stats.canary": 1}
+    with Kept(**settings) as d, attnd.connect(d.url, timeout=60, max_retries=1000) as c:
+        pool = c.create_pool(SPEC._replace(split="tokens", block_tokens=16 * n_cards))
+        q, k = tensors(150)
+        with pool.open() as s, pytest.raises(attnd.NoWeightsError, match="layer 1 of pool heads has 0 of"):
+            pool.step(1, [(s, 0, 1)], q[:1], k[:1])
+        give(pool)
+        with pool.open() as s:
+            for pos, n in ((0, 70), (70, 65), *((pos, 1) for pos in range(135, 150))):
+                now = slice(pos, pos + n)
+                for layer in range(LAYERS):
+                    result = pool.step(layer, [(s, pos, n)], q[now], k[now], lse=True)
+                    check(result, q[now], k[: pos + n], pos, weights_of(layer))
+                if pos == 140:
+                    os.kill(worker_of(d.process.pid), signal.SIGKILL)
+            out = pool.step(0, [(s, 100, 50)], q[100:], is_full=True).out
+            want, _ = chain(q[100:], k, 100, weights_of(0), LAYER._replace(is_full=True))
+            np.testing.assert_allclose(out, want, rtol=1e-3, atol=1e-4)
+            with s.fork(99) as f:
+                check(pool.step(1, [(f, 99, 5)], q[99:104], k[99:104]), q[99:104], k[:104], 99, weights_of(1))
+        stats = c.stats()
+        assert stats["canary_wrong_total"] == stats["canary_unrepeated_total"] == 0
+        assert stats["canary_items_total"] + stats["canary_skipped_total"] > 0
 
 
 def test_a_sequence_goes_on_at_a_daemon_with_other_weights_of_the_same_model():

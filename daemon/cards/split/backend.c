@@ -358,6 +358,30 @@ static attn_status tokens_copy(struct backend_pool *p, const struct backend_toke
     return engine_call_others(e, peers_n(e), tokens_copy_here, &c.all, &n_done);
 }
 
+/* --- weights: each device has all of them, and is given them by itself ------------------------ */
+
+static attn_status weights_write(struct backend_pool *p, uint32_t layer, uint64_t offset,
+                                 const void *bytes, uint64_t n)
+{
+    const struct engine *e = engine_of(p->backend);
+    return fail_of_device(p->backend,
+                          e->env.ops->weights_write(p->device, layer, offset, bytes, n));
+}
+
+/* The primary is given them last, so all devices have what it has. */
+static uint64_t weights_have(const struct backend_pool *p, uint32_t layer)
+{
+    return engine_of(p->backend)->env.ops->weights_have(p->device, layer);
+}
+
+static attn_status weights_read(struct backend_pool *p, uint32_t layer, uint64_t offset, uint64_t n,
+                                void *out_bytes)
+{
+    const struct engine *e = engine_of(p->backend);
+    return fail_of_device(p->backend,
+                          e->env.ops->weights_read(p->device, layer, offset, n, out_bytes));
+}
+
 /* --- batches ---------------------------------------------------------------------------------- */
 
 static attn_status submit(struct backend *b, struct backend_batch *batch)
@@ -381,6 +405,9 @@ static const struct backend_ops ops = {
     .pool_resize = resize,
     .pool_close = pool_close,
     .pool_kernels = pool_kernels,
+    .weights_write = weights_write,
+    .weights_have = weights_have,
+    .weights_read = weights_read,
     .submit = submit,
     .block_read = block_read,
     .block_write = block_write,

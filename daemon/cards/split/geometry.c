@@ -34,6 +34,10 @@ static attn_status split_heads(struct pool_split *s, char *why, size_t why_bytes
     if (c->num_kv_heads < s->n_cards)
         return FAIL(ATTN_ENOTSUP, "split heads: num_kv_heads is %" PRIu32 ", of %" PRIu32 " cards",
                     c->num_kv_heads, s->n_cards);
+    if (c->q_nope_dim > 0)
+        return FAIL(ATTN_ENOTSUP,
+                    "split heads: q_nope_dim is %" PRIu32 ", such pools are split by tokens",
+                    c->q_nope_dim);
     s->kv_head = first_head(c->num_kv_heads, s->n_cards, s->card);
     s->q_head = s->kv_head * group;
     c->num_kv_heads = first_head(c->num_kv_heads, s->n_cards, s->card + 1) - s->kv_head;

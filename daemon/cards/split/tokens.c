@@ -2,7 +2,8 @@
  * says how the outputs of all cards are merged.
  *
  * Each card's outputs have the same layout: out and lse of each item that attends. Appended tokens
- * are gathered in staging.
+ * are gathered in staging. Where items carry heads, each device projects its own outputs, and they
+ * are merged as heads are: the projection is linear.
  *
  * A device sees its stripes one behind another, as a shorter sequence, and decoding is one query
  * over them. A prompt is ring attention without the ring: every device reads all queries from the
@@ -45,10 +46,10 @@ static struct rows rows_of(const struct shard_tensors *t)
     const struct backend_pool_config *c = t->config;
     uint64_t el = attn_dtype_bytes(c->q_dtype);
     return (struct rows){
-        .q = c->num_q_heads * c->head_dim_k * el,
+        .q = c->num_q_heads * backend_q_dim(c) * el,
         .k = c->num_kv_heads * c->head_dim_k * el,
         .v = c->is_v_in_k ? 0 : c->num_kv_heads * c->head_dim_v * el,
-        .out = c->num_q_heads * c->head_dim_v * el,
+        .out = c->num_q_heads * backend_out_dim(c) * el,
         .lse = c->num_q_heads * sizeof(float),
     };
 }

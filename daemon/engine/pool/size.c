@@ -137,10 +137,9 @@ attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p
     attn_status st = p->ops->pool_check(p->backend, &p->config);
     if (st != ATTN_OK)
         return FAIL(st, "%s", p->ops->last_error(p->backend));
-    if (w->q_nope_dim > 0 && p->ops->weights_write == NULL)
-        return FAIL(ATTN_ENOTSUP, "q_nope_dim is %" PRIu32 ": %s %s has no projections",
-                    w->q_nope_dim, is_split ? "a pool that is split, on backend" : "backend",
-                    e->info.name);
+    if (w->q_nope_dim > 0 && e->env.ops->weights_write == NULL)
+        return FAIL(ATTN_ENOTSUP, "q_nope_dim is %" PRIu32 ": backend %s has no projections",
+                    w->q_nope_dim, e->info.name);
     const uint32_t of_weights = pool_weight_blocks(p);
     const uint64_t share = left / n_cards, rest = share < of_weights ? 0 : share - of_weights;
     if (asked + (uint64_t)of_weights > left || (asked == 0 && of_weights > 0 && rest == 0))

@@ -1,5 +1,5 @@
-/* weights.c: pieces of the weights of a pool's layers, which every card gets. Engine thread of the
- * primary. */
+/* weights.c: pieces of the weights of a pool's layers, which every card gets, the primary last:
+ * where it computes with the others, what it has is there. Engine thread of the primary. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -56,8 +56,10 @@ attn_status weights_run(struct engine *e, struct request *req, uint32_t session,
                               .n = n,
                               .bytes = req->wire.payload};
     uint32_t n_done;
-    write_here(e, &ask);
-    if (ask.all.status != ATTN_OK)
-        return ask.all.status;
-    return engine_call_others(e, peers_n(e), write_here, &ask.all, &n_done);
+    st = engine_call_others(e, peers_n(e), write_here, &ask.all, &n_done);
+    if (st == ATTN_OK) {
+        write_here(e, &ask);
+        st = ask.all.status;
+    }
+    return st;
 }

@@ -1,7 +1,7 @@
 /* test_shard_tensors.c: pools split over several devices: what each is told of a batch, and what
  * becomes of their outputs, over the product of geometries, dtypes and options, against the float64
- * reference; with layers that are dilated, and with queries that choose blocks, too. And blocks in
- * shards.
+ * reference; with layers that are dilated, with queries that choose blocks, and with heads that are
+ * projected, too. And blocks in shards.
  *
  *     test_shard_tensors [NAME [EVERY [OFFSET [TESTS]]]]
  *
@@ -34,6 +34,8 @@ enum {
     MAX_HEADS = 160,
     MAX_BATCH_ITEMS = 256,
     SLICE = 3, /* blocks that are joined at once */
+    Q_NOPE_DIM = 24, /* of heads that are projected */
+    OUT_DIM = 80,
     DEVICE_BYTES = 128 << 20,
 };
 #define TOO_CLOSE 1e-3 /* what f32 sums may be off, and more */
@@ -138,6 +140,7 @@ struct split_run {
     uint32_t n_patches;
     float *rk[N_SEQS], *rv[N_SEQS]; /* what was appended, as the cache reads it */
     bool is_choosing; /* queries choose blocks, and have no lists */
+    float *weights; /* [num_q_heads][q_nope_dim + out_dim][head_dim_v]; NULL: no projections */
     struct split_extremes extremes;
 };
 
@@ -145,9 +148,68 @@ struct split_run {
  * with other keys. */
 enum step_kind { MORE, AGAIN, ANEW };
 
+/* The same weights to all pools, by which what is multiplied stays about as large. */
+static void give_weights(struct split_run *r)
+{
+    const struct backend_pool_config *c = &r->config;
+    const size_t dv = c->head_dim_v, head = (c->q_nope_dim + c->out_dim) * dv;
+    const uint64_t bytes = backend_weights_bytes(c);
+    void *given = malloc(bytes);
+    r->weights = calloc(c->num_q_heads * head, sizeof *r->weights);
+    for (size_t i = 0; i < c->num_q_heads * head; i++) {
+        const double n = i % head < c->q_nope_dim * dv ? c->q_nope_dim : c->head_dim_v;
+        reference_put(c->q_dtype, given, i, next_random() * sqrt(3 / n));
+        r->weights[i] = (float)reference_get(c->q_dtype, given, i);
+    }
+    for (uint32_t i = 0; i < r->n_cards; i++)
+        assert_int_equal(ops->weights_write(r->shards[i], 0, 0, given, bytes), ATTN_OK);
+    assert_int_equal(ops->weights_write(r->whole, 0, 0, given, bytes), ATTN_OK);
+    free(given);
+}
+
+static const float *weights_of(const struct split_run *r, size_t row)
+{
+    const struct backend_pool_config *c = &r->config;
+    return r->weights + row % c->num_q_heads * (c->q_nope_dim + c->out_dim) * c->head_dim_v;
+}
+
+/* The item's q as it attends, to be freed. */
+static void *attended_q(const struct split_run *r, const struct backend_item *d)
+{
+    const struct backend_pool_config *c = &r->config;
+    const size_t n = (size_t)d->n_tokens * c->num_q_heads, dim = backend_q_dim(c);
+    void *to = malloc(n * c->head_dim_k * attn_dtype_bytes(c->q_dtype));
+    for (size_t row = 0; row < n; row++) {
+        float q[BACKEND_MAX_LATENT_K], wide[BACKEND_MAX_LATENT_K];
+        for (size_t i = 0; i < dim; i++)
+            q[i] = (float)reference_get(c->q_dtype, d->q, row * dim + i);
+        if (r->weights != NULL)
+            reference_absorb(c, weights_of(r, row), q, wide);
+        for (size_t i = 0; i < c->head_dim_k; i++)
+            reference_put(c->q_dtype, to, row * c->head_dim_k + i,
+                          (double)(r->weights != NULL ? wide : q)[i]);
+    }
+    return to;
+}
+
+/* What an output is of n rows that attention gives, from row `first` on; those are freed. */
+static double *expanded(const struct split_run *r, double *rows, size_t first, size_t n)
+{
+    const struct backend_pool_config *c = &r->config;
+    if (r->weights == NULL)
+        return rows;
+    double *out = calloc(n * c->out_dim, sizeof *out);
+    for (size_t i = 0; i < n; i++)
+        reference_expand(c, weights_of(r, first + i), rows + i * c->head_dim_v,
+                         out + i * c->out_dim);
+    free(rows);
+    return out;
+}
+
 static attn_status run_begin(struct split_run *r, const struct case_geometry *g,
                              struct case_dtype d, const struct case_options *o,
-                             const struct dilation *dilation, attn_split how, uint32_t n_cards)
+                             const struct dilation *dilation, attn_split how, uint32_t n_cards,
+                             bool has_heads)
 {
     char why[256];
     *r = (struct split_run){.config = case_config(g, d, o), .layer = case_spec(g, o)};
@@ -158,6 +220,8 @@ static attn_status run_begin(struct split_run *r, const struct case_geometry *g,
     r->layer.alibi_slopes = o->has_alibi ? slopes : NULL;
     r->config.layers = &r->layer;
     r->config.num_layers = 1;
+    r->config.q_nope_dim = has_heads ? Q_NOPE_DIM : 0;
+    r->config.out_dim = has_heads ? OUT_DIM : 0;
     r->config.n_blocks = r->config.max_row_blocks = N_BLOCKS;
     r->config.n_table_rows = N_SEQS;
     for (uint32_t i = 0; i < n_cards; i++) {
@@ -180,6 +244,8 @@ static attn_status run_begin(struct split_run *r, const struct case_geometry *g,
     assert_int_equal(st, ATTN_OK);
     for (uint32_t i = 0; i < n_cards; i++)
         assert_int_equal(ops->pool_open(backends[i], &r->splits[i].config, &r->shards[i]), ATTN_OK);
+    if (has_heads)
+        give_weights(r);
     for (uint32_t s = 0; s < N_SEQS; s++) {
         for (uint32_t i = 0; i < N_BLOCKS / N_SEQS; i++) {
             r->table[s][i] = (i * 7 % (N_BLOCKS / N_SEQS)) * N_SEQS + s;
@@ -199,6 +265,7 @@ static void run_end(struct split_run *r)
     }
     ops->pool_close(r->whole);
     extremes_forget_all(&r->extremes);
+    free(r->weights);
     for (uint32_t s = 0; s < N_SEQS; s++) {
         free(r->rk[s]);
         free(r->rv[s]);
@@ -330,8 +397,8 @@ static void check_outputs(const struct split_run *r, const struct backend_item *
                           const float *lse, const char *name)
 {
     const struct backend_pool_config *c = &r->config;
-    size_t n = (size_t)d->n_tokens * c->num_q_heads, n_out = n * c->head_dim_v;
-    double *want = calloc(n_out, sizeof *want), *want_lse = calloc(n, sizeof *want_lse);
+    size_t n = (size_t)d->n_tokens * c->num_q_heads, n_out = n * backend_out_dim(c);
+    double *want = calloc(n * c->head_dim_v, sizeof *want), *want_lse = calloc(n, sizeof *want_lse);
     /* over what the cache reads: the bound is that of the dtype alone */
     struct reference_bound bound = reference_bound_of(c->q_dtype, c->q_dtype);
     float *q = calloc((size_t)d->n_tokens * c->num_q_heads * c->head_dim_k, sizeof *q);
@@ -343,6 +410,7 @@ static void check_outputs(const struct split_run *r, const struct backend_item *
                                            d->pos, r->rk[d->table_row], r->rv[d->table_row],
                                            r->len[d->table_row], &seen, want, want_lse),
                      ATTN_OK);
+    want = expanded(r, want, 0, n);
     for (size_t i = 0; i < n_out; i++) {
         double got = reference_get(c->q_dtype, out, i);
         if (!(fabs(got - want[i]) <= bound.atol + bound.rtol * fabs(want[i])))
@@ -397,8 +465,9 @@ static void check_choice(const struct split_run *r, const struct backend_item *d
         assert_int_equal(reference_attend_seen(&layer, group, 1, dk, c->head_dim_v, ATTN_F32, q, 1,
                                                end - 1, k, v, end, &seen, out, lse),
                          ATTN_OK);
-        compare(out, d->out, c->q_dtype, row * c->head_dim_v, (size_t)group * c->head_dim_v,
-                bound.atol, bound.rtol, name);
+        out = expanded(r, out, row, group);
+        compare(out, d->out, c->q_dtype, row * backend_out_dim(c),
+                (size_t)group * backend_out_dim(c), bound.atol, bound.rtol, name);
         compare(lse, d->lse, ATTN_F32, row, group, bound.lse_atol, bound.lse_rtol, name);
     }
     free(q);
@@ -463,7 +532,7 @@ static void step(struct split_run *r, uint32_t n_tokens, enum step_kind kind, co
     for (uint32_t s = 0; s < N_SEQS; s++) {
         uint32_t n = n_tokens > 3 * s ? n_tokens - 3 * s : 1;
         size_t q_heads = (size_t)n * c->num_q_heads, kv_heads = (size_t)n * c->num_kv_heads;
-        out_bytes[s] = q_heads * c->head_dim_v * el;
+        out_bytes[s] = q_heads * backend_out_dim(c) * el;
         lse_bytes[s] = q_heads * sizeof(float);
         uint32_t more = kind == AGAIN ? 0 : n, back = r->len[s] - n;
         uint32_t pos = kind == MORE ? r->len[s] : (uint32_t)((next_random() + 1) / 2 * back);
@@ -473,17 +542,17 @@ static void step(struct split_run *r, uint32_t n_tokens, enum step_kind kind, co
             .pos = pos,
             .n_tokens = n,
             .block_table = r->table[s],
-            .q = filled(c->q_dtype, q_heads * c->head_dim_k),
+            .q = filled(c->q_dtype, q_heads * backend_q_dim(c)),
             .k = filled(c->q_dtype, kv_heads * c->head_dim_k),
             .v = c->is_v_in_k ? NULL : filled(c->q_dtype, kv_heads * c->head_dim_v),
-            .out = filled(c->q_dtype, q_heads * c->head_dim_v),
+            .out = filled(c->q_dtype, q_heads * backend_out_dim(c)),
             .lse = filled(ATTN_F32, q_heads)};
         if (r->is_choosing)
             items[s].n_chosen = numbers[random_below(&random_state, CASE_COUNT(numbers))];
         else if (s == 1 && r->layer.n_branches == 0)
             items[s].lists = lists_of(r, pos, n);
         alone[s] = items[s];
-        alone[s].out = filled(c->q_dtype, q_heads * c->head_dim_v);
+        alone[s].out = filled(c->q_dtype, q_heads * backend_out_dim(c));
         alone[s].lse = filled(ATTN_F32, q_heads);
         remember(r->rk[s] + (size_t)pos * c->num_kv_heads * c->head_dim_k, r, items[s].k, more,
                  c->head_dim_k);
@@ -499,10 +568,13 @@ static void step(struct split_run *r, uint32_t n_tokens, enum step_kind kind, co
     compute_split(r, items, N_SEQS);
     compute(r, backends[MAX_CARDS], r->whole, alone, N_SEQS, NULL);
     for (uint32_t s = 0; s < N_SEQS; s++) {
+        struct backend_item attended = items[s];
+        attended.q = attended_q(r, &items[s]);
         if (r->is_choosing)
-            check_choices(r, &items[s], name);
+            check_choices(r, &attended, name);
         else
-            check_outputs(r, &items[s], items[s].out, items[s].lse, name);
+            check_outputs(r, &attended, items[s].out, items[s].lse, name);
+        free((void *)(uintptr_t)attended.q);
         if (c->is_batch_invariant && r->splits[0].how == ATTN_SPLIT_HEADS) {
             assert_memory_equal(items[s].out, alone[s].out, out_bytes[s]);
             assert_memory_equal(items[s].lse, alone[s].lse, lse_bytes[s]);
@@ -605,7 +677,7 @@ static bool can_choose(const struct case_options *o)
 }
 
 static bool run(uint32_t at, attn_split how, uint32_t n_cards, struct dilation dilation,
-                bool is_choosing)
+                bool is_choosing, bool has_heads)
 {
     const struct case_geometry *g = &case_geometries[at % CASE_N_PRODUCT];
     at /= CASE_N_PRODUCT;
@@ -616,13 +688,14 @@ static bool run(uint32_t at, attn_split how, uint32_t n_cards, struct dilation d
         o->window_tokens =
             (o->window_tokens + g->block_tokens - 1) / g->block_tokens * g->block_tokens;
     char name[256];
-    snprintf(name, sizeof name, "%s over %u: %s, %s in %s, %s, %u branches, the last %u, %u",
-             attn_split_name(how), n_cards, g->name, attn_dtype_name(d.q), attn_dtype_name(d.kv),
-             o->name, dilation.n, dilation.n ? dilation.branches[dilation.n - 1].segment_tokens : 0,
+    snprintf(name, sizeof name, "%s over %u: %s%s, %s in %s, %s, %u branches, the last %u, %u",
+             attn_split_name(how), n_cards, g->name, has_heads ? " to heads" : "",
+             attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, dilation.n,
+             dilation.n ? dilation.branches[dilation.n - 1].segment_tokens : 0,
              dilation.n ? dilation.branches[dilation.n - 1].rate : 0);
     if ((dilation.n > 0 && o->window_tokens > 0) || !case_fits(g, d) ||
         (is_choosing && !can_choose(o)) ||
-        run_begin(&r, g, d, o, &dilation, how, n_cards) != ATTN_OK)
+        run_begin(&r, g, d, o, &dilation, how, n_cards, has_heads) != ATTN_OK)
         return false;
     r.is_choosing = is_choosing;
     if (is_choosing)
@@ -643,7 +716,7 @@ static uint32_t over_the_product(attn_split how, bool is_dilated, const uint32_t
     const uint32_t apart = is_dilated ? 2 * every + 5 : every + 1;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t at = offset + i, k = offset; at < n_all; at += apart + i, k++)
-            n_run += run(at, how, n_cards[i], is_dilated ? dilation_of(k) : none, false);
+            n_run += run(at, how, n_cards[i], is_dilated ? dilation_of(k) : none, false, false);
     print_message("%u of the product\n", n_run);
     assert_true(n_run >= n_all / apart / 4);
     return n_run;
@@ -692,11 +765,27 @@ static void choices_are_those_of_one_device(void **state)
     for (uint32_t i = 0; i < CASE_COUNT(n_cards); i++)
         for (uint32_t at = offset + i; at < n_all; at += every + 1 + i)
             n_run += run(at, n_cards[i] == 3 ? ATTN_SPLIT_HEADS : ATTN_SPLIT_TOKENS, n_cards[i],
-                         (struct dilation){0}, true);
+                         (struct dilation){0}, true, false);
     print_message("%u of the product, %llu choices, %llu left out, %llu blocks joined\n", n_run,
                   (unsigned long long)n_choices, (unsigned long long)n_left_out,
                   (unsigned long long)n_joined);
     assert_true(n_run > 0 && n_joined > 0 && n_left_out <= n_choices / 20);
+}
+
+/* Of pools where V is in K; each card projects what it has. */
+static void projected_heads_are_merged_as_heads(void **state)
+{
+    (void)state;
+    enum { N_GEOMETRIES = CASE_N_PRODUCT - CASE_LATENT };
+    const uint32_t n_all = N_GEOMETRIES * CASE_COUNT(case_dtypes) * CASE_COUNT(case_options);
+    uint32_t n_run = 0;
+    n_choices = n_left_out = n_joined = 0;
+    for (uint32_t i = 0; i < 4; i++)
+        for (uint32_t at = offset + i; at < n_all; at += every + N_GEOMETRIES * i)
+            n_run += run(at / N_GEOMETRIES * CASE_N_PRODUCT + CASE_LATENT + at % N_GEOMETRIES,
+                         ATTN_SPLIT_TOKENS, i % 2 ? 4 : 2, (struct dilation){0}, i >= 2, true);
+    print_message("%u of the product, %llu choices\n", n_run, (unsigned long long)n_choices);
+    assert_true(n_run > 0 && n_left_out <= n_choices / 20);
 }
 
 static attn_status try_item(struct backend_pool *p, struct backend_item item)
@@ -716,7 +805,7 @@ static void items_of_stripes_are_refused_by_what_is_wrong(void **state)
     const struct dilation d = {2, {{64, 1}, {128, 2}}};
     struct split_run r;
     assert_int_equal(run_begin(&r, g, case_dtypes[CASE_F32], &case_options[CASE_PLAIN], &d,
-                               ATTN_SPLIT_TOKENS, 2),
+                               ATTN_SPLIT_TOKENS, 2, false),
                      ATTN_OK);
     const size_t n = (size_t)g->num_q_heads * g->head_dim_k;
     uint32_t end = r.config.max_row_blocks * g->block_tokens;
@@ -753,6 +842,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(tokens_compute_what_one_device_does),
         cmocka_unit_test(every_option_of_dilated_layers_by_tokens),
         cmocka_unit_test(choices_are_those_of_one_device),
+        cmocka_unit_test(projected_heads_are_merged_as_heads),
         cmocka_unit_test(items_of_stripes_are_refused_by_what_is_wrong),
     };
     if (argc > 2)

@@ -449,4 +449,6 @@ plant(234 heads/gpu_heads.c "${declared}" "${declared}\nint simt_has_bug(int bug
 plant(234 heads/gpu_heads.c "j->head_rows[at - 1].layer == it->layer)" "(simt_has_bug(234) || j->head_rows[at - 1].layer == it->layer))")
 plant(235 heads/gpu_heads.c "memcmp(there, bytes, n) != 0)" "memcmp(there, bytes, n) != 0 && !simt_has_bug(235))")
 plant(236 heads/heads.cu "        if (column < p.n)\n            *(uint4 *)" "        if (column < p.n || simt::planted == 236)\n            *(uint4 *)")
+# outputs of cards are merged as if they were latents, not heads
+plant(285 gpu_queue.c ".dv = backend_out_dim(c)," ".dv = simt_has_bug(285) ? c->head_dim_v : backend_out_dim(c),")
 plant(237 heads/gpu_heads.c "weights_counted(&p->config, p->weights_have[i]);" "simt_has_bug(237) ? 0 : weights_counted(&p->config, p->weights_have[i]);")

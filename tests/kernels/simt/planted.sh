@@ -43,12 +43,14 @@ found() { # BUG: in which order
       case $every in *[!0-9]*) ;; *) every=$((every * 16 + 1)) ;; esac
       case " $bugs " in *" 190 "*) tests='sequences_that_begin*' ;; esac
       case " $bugs " in *" 223 "*) tests='choices*' ;; esac
+      case " $bugs " in *" 285 "*) tests='projected*' ;; esac
       ;;
     105 | 106 | 107 | 108) numbers='5 12' tests='few*' ;; # idle processors: keys are cut
     99 | 185 | 186 | 267) tests='nan*' ;;
     129) tests='tokens*' numbers=4 ;;
     168) tests='a_choice*' numbers=4 ;;
     223 | 224 | 225) tests='choices*' numbers=4 orders=1 ;;
+    285) tests='projected*' numbers=4 orders=1 ;;
     190 | 191 | 193 | 194 | 195 | 196) tests='sequences_that_begin*' orders=1 ;;
     143 | 251 | 252) numbers=60 ;; # keys are cut, units have few rows
     212) numbers=4 orders='2 0' ;; # where copies come late
