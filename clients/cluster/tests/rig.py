@@ -16,6 +16,8 @@ import attnd
 from conftest import BUILD, await_
 from etcd import free_ports
 
+import attnd_cluster
+
 SPEC = attnd.PoolSpec(
     "p", num_layers=2, num_q_heads=4, num_kv_heads=2, head_dim_k=64, q_dtype="f32", n_blocks=128
 )
@@ -127,3 +129,40 @@ class Host:
                 except ProcessLookupError:
                     pass
                 process.wait()
+
+
+class HostsInAFile:
+    """Daemons without agents, which a file of members names, and clients of them."""
+
+    def __init__(self, directory: pathlib.Path, rebuild):
+        self._directory, self._rebuild = directory, rebuild
+        self._path = directory / "members.json"
+        self._clients: list[attnd_cluster.ClusterClient] = []
+        self.hosts: dict[str, Host] = {}
+
+    def make(self, *names: str, **options):
+        """A client; these are the members from now on."""
+        for name in names:
+            if name not in self.hosts:
+                self.hosts[name] = Host(self._directory, name, "unused")
+                self.hosts[name].start_daemon()
+        self.say(*names)
+        options = {"rebuild": self._rebuild, "idle": 0.05, "timeout": 300.0, **options}
+        self._clients.append(attnd_cluster.connect(f"cluster+file://{self._path}", **options))
+        return self._clients[-1]
+
+    def say(self, *names: str) -> None:
+        new = self._directory / "new.json"
+        members = [{"name": n, "url": self.hosts[n].url} for n in names]
+        new.write_text(json.dumps({"members": members}))
+        os.replace(new, self._path)
+
+    def kill(self, name: str) -> None:
+        self.hosts[name].signal_daemon(signal.SIGKILL)
+        self.say(*(n for n in self.hosts if n != name))
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        for host in self.hosts.values():
+            host.close()

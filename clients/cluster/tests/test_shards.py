@@ -19,7 +19,7 @@ from attnd._tensor import BF16, F16, F32, FP8_E4M3
 from attnd.errors import check
 from conftest import ROOT
 from ledger import L, VOCAB, Text, rebuild, rows
-from rig import SPEC, Host
+from rig import SPEC, HostsInAFile
 
 import attnd_cluster
 from attnd_cluster import shard_decode
@@ -57,37 +57,10 @@ def narrow(x, dtype):
 
 @pytest.fixture
 def hosts(tmp_path):
-    """make(*names): daemons in a file of members, and a client of them."""
     print("seed", SEED)
-    made, clients = {}, []
-    path = tmp_path / "members.json"
-
-    class Hosts:
-        def make(self, *names, **options):
-            for name in names:
-                if name not in made:
-                    made[name] = Host(tmp_path, name, "unused")
-                    made[name].start_daemon()
-            self.say(*names)
-            options = {"rebuild": rebuild, "idle": 0.05, "timeout": 300.0, **options}
-            clients.append(attnd_cluster.connect(f"cluster+file://{path}", **options))
-            return clients[-1]
-
-        def say(self, *names):
-            new = tmp_path / "new.json"
-            members = [{"name": n, "url": made[n].url} for n in names]
-            new.write_text(json.dumps({"members": members}))
-            os.replace(new, path)
-
-        def kill(self, name):
-            made[name].signal_daemon(signal.SIGKILL)
-            self.say(*(n for n in made if n != name))
-
-    yield Hosts()
-    for client in clients:
-        client.close()
-    for host in made.values():
-        host.close()
+    made = HostsInAFile(tmp_path, rebuild)
+    yield made
+    made.close()
 
 
 class Long:
@@ -505,14 +478,6 @@ def test_a_workers_own_note_may_begin_as_a_list_of_shards_does(hosts):
         found = hosts.make("a", "b").create_pool(SPEC).adopt(seq.id)
         assert found.id == seq.id and found.note == text
         found.close()
-
-
-def test_pools_that_would_want_weights_are_refused_by_name(hosts):
-    heads = SPEC._replace(
-        name="heads", num_kv_heads=1, head_dim_v=48, is_v_in_k=True, q_nope_dim=24, out_dim=32
-    )
-    with pytest.raises(attnd.UnsupportedError, match="q_nope_dim is 24"):
-        hosts.make("a").create_pool(heads)
 
 
 def no_note(self, note, *, timeout=None):

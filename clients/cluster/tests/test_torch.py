@@ -10,6 +10,7 @@ import threading
 import attnd
 import numpy as np
 import pytest
+import test_projections as projections
 from conftest import await_
 from ledger import L, VOCAB, reference, rows
 from rig import SPEC, Host
@@ -107,6 +108,24 @@ def layers(attention, texts, items):
                 np.testing.assert_allclose(out[at], want, atol=2e-5)
                 at += 1
     attention.check()
+
+
+def test_heads_of_latents_are_merged_as_heads(cluster):
+    """In place of latents: each daemon projects what its shard gives."""
+    pool, n = cluster.client.create_pool(projections.SPEC), 150
+    projections.give(pool)
+    with Attention(pool) as attention, pool.open(shard_tokens=64) as seq:
+        for layer in range(projections.LAYERS):
+            pool.step(layer, [(seq, 0, n)], None, projections.K[layer, :n])
+        assert len(seq.shards) == 3
+        for pos in range(n, n + 3):
+            attention.plan([(seq, pos, 1)])
+            for layer in range(projections.LAYERS):
+                q, k = projections.Q[layer, pos : pos + 1], projections.K[layer, pos : pos + 1]
+                out = attention(torch.from_numpy(q), torch.from_numpy(k)).numpy()
+                want = projections.chain(layer, pos)[0]
+                np.testing.assert_allclose(out[0], want, rtol=1e-3, atol=1e-4)
+            attention.check()
 
 
 def step(attention, texts, counts=None):

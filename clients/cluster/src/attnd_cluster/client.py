@@ -159,12 +159,7 @@ class ClusterClient(Closing, NotPicklable):
     ) -> ClusterPool:
         """A pool of this spec on every daemon; n_blocks is each one's. Those that come later, and
         those beyond the first 16, make it when a sequence is placed there. Raises what
-        attnd.Client.create_pool() does if none of them could make it, and UnsupportedError for a
-        pool whose weights each daemon would have to be given (q_nope_dim)."""
-        if spec.q_nope_dim > 0:
-            raise attnd.UnsupportedError(
-                f"q_nope_dim is {spec.q_nope_dim}: pools of a cluster have no projections"
-            )
+        attnd.Client.create_pool() does if none of them could make it."""
         dtypes = Dtypes(array_dtype, wire_dtype)
         members = self.members.now().values()
         made: ClusterPool | None = None
@@ -247,8 +242,7 @@ class ClusterClient(Closing, NotPicklable):
         self._pools.discard(pool)
         if any(p.spec.name == pool.spec.name for p in self._pools):
             return
-        for host in self.hosts.all():
-            host.release_pool(pool.spec.name)
+        self.hosts.forget_pool(pool.spec.name)
 
     def __repr__(self) -> str:
         return f"<attnd_cluster.ClusterClient {self.url}{' closed' if self.is_closed else ''}>"

@@ -43,6 +43,9 @@ def beside(what: Callable[[], _T]) -> concurrent.futures.Future[_T]:
     return asked
 
 
+Weights = dict[str, dict[int, Any]]  # by a pool's name, of its layers: Pool.weights()'s
+
+
 class Dtypes(NamedTuple):
     """attnd.Client.create_pool()'s: of arrays in steps, and of q, k and v on their way."""
 
@@ -57,10 +60,13 @@ class HostGone(attnd.ConnectionLostError):
 class Host:
     """A member, as one registration of it: when it is gone and another comes, that is another Host."""
 
-    def __init__(self, member: Member, options: dict[str, Any], connect_timeout: float):
+    def __init__(
+        self, member: Member, options: dict[str, Any], connect_timeout: float, weights: Weights
+    ):
         self.member = member
         self.name = member.name
         self._options, self._connect_timeout = options, connect_timeout
+        self._weights = weights
         self._client: attnd.Client | None = None
         self._pools: dict[str, attnd.Pool] = {}
         self._lock = threading.RLock()
@@ -165,8 +171,17 @@ class Host:
             pool = self._pools.get(spec.name)
             if pool is None:
                 pool = self.client().create_pool(spec, **dtypes._asdict())
+                for layer, weights in list(self._weights.get(spec.name, {}).items()):
+                    pool.weights(layer, weights)
                 self._pools[spec.name] = pool
             return pool
+
+    def give_weights(self, name: str, layer: int, weights: Any) -> None:
+        """To its pool, if it has one now."""
+        with self._lock:
+            pool = self._pools.get(name)
+            if pool is not None:
+                pool.weights(layer, weights)
 
     def ask(
         self,
@@ -236,6 +251,7 @@ class Hosts:
     def __init__(self, options: dict[str, Any], connect_timeout: float):
         self._options, self._connect_timeout = options, connect_timeout
         self._lock = threading.Lock()
+        self._weights: Weights = {}  # of all hosts
         self._hosts: dict[str, Host] = {}  # of one that goes on with earlier ones, by each of them
         self._ended: collections.deque[str] = collections.deque(maxlen=_MAX_ENDED)
 
@@ -248,7 +264,7 @@ class Hosts:
         with self._lock:
             host = next((h for k in self._keys(member) if (h := self._hosts.get(k))), None)
             if host is None or host.is_gone or host.member.url != member.url:
-                host = Host(member, self._options, self._connect_timeout)
+                host = Host(member, self._options, self._connect_timeout, self._weights)
                 if member.registration in self._ended:
                     host.end()
                     return host
@@ -269,6 +285,17 @@ class Hosts:
     def all(self) -> list[Host]:
         with self._lock:
             return list(set(self._hosts.values()))
+
+    def give_weights(self, name: str, layer: int, weights: Any) -> None:
+        """To the pools of that name, those that are made later, too."""
+        self._weights.setdefault(name, {})[layer] = weights
+        for host in self.all():
+            host.give_weights(name, layer, weights)
+
+    def forget_pool(self, name: str) -> None:
+        self._weights.pop(name, None)
+        for host in self.all():
+            host.release_pool(name)
 
     def close(self) -> None:
         for host in self.all():

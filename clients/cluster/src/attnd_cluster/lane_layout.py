@@ -34,7 +34,7 @@ class Layout:
 
     def __init__(self, rows: dict[Way, list[int]], n: int, spec: attnd.PoolSpec, device: Any):
         n_rows = sum(map(len, rows.values()))
-        heads, dim = spec.num_q_heads, spec.head_dim_v or spec.head_dim_k
+        heads, dim = spec.num_q_heads, spec.out_row
         self.rows, self.n = rows, n
         self.outs = torch.zeros((n_rows + 1, heads, dim), dtype=DTYPES[spec.q_dtype], device=device)
         self.lses = torch.full((n_rows + 1, heads), float("-inf"), device=device)

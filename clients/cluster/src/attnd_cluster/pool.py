@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import attnd
 from attnd._handle import Closing, NotPicklable
 from attnd._tensor import DTYPES, F32, empty
+from attnd.pool import address_of_weights
 
 from .hosts import Dtypes, Host, HostGone, beside
 from .place import Candidate, home_of, homes, is_behind, order
@@ -190,7 +191,8 @@ class ClusterPool(Closing, NotPicklable):
     ) -> list[tuple[Candidate, Host]]:
         """The daemons that are asked, with their answers, the best first, the avoided ones last: the
         prompt's homes, or the emptiest where it has none or those are behind. n_tokens: that are to
-        come, if more than are known."""
+        come, if more than are known. Raises AlreadyExistsError where all that answer have another
+        pool of this name."""
         client, name, per_block = self.client, self.spec.name, self.spec.block_tokens
         members = {m.name: m for m in client.serving()}
         with client.lock:
@@ -218,6 +220,10 @@ class ClusterPool(Closing, NotPicklable):
             for n, answer in answers.items():
                 try:
                     has = answer.result()
+                except attnd.AlreadyExistsError as e:  # a pool of that name, of other bytes or weights
+                    log.warning("%s takes no sequences of pool %s: %s", n, name, e)
+                    others.append(attnd.AlreadyExistsError(f"{n}: {e.message}"))
+                    continue
                 except attnd.AttndError as e:
                     log.debug("%s is not asked: %s", n, e)
                     continue
@@ -235,11 +241,14 @@ class ClusterPool(Closing, NotPicklable):
         n_tokens = max(n_tokens, len(tokens))
         left, hosts = sorted(members, key=emptiness), dict[str, Host]()
         asked: list[Candidate] = []
+        others: list[attnd.AlreadyExistsError] = []
         wanted = [n for n in left if n not in avoided]
         first = homes(wanted, tokens, adapter, per_block, _PROBED)
         ask(left[:_PROBED] if not first or len(left) <= _PROBED else first)
         if left and is_behind(asked, n_tokens, per_block):
             ask(left[:_PROBED])
+        if others and not asked:
+            raise others[0]
         best = order(asked, n_tokens, per_block)
         return [(c, hosts[c.name]) for c in sorted(best, key=lambda c: c.name in avoided)]
 
@@ -386,6 +395,17 @@ class ClusterPool(Closing, NotPicklable):
     def reserve(self, n_blocks: int, *, timeout: float | None = None) -> int:
         raise attnd.UnsupportedError("reservations are of one daemon: connect to it itself")
 
+    def weights(self, layer: int, weights: Any) -> None:
+        """As attnd.Pool.weights(), for every daemon, also those that come later: each is sent them when
+        a step finds none there. All clients of the pool, on whichever daemon, give the same: spec.model
+        stands for them."""
+        address_of_weights(self.spec, weights)
+        if not 0 <= layer < self.spec.num_layers:
+            raise attnd.InvalidArgumentError(
+                f"layer is {layer}, the pool has {self.spec.num_layers} layers"
+            )
+        self.client.hosts.give_weights(self.spec.name, layer, weights)
+
     # ---- steps
 
     def items(self, items: Iterable[Any]) -> ClusterItems:
@@ -434,7 +454,7 @@ class ClusterPool(Closing, NotPicklable):
         spec, n = self.spec, items.n_tokens
         is_given = out is not None or (lse is not None and lse is not False and lse is not True)
         if q is not None and out is None:
-            out = empty(q, (n, spec.num_q_heads, spec.head_dim_v or spec.head_dim_k), self._dtype)
+            out = empty(q, (n, spec.num_q_heads, spec.out_row), self._dtype)
         if lse is True:
             lse = empty(q, (n, spec.num_q_heads), F32)
         parents = None if parents is None else [int(p) for p in parents]

@@ -85,10 +85,10 @@ class Decoder:
         spec = seq.pool.spec
         self._kind = seq.pool._dtype
         heads, dim = spec.num_q_heads, spec.head_dim_v or spec.head_dim_k
-        self.outs = np.empty((len(shards), 1, heads, dim), _BITS[self._kind])
+        self.outs = np.empty((len(shards), 1, heads, spec.out_row), _BITS[self._kind])
         self.lses = np.empty((len(shards), 1, heads), np.float32)
         kv_heads = spec.num_kv_heads
-        self._shapes = (1, heads, spec.head_dim_k), (1, kv_heads, spec.head_dim_k), (1, kv_heads, dim)
+        self._shapes = (1, heads, spec.q_row), (1, kv_heads, spec.head_dim_k), (1, kv_heads, dim)
         self.parts: list[_Part] = []
         pasts = [s.base for s in shards[1:]] + [0]
         for shard, past, out, lse in reversed(list(zip(shards, pasts, self.outs, self.lses))):

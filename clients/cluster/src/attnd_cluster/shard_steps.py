@@ -174,7 +174,7 @@ def _run_spans(
         n, h = mine.n_tokens, pool.spec.num_q_heads
         out = lse = None
         if q is not None:
-            out = np.empty((n, h, pool.spec.head_dim_v or pool.spec.head_dim_k), q.dtype)
+            out = np.empty((n, h, pool.spec.out_row), q.dtype)
             lse = np.empty((n, h), np.float32)
         k, v = (None if is_full else taken(rows, x.of, arrays.rows[name]) for name in ("k", "v"))
         its = [0] * mine.n_items

@@ -267,10 +267,10 @@ class Attention(Closing, NotPicklable):
         *,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """q [T, num_q_heads, head_dim_k], k and v [T, num_kv_heads, head_dim] of the plan's next layer.
+        """q [T, num_q_heads, head_dim_k or spec.q_row], k and v [T, num_kv_heads, head_dim] of the plan's next layer.
 
         v    None in a pool whose V is in K
-        out  [T, num_q_heads, head_dim_v]: written, and returned; None: a new one
+        out  [T, num_q_heads, head_dim_v or out_dim]: written, and returned; None: a new one
 
         Raises ValueError for other shapes, dtypes or devices, and without a plan, or after one or a layer
         failed; what Lane.enqueue() does; HostGone.
@@ -285,9 +285,9 @@ class Attention(Closing, NotPicklable):
         if out is None:
             out = layout.outs.new_empty(out_shape)
         expected = [
-            ("q", q, (layout.n, spec.num_q_heads, spec.head_dim_k)),
+            ("q", q, (layout.n, spec.num_q_heads, spec.q_row)),
             ("k", k, (layout.n, spec.num_kv_heads, spec.head_dim_k)),
-            ("v", v, (layout.n, spec.num_kv_heads, out_shape[2])),
+            ("v", v, (layout.n, spec.num_kv_heads, spec.head_dim_v or spec.head_dim_k)),
             ("out", out, out_shape),
         ]
         if v is None and spec.is_v_in_k:

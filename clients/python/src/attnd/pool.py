@@ -37,6 +37,16 @@ if TYPE_CHECKING:
 _NO_CALLBACK = _lib.STEP_CB()
 
 
+def address_of_weights(spec: PoolSpec, weights: Any) -> tuple[int, int, Any]:
+    """Where a layer's weights are, how many bytes, and what keeps them there. Raises TypeError and
+    ValueError where the pool's would be others."""
+    shape = (spec.num_q_heads, spec.q_nope_dim + spec.out_dim, spec.head_dim_v)
+    if spec.q_nope_dim == 0:
+        raise ValueError(f"pool {spec.name!r} has no projections (q_nope_dim)")
+    address, owner = address_of(weights, "weights", DTYPES[spec.q_dtype], shape)
+    return address, math.prod(shape) * (4 if spec.q_dtype == "f32" else 2), owner
+
+
 class Sequence(Closing, NotPicklable):
     """A growing list of cached tokens, named by a 64-bit id. Made by Pool.open() and the like.
 
@@ -624,12 +634,8 @@ class Pool(Closing, NotPicklable):
         Step.wait() and attnd.aio, which then send the step again. All clients of a pool give the
         same weights: AlreadyExistsError from a step otherwise, if both send them.
         """
-        spec, layer = self.spec, whole("layer", layer, U32_MAX)
-        shape = (spec.num_q_heads, spec.q_nope_dim + spec.out_dim, spec.head_dim_v)
-        if spec.q_nope_dim == 0:
-            raise ValueError(f"pool {spec.name!r} has no projections (q_nope_dim)")
-        address, owner = address_of(weights, "weights", DTYPES[spec.q_dtype], shape)
-        n_bytes = math.prod(shape) * (4 if spec.q_dtype == "f32" else 2)
+        layer = whole("layer", layer, U32_MAX)
+        address, n_bytes, owner = address_of_weights(self.spec, weights)
         with self._inside():
             check(self._lib.attn_pool_weights(self._handle, layer, address, n_bytes))
             self._weights[layer] = owner
