@@ -63,6 +63,9 @@ caught() { # what is wrong has been noticed: in the log and by /healthz
 start_with --danger-inject-faults --backend 'cpu+faults:corrupt%1'
 run_load --preset bytelm --sequences 1
 caught
+start_with --danger-inject-faults --backend 'cpu+faults:corrupt%1' # one element of one of 128 heads
+run_load --preset deepseek-v3 --layers 1 --heads --dtype bf16 --sequences 1 --context 6
+caught
 
 # as a module beside which no other lies
 mkdir "$dir/bin"

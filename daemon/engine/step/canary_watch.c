@@ -8,7 +8,7 @@
  *
  * Items on lanes are never chosen, nor those in shared memory if there are tenants: there a worker
  * could change q or the output meanwhile, and so cause a false alarm. Nor those that choose blocks
- * by heads that are projected, for which the weights of all heads would have to be copied.
+ * by heads that are projected, for which all heads would have to be projected.
  */
 #define _GNU_SOURCE /* pthread_setname_np */
 #include "daemon/engine/step/canary_watch.h"
@@ -39,7 +39,7 @@ static const char *describe(const struct canary_watch *w, const struct canary_ve
     snprintf(out, out_bytes,
              "pool=%s sequence=%" PRIu64 " layer=%" PRIu32 " head=%" PRIu32 " pos=%" PRIu32
              " element=%" PRIu32 " got=%.9g expected=%.9g times_the_bound=%.3g",
-             log_quote(w->pool_name, pool, sizeof pool), w->name, w->item.layer, w->item.head,
+             log_quote(w->pool_name, pool, sizeof pool), w->name, w->item.layer, v->head,
              w->item.pos, v->element, v->got, v->expected, v->ratio);
     return out;
 }
@@ -114,7 +114,7 @@ static void hand_over(struct canary_watch *w)
 uint64_t canary_most_bytes(void)
 {
     return MAX_BLOCK_BYTES + (uint64_t)CANARY_MAX_KEYS * 2 * CANARY_MAX_DIM * sizeof(float) +
-           CANARY_MAX_WEIGHTS * 2 * sizeof(float); /* as they are read, at most f32, and as f32 */
+           CANARY_MAX_WEIGHT_BYTES;
 }
 
 attn_status canary_open(struct engine *e)
@@ -285,18 +285,17 @@ void canary_repeated(struct engine *e, attn_status st)
 
 /* --- the engine's idle turns ------------------------------------------------------------------ */
 
-/* Of pools with projections: the weights of the head. They stay as they are as long as the pool. */
+/* Of pools with projections: the weights of a head. They stay as they are as long as the pool. */
 static bool take_weights(struct canary_watch *w, struct pool *p)
 {
     struct canary *c = &w->item;
-    if (c->q_nope_dim == 0 || c->weights != NULL)
-        return true;
     const uint64_t n = canary_weights_bytes(c);
     void *bytes = malloc(n);
     const bool has =
         bytes != NULL &&
-        p->ops->weights_read(p->device, c->layer, canary_weights_at(c), n, bytes) == ATTN_OK &&
-        canary_take_weights(c, bytes) == ATTN_OK;
+        p->ops->weights_read(p->device, c->layer, canary_weights_at(c), n, bytes) == ATTN_OK;
+    if (has)
+        canary_take_weights(c, bytes);
     free(bytes);
     return has;
 }
@@ -311,7 +310,12 @@ bool canary_work(struct engine *e)
     const uint32_t *table = canary_table(e, w, &p);
     if (w->block == NULL)
         w->block = malloc(w->block_bytes);
-    if (table == NULL || w->block == NULL || !take_weights(w, p) ||
+    if (table != NULL && canary_wants_weights(&w->item)) {
+        if (!take_weights(w, p))
+            give_up(w);
+        return true;
+    }
+    if (table == NULL || w->block == NULL ||
         pool_block_read(p, table[w->n_taken], w->block, why, sizeof why) != ATTN_OK) {
         give_up(w);
         return true;

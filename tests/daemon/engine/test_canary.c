@@ -182,8 +182,8 @@ static struct canary_verdict look(struct world *w, uint64_t chance)
                                .out = w->out,
                                .lse = w->lse};
     assert_int_equal(canary_init(&c, &item, chance), ATTN_OK);
-    if (w->config.q_nope_dim > 0)
-        assert_int_equal(canary_take_weights(&c, head_weights + canary_weights_at(&c)), ATTN_OK);
+    while (canary_wants_weights(&c))
+        canary_take_weights(&c, head_weights + canary_weights_at(&c));
     for (uint32_t i = 0; i < c.n_blocks; i++)
         if (canary_sees_block(&c, i))
             canary_take_block(&c, i, w->blocks + i * w->layout.block_bytes);
@@ -358,6 +358,78 @@ static void projected_heads_are_judged(void **state)
             fail_msg("bug %d: %g of the bound", bug, worst);
         free(w.blocks);
     }
+}
+
+/* One wrong element of any head that shares the row's K and V is found by each look, by its
+ * name. */
+static void no_head_of_a_row_is_left_out(void **state)
+{
+    (void)state;
+    struct world w;
+    for (int is_projected = 0; is_projected < 2; is_projected++)
+        for (uint32_t head = 0; head < Q_HEADS; head++) {
+            const uint32_t dim = is_projected ? OUT : DIM, n_groups = is_projected ? 1 : KV_HEADS;
+            const uint32_t element = (7 * head + 3) % dim;
+            uint32_t n_found = 0;
+            if (is_projected)
+                world_project(&w, ATTN_BF16, ATTN_BF16, 1);
+            else
+                world_make(&w, kinds[0], ATTN_BF16, ATTN_BF16, 1);
+            for (uint32_t t = 0; t < N_Q; t++) {
+                const size_t at = ((size_t)t * Q_HEADS + head) * dim + element;
+                reference_put(ATTN_BF16, w.out, at, 10 + reference_get(ATTN_BF16, w.out, at));
+            }
+            for (int i = 0; i < LOOKS; i++) {
+                struct canary_verdict v = look(&w, random_mixed(&random_state));
+                if (!(v.ratio > 1))
+                    continue;
+                assert_int_equal(v.head, head);
+                assert_int_equal(v.element, element);
+                n_found++;
+            }
+            assert_true(n_groups == 1 ? n_found == LOOKS : n_found > 0);
+            free(w.blocks);
+        }
+}
+
+/* Of many heads over many keys some, each as often as another: what a look takes is bounded. */
+static void many_heads_of_long_items_take_turns(void **state)
+{
+    (void)state;
+    enum { HEADS = 128, KEYS = 15001, CHANCES = 400 };
+    static const struct attn_layer_spec layer = {.scale = 0.25f};
+    const struct backend_pool_config config = {.num_layers = 1,
+                                               .num_q_heads = HEADS,
+                                               .num_kv_heads = 1,
+                                               .head_dim_k = 16,
+                                               .head_dim_v = 8,
+                                               .is_v_in_k = true,
+                                               .q_nope_dim = 8,
+                                               .out_dim = 8,
+                                               .block_tokens = 64,
+                                               .q_dtype = ATTN_F32,
+                                               .kv_dtype = ATTN_F32,
+                                               .layers = &layer};
+    float *tensor = calloc(HEADS * 16, sizeof *tensor);
+    struct canary_item item = {.config = &config, .n_tokens = 1, .q = tensor, .out = tensor};
+    uint32_t n_looks[HEADS] = {0};
+    struct canary c;
+    item.pos = 900;
+    assert_int_equal(canary_init(&c, &item, 1), ATTN_OK);
+    assert_int_equal(c.n_heads, HEADS);
+    canary_fini(&c);
+    item.pos = KEYS - 1;
+    for (uint32_t i = 0; i < CHANCES; i++) {
+        assert_int_equal(canary_init(&c, &item, random_mixed(&random_state)), ATTN_OK);
+        assert_int_equal(c.n_heads, CANARY_MAX_HEAD_KEYS / KEYS);
+        assert_true(c.head + c.n_heads <= HEADS);
+        for (uint32_t h = 0; h < c.n_heads; h++)
+            n_looks[c.head + h]++;
+        canary_fini(&c);
+    }
+    for (uint32_t h = 0; h < HEADS; h++)
+        assert_true(n_looks[h] > CHANCES * (CANARY_MAX_HEAD_KEYS / KEYS) / HEADS / 4);
+    free(tensor);
 }
 
 static void choices_are_judged(void **state)
@@ -650,6 +722,8 @@ int main(void)
         cmocka_unit_test(wrong_ones_do_not),
         cmocka_unit_test(choices_are_judged),
         cmocka_unit_test(projected_heads_are_judged),
+        cmocka_unit_test(no_head_of_a_row_is_left_out),
+        cmocka_unit_test(many_heads_of_long_items_take_turns),
         cmocka_unit_test(a_wrong_choice_is_found),
         cmocka_unit_test(a_choice_that_rounding_decides_is_not_judged),
         cmocka_unit_test(what_no_row_sees_changes_no_verdict),
