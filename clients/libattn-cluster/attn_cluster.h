@@ -97,6 +97,17 @@ ATTN_API attn_status attn_cluster_place(attn_cluster *c, const struct attn_pool_
                                         const struct attn_tokens *t, uint64_t timeout_us,
                                         struct attn_cluster_seq *out_seq);
 
+/* attn_cluster_weights: attn_pool_weights for the pools of this name on all daemons, those that are
+ * made later, too: each is sent them when a step finds none there. All clients of the pool, on
+ * whichever daemon, give the same: attn_pool_spec.model stands for them.
+ *
+ * Shapes   weights, n_bytes: as attn_pool_weights
+ * Owner    weights stay the caller's, and as they are until attn_cluster_close
+ * Errors   ATTN_EINVAL what attn_pool_weights says, of a pool that is there; of one that is made
+ *          later, by attn_cluster_place or attn_cluster_follow; ATTN_ENOMEM */
+ATTN_API attn_status attn_cluster_weights(attn_cluster *c, const char *pool, uint32_t layer,
+                                          const void *weights, uint64_t n_bytes);
+
 /* Whether attn_cluster_follow may help after this status of a libattn call on a sequence:
  * ATTN_ENOTFOUND, ATTN_ESTALE, ATTN_EMOVED, ATTN_ECONN, ATTN_ETIMEDOUT. */
 ATTN_API bool attn_cluster_may_follow(attn_status st);

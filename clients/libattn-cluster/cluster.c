@@ -54,6 +54,7 @@ static void free_cluster(struct attn_cluster *c)
     }
     if (c->registry != NULL)
         c->registry->close(c->registry);
+    weights_free(c);
     json_decref(c->now);
     json_decref(c->suspects);
     pthread_cond_destroy(&c->changed);

@@ -17,6 +17,15 @@ struct pool_handle {
     char name[];
 };
 
+/* What a layer of the pools of a name is given: the caller's bytes. */
+struct layer_weights {
+    struct layer_weights *next;
+    uint32_t layer;
+    const void *bytes;
+    uint64_t n_bytes;
+    char pool[];
+};
+
 /* A member as one registration of it, with those that go on with that: when it is gone and another
  * comes, that is another host. All are kept until the cluster is closed, since workers have their
  * clients. */
@@ -48,6 +57,7 @@ struct attn_cluster {
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
     struct host *hosts;
+    struct layer_weights *weights;
     double mean_prompt; /* tokens, of those that were placed lately */
     json_t *now; /* members by name; replaced, not changed */
     json_t *suspects; /* members whose lease ended and whose fate is not decided */
@@ -88,5 +98,11 @@ bool host_is_silent(const struct host *h);
 /* After a call with this pool failed: whether that was since its session or the pool is gone, and
  * the next host_pool gives another one. */
 bool host_begin_anew(struct host *h, attn_pool *seen, uint64_t timeout_us);
+
+/* ---- weights.c ---- */
+
+/* All that the pools of this name were given; with the host's lock. Errors: libattn's. */
+attn_status weights_give(struct attn_cluster *c, const char *name, attn_pool *pool);
+void weights_free(struct attn_cluster *c);
 
 #endif

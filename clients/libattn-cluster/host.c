@@ -119,12 +119,16 @@ attn_status host_pool(struct attn_cluster *c, struct host *h, const struct attn_
     if (st == ATTN_OK && p == NULL) {
         p = calloc(1, sizeof *p + strlen(spec->name) + 1);
         st = p != NULL ? create_pool(h, spec, timeout_us, &p->pool) : ATTN_ENOMEM;
+        if (st == ATTN_OK)
+            st = weights_give(c, spec->name, p->pool);
         if (st == ATTN_OK) {
             strcpy(p->name, spec->name);
             p->next = h->pools;
             h->pools = p;
         } else {
             st = p != NULL ? fail_at(h) : fail(ATTN_ENOMEM, "no memory");
+            if (p != NULL)
+                attn_pool_close(p->pool);
             free(p);
         }
     }

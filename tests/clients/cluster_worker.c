@@ -11,6 +11,8 @@
  *     follow SEQUENCE MS     ok MEMBER
  *     together N             as many threads place, feed, decode and close: ok
  *     pool NAME              the pool of sequences that are placed from now on
+ *     heads                  the pool of sequences that are placed from now on has latents, which
+ *                            the daemons project heads to
  *     nulls                  every argument that may not be NULL is: ok, if they are refused
  *     close SEQUENCE, members
  *
@@ -28,6 +30,9 @@
 #define HEADS 4u
 #define KV_HEADS 2u
 #define DIM 64u
+#define LATENT 48u /* with `heads`: elements of a latent, and of a head before and after it */
+#define NOPE 24u
+#define OUT 32u
 #define MAX_TOKENS 4096u
 #define STEP_US 600000000u /* no step ends by its time-out */
 #define MAX_SEQUENCES 512
@@ -49,6 +54,8 @@ struct text {
     int n_followed;
 };
 
+static bool has_heads;
+static float weights[LAYERS][HEADS][NOPE + OUT][LATENT];
 static attn_cluster *cluster;
 static struct text *texts[MAX_SEQUENCES];
 static int n_texts;
@@ -63,12 +70,31 @@ static float value(uint32_t layer, uint32_t kind, uint32_t id, uint32_t pos, uin
     return (float)((double)(x >> 11) / (double)(1ull << 52) - 1);
 }
 
-static void fill(float *to, uint32_t layer, uint32_t kind, uint32_t heads, const uint32_t *ids,
+static void fill(float *to, uint32_t layer, uint32_t kind, uint32_t row, const uint32_t *ids,
                  uint32_t pos, uint32_t n)
 {
     for (uint32_t t = 0; t < n; t++)
-        for (uint32_t i = 0; i < heads * DIM; i++)
+        for (uint32_t i = 0; i < row; i++)
             *to++ = value(layer, kind, ids[pos + t], pos + t, i);
+}
+
+/* Of the query at pos: element d of what the head attends with, and gets. */
+static double query(uint32_t layer, uint32_t id, uint32_t pos, uint32_t head, uint32_t d)
+{
+    const uint32_t row = head * (NOPE + DIM - LATENT);
+    double sum = 0;
+    if (!has_heads)
+        return value(layer, 0, id, pos, head * DIM + d);
+    if (d >= LATENT)
+        return value(layer, 0, id, pos, row + NOPE + d - LATENT);
+    for (uint32_t i = 0; i < NOPE; i++)
+        sum += (double)value(layer, 0, id, pos, row + i) * weights[layer][head][i][d];
+    return sum;
+}
+
+static uint32_t out_dim(void)
+{
+    return has_heads ? OUT : DIM;
 }
 
 /* The largest difference of out, of the query at pos, from float64. */
@@ -76,22 +102,28 @@ static double difference(uint32_t layer, const uint32_t *ids, uint32_t pos, cons
 {
     double worst = 0, *weight = calloc(pos + 1, sizeof *weight);
     for (uint32_t h = 0; h < HEADS; h++) {
-        uint32_t kv = h * KV_HEADS / HEADS * DIM;
-        double most = -INFINITY, sum = 0;
+        uint32_t kv = has_heads ? 0 : h * KV_HEADS / HEADS * DIM;
+        double most = -INFINITY, sum = 0, q[DIM], got[DIM];
+        for (uint32_t d = 0; d < DIM; d++)
+            q[d] = query(layer, ids[pos], pos, h, d);
         for (uint32_t t = 0; t <= pos; t++) {
             weight[t] = 0;
             for (uint32_t d = 0; d < DIM; d++)
-                weight[t] += (double)value(layer, 0, ids[pos], pos, h * DIM + d) *
-                             value(layer, 1, ids[t], t, kv + d) / sqrt(DIM);
+                weight[t] += q[d] * value(layer, 1, ids[t], t, kv + d) / sqrt(DIM);
             most = fmax(most, weight[t]);
         }
         for (uint32_t t = 0; t <= pos; t++)
             sum += weight[t] = exp(weight[t] - most);
-        for (uint32_t d = 0; d < DIM; d++) {
-            double want = 0;
+        for (uint32_t d = 0; d < DIM; d++) { /* with heads V is in K */
+            got[d] = 0;
             for (uint32_t t = 0; t <= pos; t++)
-                want += weight[t] / sum * value(layer, 2, ids[t], t, kv + d);
-            double off = fabs(out[h * DIM + d] - want);
+                got[d] += weight[t] / sum * value(layer, has_heads ? 1 : 2, ids[t], t, kv + d);
+        }
+        for (uint32_t d = 0; d < out_dim(); d++) {
+            double want = has_heads ? 0 : got[d];
+            for (uint32_t i = 0; has_heads && i < LATENT; i++)
+                want += weights[layer][h][NOPE + d][i] * got[i];
+            double off = fabs(out[h * out_dim() + d] - want);
             worst = off >= worst || isnan(off) ? off : worst;
         }
     }
@@ -114,16 +146,16 @@ static attn_status append(const struct attn_cluster_seq *at, const uint32_t *ids
                                  .items = &item,
                                  .q = is_attend ? q : NULL,
                                  .k = k,
-                                 .v = v,
+                                 .v = has_heads ? NULL : v,
                                  .out = is_attend ? out : NULL,
                                  .timeout_us = timeout_us};
-        fill(q, layer, 0, HEADS, ids, pos, n);
-        fill(k, layer, 1, KV_HEADS, ids, pos, n);
-        fill(v, layer, 2, KV_HEADS, ids, pos, n);
+        fill(q, layer, 0, HEADS * (has_heads ? NOPE + DIM - LATENT : DIM), ids, pos, n);
+        fill(k, layer, 1, has_heads ? DIM : KV_HEADS * DIM, ids, pos, n);
+        fill(v, layer, 2, KV_HEADS * DIM, ids, pos, n);
         memset(out, 0xff, n * HEADS * DIM * sizeof *out);
         st = attn_step(at->pool, &step, NULL);
         double off = st == ATTN_OK && is_attend
-                         ? difference(layer, ids, pos + n - 1, out + (n - 1) * HEADS * DIM)
+                         ? difference(layer, ids, pos + n - 1, out + (n - 1) * HEADS * out_dim())
                          : 0;
         if (!(off < 2e-5))
             errx(1, "layer %u, token %u: %g off", layer, pos + n - 1, off);
@@ -257,6 +289,28 @@ static void of_sequence(const char *what, struct text *t, unsigned n)
     answer(st, t);
 }
 
+static void heads_line(void)
+{
+    attn_status st = ATTN_OK;
+    has_heads = true;
+    spec.name = "heads";
+    spec.num_kv_heads = 1;
+    spec.head_dim_v = LATENT;
+    spec.is_v_in_k = 1;
+    spec.q_nope_dim = NOPE;
+    spec.out_dim = OUT;
+    for (uint32_t l = 0; l < LAYERS && st == ATTN_OK; l++) {
+        float *w = &weights[l][0][0][0];
+        for (uint32_t i = 0; i < sizeof weights[l] / sizeof *w; i++)
+            w[i] = value(l, 3, i / MAX_TOKENS, i % MAX_TOKENS, 0) / 4;
+        st = attn_cluster_weights(cluster, spec.name, l, w, sizeof weights[l]);
+    }
+    if (st != ATTN_OK)
+        printf("error %s: %s\n", attn_status_name(st), attn_cluster_last_error()->message);
+    else
+        puts("ok");
+}
+
 static void refused(attn_status st, const char *what)
 {
     if (st != ATTN_EINVAL || strncmp(attn_cluster_last_error()->message, what, strlen(what)) != 0)
@@ -274,6 +328,9 @@ static void nulls(void)
     refused(attn_cluster_connect("cluster+file:///x", NULL, NULL), "out_cluster is NULL");
     refused(attn_cluster_members(cluster, NULL), "out_json is NULL");
     refused(attn_cluster_members(NULL, &json), "c is NULL");
+    refused(attn_cluster_weights(NULL, "p", 0, weights, 1), "c is NULL");
+    refused(attn_cluster_weights(cluster, NULL, 0, weights, 1), "pool is NULL");
+    refused(attn_cluster_weights(cluster, "p", 0, NULL, 1), "weights is NULL");
     attn_status (*const calls[])(
         attn_cluster *, const struct attn_pool_spec *, const struct attn_tokens *, uint64_t,
         struct attn_cluster_seq *) = {attn_cluster_place, attn_cluster_follow};
@@ -314,6 +371,8 @@ int main(int argc, char **argv)
             together(s);
         } else if (strcmp(what, "nulls") == 0) {
             nulls();
+        } else if (strcmp(what, "heads") == 0) {
+            heads_line();
         } else if (strcmp(what, "pool") == 0) {
             static char name[32];
             sscanf(line, "%*s %31s", name);

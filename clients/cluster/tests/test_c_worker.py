@@ -337,6 +337,24 @@ def test_a_pool_is_made_on_a_daemon_whose_session_is_gone(start, tmp_path):
     worker.ask("feed", number)
 
 
+def test_daemons_are_given_weights_those_that_come_later_too(start, tmp_path):
+    rng, path = random.Random(SEED), tmp_path / "members"
+    made, url = in_a_file(start, path)
+    write(path, [{"name": "a", "url": made["a"].url}])
+    worker = start.connected(url)
+    worker.ask("heads")
+    text, at, *_ = worker.place(prompt(rng, 60))
+    worker.ask("feed", text)
+    worker.ask("decode", text, 3)
+    worker.ask("heads")  # again, to a pool that is there
+    write(path, [{"name": n, "url": h.url} for n, h in made.items()])
+    everybody(worker, "ab")
+    made["a"].signal_daemon(signal.SIGKILL)
+    write(path, [{"name": "b", "url": made["b"].url}])
+    where, _, rebuilt = worker.ask("decode", text, 3)
+    assert (at, where, rebuilt) == ("a", "b", "1")
+
+
 def test_what_may_not_be_null_is_refused_by_name(start, tmp_path):
     _, url = in_a_file(start, tmp_path / "members")
     start.connected(url).ask("nulls")
