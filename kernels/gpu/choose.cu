@@ -48,7 +48,13 @@ __global__ void __launch_bounds__(make_threads) make_extremes(GPU_PARAM(gpu_extr
     const uint32_t nth = at / pieces / kv.num_kv_heads;
     if (nth >= a.n)
         return;
-    const uint32_t block = a.list[2 * nth], layer = a.list[2 * nth + 1];
+    uint32_t block = a.list[2 * nth], layer = a.list[2 * nth + 1], to_block = block;
+    if (a.is_summary) {
+        const uint32_t of = nth / a.extremes.num_layers;
+        block = a.list[2 * of];
+        layer = nth % a.extremes.num_layers;
+        to_block = a.list[2 * of + 1];
+    }
     const part p = part_of(kv, layer, false);
     float max[8], min[8];
 #pragma unroll
@@ -71,7 +77,7 @@ __global__ void __launch_bounds__(make_threads) make_extremes(GPU_PARAM(gpu_extr
     }
     const uint32_t dtype = extremes_dtype(kv), size = element_bytes(dtype);
     char *to = a.bytes ? a.bytes + given_at(kv, nth, head)
-                       : extremes_at(kv, a.extremes, block, layer, head);
+                       : extremes_at(kv, a.extremes, to_block, layer, head);
     store8(to + e * size, max, dtype);
     store8(to + (kv.dk + e) * size, min, dtype);
 }
@@ -429,16 +435,30 @@ GPU_DEVICE bool is_last_of_row(uint32_t *arrivals, uint32_t *is_last)
     return *is_last;
 }
 
+/* What a row visits: attention reads blocks, the caller places. */
+struct taken {
+    const gpu_choose &a;
+    const uint32_t *table;
+    uint32_t first; /* of the row's list */
+
+    GPU_DEVICE void put(uint32_t i, uint32_t place) const
+    {
+        const uint32_t block = table[place];
+        a.chosen[first + i] = block < a.n_blocks ? block : 0;
+        if (a.places)
+            a.places[first + i] = place;
+    }
+};
+
 /* The first, the newest, and between them what the bounds say. shared: of take_words and bounds. */
-GPU_DEVICE void take_highest(const gpu_choose &a, const choosing &x, uint32_t *list,
+GPU_DEVICE void take_highest(const gpu_choose &a, const choosing &x, const taken &to,
                              uint32_t *shared)
 {
     float *sums = (float *)shared; /* two halves of block_sum's, two arrays of block_before's */
     const choice_size c = x.c;
-    const uint32_t *table = table_of(a.kv, x.it);
     if (threadIdx.x == 0) {
-        list[0] = table[0];
-        list[c.n - 1] = table[c.n_blocks - 1];
+        to.put(0, 0);
+        to.put(c.n - 1, c.n_blocks - 1);
     }
 
     /* of the others the c.n - 2 highest, in their order */
@@ -469,7 +489,7 @@ GPU_DEVICE void take_highest(const gpu_choose &a, const choosing &x, uint32_t *l
     for (uint32_t i = begin; i < end; ++i) {
         const bool is_equal = keys[i] == lowest;
         if (keys[i] > lowest || (is_equal && equal >= surplus))
-            list[1 + above + (equal > surplus ? equal - surplus : 0)] = table[1 + i];
+            to.put(1 + above + (equal > surplus ? equal - surplus : 0), 1 + i);
         above += keys[i] > lowest;
         equal += is_equal;
     }
@@ -485,16 +505,18 @@ __global__ void __launch_bounds__(choose_threads) choose_blocks(GPU_PARAM(gpu_ch
     chain_wait();
     const gpu_kv &kv = a.kv;
     const choosing x(a, a.row0 + blockIdx.x);
-    uint32_t *list = a.chosen + chosen_at(kv, x.it, a.n_chosen, x.token, x.head);
+    const taken to = {a, table_of(kv, x.it), chosen_at(kv, x.it, a.n_chosen, x.token, x.head)};
+    for (uint32_t i = x.c.n + threadIdx.x; blockIdx.y == 0 && a.places && i < a.n_chosen;
+         i += choose_threads)
+        a.places[to.first + i] = UINT32_MAX;
     if (!x.needs_bounds()) {
-        const uint32_t *table = table_of(kv, x.it);
         for (uint32_t i = threadIdx.x; i < x.c.n && blockIdx.y == 0; i += choose_threads)
-            list[i] = table[x.c.n == x.c.n_blocks || i + 1 < x.c.n ? i : x.c.n_blocks - 1];
+            to.put(i, x.c.n == x.c.n_blocks || i + 1 < x.c.n ? i : x.c.n_blocks - 1);
         return;
     }
     Bounds::make(bounds_source(a, x), a.bounds + (uint64_t)blockIdx.x * a.n_longest, shared);
     if (is_last_of_row(a.arrivals + blockIdx.x, shared + take_sums))
-        take_highest(a, x, list, shared);
+        take_highest(a, x, to, shared);
 }
 
 constexpr uint32_t most_turns = 16; /* of a thread block, fewer where there are few of them */

@@ -6,7 +6,10 @@
  * them. The host knows which blocks have them: every write is its own, and batches begin in their
  * order. Of a row of the table it knows how far all have them, so that a step looks at the new ones
  * only. They lie at the end of the KV memory, and leave that room to pools; not those of pools of
- * stripes, which are given them (backend_extremes).
+ * stripes, which are given them (backend_extremes), and not where there are summaries.
+ *
+ * A block that is not there has block 0 in its place in what attention reads, so that kernels need
+ * not know of it.
  */
 #include "kernels/gpu/gpu_host.h"
 #include "kernels/grow.h"
@@ -31,14 +34,21 @@ static struct choice_size choice_at(const struct backend_pool *p, const struct b
     return choice_of(it->n_chosen, p->kv.block_shift, p->kv.stripes, it->pos + n_seen);
 }
 
+/* By its last query. */
+static uint32_t blocks_seen(const struct backend_pool *p, const struct backend_item *it)
+{
+    return choice_at(p, it, it->n_tokens - 1).n_blocks;
+}
+
 bool gpu_item_chooses(const struct backend_pool *p, const struct backend_item *it)
 {
-    return it->n_chosen > 0 && it->n_chosen < choice_at(p, it, it->n_tokens - 1).n_blocks;
+    return it->n_chosen > 0 && (it->chosen || it->n_chosen < blocks_seen(p, it));
 }
 
 uint32_t gpu_chosen_most(const struct backend_pool *p, const struct backend_item *it)
 {
-    return it->n_chosen << p->kv.block_shift; /* fewer than it has: it chooses */
+    const uint32_t n_blocks = blocks_seen(p, it);
+    return (it->n_chosen < n_blocks ? it->n_chosen : n_blocks) << p->kv.block_shift;
 }
 
 uint64_t gpu_chosen_bytes(const struct backend_pool *p, const struct backend_item *it)
@@ -56,13 +66,13 @@ static uint64_t extremes_bytes(const struct backend_pool *p)
     const struct backend_pool_config *c = &p->config;
     const size_t size = attn_dtype_bytes(backend_extremes_dtype(c));
     const uint64_t bytes =
-        (uint64_t)c->n_blocks * c->num_layers * c->num_kv_heads * 2 * c->head_dim_k * size;
+        (uint64_t)backend_n_names(c) * c->num_layers * c->num_kv_heads * 2 * c->head_dim_k * size;
     return (bytes + EXTREMES_ALIGN - 1) / EXTREMES_ALIGN * EXTREMES_ALIGN;
 }
 
 static uint8_t *has_extremes(const struct backend_pool *p, uint32_t block, uint32_t layer)
 {
-    return &p->has_extremes[(size_t)layer * p->config.n_blocks + block];
+    return &p->has_extremes[(size_t)layer * backend_n_names(&p->config) + block];
 }
 
 void gpu_extremes_forget(struct backend_pool *p, uint32_t block)
@@ -101,7 +111,7 @@ bool gpu_extremes_make_way(struct backend *b)
 {
     bool had_any = false;
     for (struct backend_pool *p = b->pools; p != NULL; p = p->next) {
-        if (p->has_extremes == NULL || p->config.n_stripes > 0)
+        if (p->has_extremes == NULL || p->config.n_stripes > 0 || p->config.n_summaries > 0)
             continue;
         had_any = true;
         gpu_extremes_free(p);
@@ -132,9 +142,10 @@ static attn_status extremes_open(struct backend_pool *p)
     if (!take_room(p, &largest) && !(gpu_extremes_make_way(b) && take_room(p, &largest)))
         return gpu_fail(b, ATTN_ENOMEM,
                         "choosing blocks takes %" PRIu64 " bytes of KV memory for the pool's "
-                        "%" PRIu32 " blocks, %" PRIu64 " are free in one piece",
-                        r->bytes, p->config.n_blocks, largest);
-    p->has_extremes = calloc((size_t)p->config.n_blocks * p->config.num_layers, 1);
+                        "%" PRIu32 " blocks and %" PRIu32 " summaries, %" PRIu64
+                        " are free in one piece",
+                        r->bytes, p->config.n_blocks, p->config.n_summaries, largest);
+    p->has_extremes = calloc((size_t)backend_n_names(&p->config) * p->config.num_layers, 1);
     p->known = calloc((size_t)p->config.n_table_rows * p->config.num_layers, sizeof *p->known);
     if (p->has_extremes == NULL || p->known == NULL) {
         kv_range_give(&b->kv_ranges, r);
@@ -174,12 +185,29 @@ static void forget_written(const struct backend_batch *batch)
             *has_extremes(p, it->block_table[k], it->layer) = 0;
     }
     for (uint32_t i = 0; i < batch->n_copies; i++)
-        gpu_extremes_forget(p, batch->copies[i].dst);
+        if (batch->copies[i].dst < p->config.n_blocks)
+            gpu_extremes_forget(p, batch->copies[i].dst);
+}
+
+/* The batch's summaries are of something from now on, or of nothing. */
+static attn_status note_summaries(const struct backend_batch *batch, bool is_made)
+{
+    struct backend_pool *p = batch->pool;
+    for (uint32_t i = 0; i < batch->n_copies; i++) {
+        const uint32_t to = batch->copies[i].dst;
+        attn_status st = to >= p->config.n_blocks && is_made ? extremes_open(p) : ATTN_OK;
+        if (st != ATTN_OK)
+            return st;
+        for (uint32_t k = 0; to >= p->config.n_blocks && k < p->config.num_layers; k++)
+            if (p->has_extremes != NULL)
+                *has_extremes(p, to, k) = is_made;
+    }
+    return ATTN_OK;
 }
 
 static bool needs_bounds(const struct backend_pool *p, const struct backend_item *it)
 {
-    return it->n_chosen > 2 && gpu_item_chooses(p, it);
+    return it->n_chosen > 2 && it->n_chosen < blocks_seen(p, it);
 }
 
 /* Lists the blocks that item i has the choice of and of which nothing is kept. */
@@ -200,14 +228,19 @@ static attn_status find_missing(struct gpu_job *j, const struct backend_item *it
                         n_blocks);
     for (uint32_t k = from; k + 1 < n_blocks; k++) {
         const uint32_t block = it->block_table[k];
-        if (block >= c->n_blocks)
+        const uint32_t n = it->chosen != NULL ? backend_n_names(c) : c->n_blocks;
+        if (block >= n)
             return gpu_fail(p->b, ATTN_EINVAL,
-                            "item %" PRIu32 ": block_table[%" PRIu32 "] is %" PRIu32 " of %" PRIu32
-                            " blocks",
-                            i, k, block, c->n_blocks);
+                            "item %" PRIu32 ": block_table[%" PRIu32 "] is %" PRIu32 " of %" PRIu32,
+                            i, k, block, n);
         uint8_t *has = has_extremes(p, block, it->layer);
         if (*has)
             continue;
+        if (block >= c->n_blocks)
+            return gpu_fail(p->b, ATTN_EINVAL,
+                            "item %" PRIu32 ": block_table[%" PRIu32 "] is summary %" PRIu32
+                            ", which nothing was copied to",
+                            i, k, block);
         if (c->n_stripes > 0)
             return gpu_fail(p->b, ATTN_EINVAL,
                             "item %" PRIu32 ": extremes of block_table[%" PRIu32
@@ -226,6 +259,8 @@ attn_status gpu_choice_note(struct gpu_job *j, const struct backend_batch *batch
     forget_written(batch);
     j->extremes = x;
     attn_status st = x != NULL ? extremes_open(j->pool) : ATTN_OK;
+    if (st == ATTN_OK)
+        st = note_summaries(batch, true);
     for (uint32_t i = 0; st == ATTN_OK && x != NULL && i < x->n; i++)
         if (x->is_given)
             *has_extremes(j->pool, x->list[i].block, x->list[i].layer) = 1;
@@ -236,8 +271,9 @@ attn_status gpu_choice_note(struct gpu_job *j, const struct backend_batch *batch
         if (st == ATTN_OK)
             st = find_missing(j, &batch->items[i], i);
     }
-    if (st == ATTN_OK || (j->n_missing == 0 && x == NULL))
+    if (st == ATTN_OK)
         return st;
+    note_summaries(batch, false);
     const bool is_given = x != NULL && x->is_given && j->pool->has_extremes != NULL;
     for (uint32_t i = 0; is_given && i < x->n; i++)
         *has_extremes(j->pool, x->list[i].block, x->list[i].layer) = 0;
@@ -271,6 +307,42 @@ static int make(const struct backend_pool *p, const struct backend_block_layer *
     return code;
 }
 
+int gpu_summaries_make(const struct backend_batch *batch, runtime_stream *s)
+{
+    const struct backend_pool *p = batch->pool;
+    const uint32_t layers = p->config.num_layers;
+    struct gpu_extremes_make a = {.kv = p->kv, .extremes = extremes_of(p), .is_summary = true};
+    uint32_t n = 0;
+    int code = 0;
+    for (uint32_t i = 0; i < batch->n_copies && !code; i++) {
+        const bool is_last = i + 1 == batch->n_copies;
+        if (batch->copies[i].dst >= p->config.n_blocks) {
+            a.list[2 * n] = batch->copies[i].src;
+            a.list[2 * n++ + 1] = batch->copies[i].dst;
+        }
+        if (n < GPU_LIST / 2 && !(is_last && n > 0))
+            continue;
+        a.n = n * layers;
+        code = runtime_check("summaries kernel", gpu_extremes_launch(&a, s, 0));
+        n = 0;
+    }
+    return code;
+}
+
+void gpu_choices_tell(const struct gpu_job *j, const struct backend_batch *batch)
+{
+    const uint32_t *from = j->places;
+    for (uint32_t i = 0; i < batch->n_items && from != NULL; i++) {
+        const struct backend_item *it = &batch->items[j->order[i]];
+        if (!gpu_item_chooses(j->pool, it))
+            continue;
+        const uint64_t n = backend_item_listed(&j->pool->config, it);
+        if (it->chosen)
+            memcpy(it->chosen, from, n * sizeof *from);
+        from += n;
+    }
+}
+
 int gpu_extremes_make(const struct gpu_job *j, runtime_stream *s)
 {
     const struct backend_extremes *x = j->extremes;
@@ -290,6 +362,8 @@ int gpu_choice_launch(const struct backend_pool *p, const struct gpu_range *r, r
                            .bounds = (uint32_t *)b->part_o,
                            .arrivals = b->arrivals,
                            .chosen = r->chosen,
+                           .places = r->places,
+                           .n_blocks = p->config.n_blocks,
                            .n_items = r->attend.n_items,
                            .n_chosen = r->attend.n_chosen,
                            .n_longest = r->n_longest};

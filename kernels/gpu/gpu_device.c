@@ -34,7 +34,7 @@ uint32_t gpu_features(const struct backend *b)
     const uint32_t of_words =
         BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES;
     return BACKEND_HAS_TREES | BACKEND_HAS_LISTS | BACKEND_HAS_CHOICE | BACKEND_HAS_EXTREMES |
-           (b->device.has_words ? of_words : 0);
+           BACKEND_HAS_SUMMARIES | (b->device.has_words ? of_words : 0);
 }
 
 int gpu_stream_follow(struct backend *b, runtime_stream *s, runtime_stream *other)

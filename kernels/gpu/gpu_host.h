@@ -91,6 +91,7 @@ struct gpu_range {
     struct gpu_attend attend; /* kernels other than those of decode.h and prefill.h */
     /* of items that choose */
     uint32_t *chosen; /* device: attend.chosen, to be written */
+    uint32_t *places; /* as the job's */
     uint32_t n_tokens, n_longest; /* of all items together; blocks that a query sees at most */
 };
 
@@ -133,6 +134,7 @@ struct gpu_job {
     const struct tree_node *nodes; /* device: of all trees */
     const uint32_t *list_starts, *list_tokens; /* device: of all lists */
     uint32_t *chosen; /* device: of all choices */
+    uint32_t *places; /* host: of all choices, behind the attention; NULL: nobody asks */
     struct backend_block_layer *missing; /* [n_missing] whose extremes the batch makes */
     uint32_t n_missing, missing_capacity;
     const struct backend_extremes *extremes; /* the batch's */
@@ -206,7 +208,7 @@ struct backend_pool {
     struct decode_pool *tuned; /* NULL: this geometry has no tuned kernel */
     struct prefill_pool *prefill; /* the same for prompts */
     uint32_t *touched; /* [n_table_rows] value of the last slot whose batch names the row */
-    uint8_t *has_extremes; /* [num_layers][n_blocks]; NULL: no step has chosen yet */
+    uint8_t *has_extremes; /* [num_layers][backend_n_names]; NULL: no step has chosen yet */
     struct gpu_known *known; /* [n_table_rows][num_layers], with has_extremes */
     uint32_t known_turn;
     struct kv_range extremes_range; /* as gpu_extremes has them */
@@ -331,10 +333,15 @@ void gpu_extremes_free(struct backend_pool *p);
 /* Those of all pools leave their room. false: there were none. */
 bool gpu_extremes_make_way(struct backend *b);
 /* Forgets what the batch writes to, and lists what its choices lack, as made. The last thing before
- * a batch begins. Errors: ATTN_ENOMEM; then nothing is as made. */
+ * a batch begins. Errors: ATTN_ENOMEM, ATTN_EINVAL a block's are nowhere; then nothing is as made,
+ * and summaries that the batch copies to are of nothing. */
 attn_status gpu_choice_note(struct gpu_job *j, const struct backend_batch *batch);
-/* Launches, which return the runtime's code: what the batch's choices lack, behind its appends; the
- * choices of a range, in front of its attention. Bounds lie where partial results will. */
+/* The batch is done: its items say what they chose. */
+void gpu_choices_tell(const struct gpu_job *j, const struct backend_batch *batch);
+/* Launches, which return the runtime's code: the batch's summaries, in front of its copies; what
+ * its choices lack, behind its appends; the choices of a range, in front of its attention. Bounds
+ * lie where partial results will. */
+int gpu_summaries_make(const struct backend_batch *batch, runtime_stream *s);
 int gpu_extremes_make(const struct gpu_job *j, runtime_stream *s);
 int gpu_choice_launch(const struct backend_pool *p, const struct gpu_range *r, runtime_stream *s,
                       bool is_chained);

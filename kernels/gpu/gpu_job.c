@@ -129,6 +129,11 @@ static attn_status check_item(struct backend *b, const struct backend_pool *p,
     if (backend_item_end(c, it) > (uint64_t)c->max_row_blocks * c->block_tokens)
         return gpu_fail(b, ATTN_EINVAL, "item %u: pos %u + n_tokens %u is beyond max_row_blocks %u",
                         i, it->pos, it->n_tokens, c->max_row_blocks);
+    const uint64_t n_blocks = (backend_item_end(c, it) + c->block_tokens - 1) / c->block_tokens;
+    for (uint64_t k = 0; c->n_summaries > 0 && !it->chosen && k < n_blocks; k++)
+        if (it->block_table[k] >= c->n_blocks)
+            return gpu_fail(b, ATTN_EINVAL, "item %u: block_table[%llu] is %u of %u", i,
+                            (unsigned long long)k, it->block_table[k], c->n_blocks);
     return ATTN_OK;
 }
 
@@ -159,14 +164,16 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
                         (unsigned long long)tokens, b->config.max_batch_tokens);
     for (uint32_t i = 0; i < batch->n_patches; i++) {
         const struct backend_patch *t = &batch->patches[i];
-        if (t->row >= c->n_table_rows || t->index >= c->max_row_blocks || t->block >= c->n_blocks)
+        if (t->row >= c->n_table_rows || t->index >= c->max_row_blocks ||
+            t->block >= backend_n_names(c))
             return gpu_fail(b, ATTN_EINVAL, "patch %u: row %u, index %u, block %u out of range", i,
                             t->row, t->index, t->block);
     }
     for (uint32_t i = 0; i < batch->n_copies; i++)
-        if (batch->copies[i].src >= c->n_blocks || batch->copies[i].dst >= c->n_blocks)
-            return gpu_fail(b, ATTN_EINVAL, "copy %u: blocks %u -> %u of %u", i,
-                            batch->copies[i].src, batch->copies[i].dst, c->n_blocks);
+        if (batch->copies[i].src >= c->n_blocks || batch->copies[i].dst >= backend_n_names(c))
+            return gpu_fail(b, ATTN_EINVAL, "copy %u: blocks %u -> %u of %u and %u summaries", i,
+                            batch->copies[i].src, batch->copies[i].dst, c->n_blocks,
+                            c->n_summaries);
     return ATTN_OK;
 }
 
@@ -333,6 +340,7 @@ static attn_status plan_choice(struct backend *b, struct gpu_job *j, struct gpu_
         return gpu_fail(b, ATTN_ENOTSUP, "a choice of %u blocks: there is room for %llu bounds",
                         n_blocks, (unsigned long long)GPU_PART_SLOTS * b->part_dv);
     r->chosen = j->chosen;
+    r->places = j->places;
     r->attend.chosen = j->chosen;
     r->n_tokens += it->n_tokens;
     r->n_longest = n_blocks > r->n_longest ? n_blocks : r->n_longest;
@@ -521,8 +529,10 @@ static struct job_lists place_lists(struct gpu_job *j, const struct backend_batc
     struct gpu_prep *prep = &j->prep;
     uint32_t n_blocks = 0, n_nodes = 0, n_starts = 0, n_listed = 0;
     uint64_t n_chosen = 0;
+    bool is_asked = false; /* somebody wants to know what it chose */
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *it = &batch->items[i];
+        is_asked |= it->chosen != NULL;
         n_blocks += item_blocks(batch->pool, it);
         n_nodes += it->nodes != NULL ? it->n_tokens : 0;
         n_starts += it->lists.starts != NULL ? it->n_tokens + 1 : 0;
@@ -549,6 +559,7 @@ static struct job_lists place_lists(struct gpu_job *j, const struct backend_batc
     char *host = j->staging.host, *device = j->staging.device;
     /* at its end: what is written on the device is behind all that is uploaded */
     j->chosen = (uint32_t *)(device + j->staging.bytes) - n_chosen;
+    j->places = is_asked ? (uint32_t *)(host + j->staging.bytes) - n_chosen : NULL;
 
     struct job_lists l = {.device_items = (struct gpu_item *)device, .tuned_at = end};
     l.joined = (struct gpu_joined *)(host + joined_at);

@@ -33,9 +33,6 @@ attn_status gpu_pool_check(struct backend *b, const struct backend_pool_config *
     st = check_table(b, c->n_table_rows, c->max_row_blocks);
     if (st != ATTN_OK)
         return st;
-    if (c->n_summaries > 0)
-        return gpu_fail(b, ATTN_ENOTSUP, "n_summaries is %u: this backend has none",
-                        c->n_summaries);
     if (c->num_q_heads > 4096 || group > 1024)
         return gpu_fail(b, ATTN_ENOTSUP, "num_q_heads %u: up to 4096 are built", c->num_q_heads);
     return ATTN_OK;

@@ -24,19 +24,24 @@
 #define NAP_NS 20000
 #define GPU_EARLY_ITEMS 8 /* of a batch whose next layer is expected */
 
+/* Summaries, then whole blocks. */
 static int launch_copies(const struct backend_batch *batch, runtime_stream *s)
 {
     const uint32_t most = GPU_LIST / 2;
-    int code = 0;
-    for (uint32_t i = 0; i < batch->n_copies && !code; i += most) {
-        struct gpu_copy a = {.base = batch->pool->kv.base,
-                             .block_bytes = batch->pool->kv.block_bytes};
-        a.n = batch->n_copies - i < most ? batch->n_copies - i : most;
-        for (uint32_t k = 0; k < a.n; k++) {
-            a.list[2 * k] = batch->copies[i + k].src;
-            a.list[2 * k + 1] = batch->copies[i + k].dst;
+    struct gpu_copy a = {.base = batch->pool->kv.base, .block_bytes = batch->pool->kv.block_bytes};
+    if (batch->n_copies == 0)
+        return 0;
+    int code = gpu_summaries_make(batch, s);
+    for (uint32_t i = 0; i < batch->n_copies && !code; i++) {
+        const bool is_last = i + 1 == batch->n_copies;
+        if (batch->copies[i].dst < batch->pool->config.n_blocks) {
+            a.list[2 * a.n] = batch->copies[i].src;
+            a.list[2 * a.n++ + 1] = batch->copies[i].dst;
         }
+        if (a.n < most && !(is_last && a.n > 0))
+            continue;
         code = runtime_check("block copy kernel", gpu_copy_launch(&a, s));
+        a.n = 0;
     }
     return code;
 }
@@ -257,6 +262,8 @@ static struct backend_batch *take_oldest(struct backend *b, attn_status st)
     batch->kv_bytes = s->job.kv_bytes;
     batch->kv_shared_bytes = s->job.kv_shared_bytes;
     batch->n_splits = s->job.n_splits;
+    if (st == ATTN_OK)
+        gpu_choices_tell(&s->job, batch);
     s->batch = NULL;
     b->oldest = (b->oldest + 1) % BACKEND_MAX_IN_FLIGHT;
     b->n_in_flight--;

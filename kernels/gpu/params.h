@@ -203,25 +203,29 @@ struct gpu_attend {
     const uint32_t *list_starts, *list_tokens;
     /* of items whose queries choose n_chosen blocks at most: an item's [n_tokens][num_kv_heads]
      * [n_chosen] of their numbers, as a query's choice is (kernels/choice.h); NULL: they choose
-     * none */
+     * none. In place of what is not there they have block 0: such a query's outputs are
+     * worthless */
     const uint32_t *chosen;
     uint32_t n_chosen, pad;
 };
 
-/* What is kept of blocks' keys: [n_blocks][num_layers][num_kv_heads] their largest, then their
- * smallest value in each of dk dimensions; in the cache's type, of a quantised pool in f32. */
+/* What is kept of blocks' keys: [backend_n_names][num_layers][num_kv_heads] their largest, then
+ * their smallest value in each of dk dimensions; in the cache's type, of a quantised pool in
+ * f32. */
 struct gpu_extremes {
     char *base;
     uint32_t num_layers, pad;
 };
 
 /* Makes them of up to GPU_LIST / 2 (block, layer) a launch: where they are kept, or in bytes
- * [n][num_kv_heads] of them, which the device reaches. is_given: keeps those that bytes has. */
+ * [n][num_kv_heads] of them, which the device reaches. is_given: keeps those that bytes has.
+ * is_summary: of (block, summary), in all layers, where the summary's are kept. */
 struct gpu_extremes_make {
     struct gpu_kv kv;
     struct gpu_extremes extremes;
     char *bytes; /* NULL: they are kept */
-    uint32_t n, is_given;
+    uint32_t n; /* in the list, times num_layers of summaries */
+    uint32_t is_given, is_summary, pad;
     uint32_t list[GPU_LIST];
 };
 int gpu_extremes_launch(const struct gpu_extremes_make *a, void *stream, int chained);
@@ -236,7 +240,9 @@ struct gpu_choose {
     uint32_t *bounds; /* [n_rows][n_longest], in an order of integers */
     uint32_t *arrivals; /* [n_rows], 0 between launches */
     uint32_t *chosen; /* as gpu_attend has it */
+    uint32_t *places; /* host memory: in the table, as backend_item.chosen; NULL: nobody asks */
     uint32_t n_items, n_chosen;
+    uint32_t n_blocks, pad; /* of the pool; what the table has from here on is not there */
     uint32_t row0, n_rows;
     uint32_t n_longest; /* blocks that a query of them sees, at most */
     uint32_t n_each; /* blocks whose bounds a thread block makes; the launch sets it */

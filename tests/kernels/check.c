@@ -309,8 +309,12 @@ attn_status check_run_begin(struct check *c, const struct backend_pool_config *c
 /* What the device has there from the next batch on. */
 static void show_entry(struct check *c, uint32_t seq, uint32_t index, uint32_t block)
 {
+    uint32_t i = 0; /* of the entry's patch, which may be there already */
+    while (i < c->n_patches && (c->patches[i].row != seq || c->patches[i].index != index))
+        i++;
     c->seqs[seq].table[index] = block;
-    c->patches[c->n_patches++] = (struct backend_patch){.row = seq, .index = index, .block = block};
+    c->patches[i] = (struct backend_patch){.row = seq, .index = index, .block = block};
+    c->n_patches += i == c->n_patches;
 }
 
 static void set_entry(struct check *c, uint32_t seq, uint32_t index, uint32_t block)
@@ -458,16 +462,64 @@ static struct backend_item *make_front(struct check *c)
     return list;
 }
 
+bool check_is_missed(const struct check *c, const uint32_t *table, const uint32_t *said, uint32_t n)
+{
+    for (uint32_t i = 0; said != NULL && i < n && said[i] != UINT32_MAX; i++)
+        if (table[said[i]] >= c->config.n_blocks)
+            return true;
+    return false;
+}
+
+/* What an item has for each query and kv head, of that many bytes in out and in lse. */
+struct outputs {
+    const uint8_t *out;
+    const uint8_t *lse; /* or NULL */
+    const uint32_t *said; /* [n_chosen] of a row; or NULL */
+    const uint32_t *table;
+    size_t n_rows;
+    uint32_t n_chosen;
+};
+
+/* Are b's a's, and has it said the same? But for what may be anything. */
+static bool are_same(const struct check *c, const struct outputs *a, const struct outputs *b)
+{
+    const struct backend_pool_config *g = &c->config;
+    const size_t group = g->num_q_heads / g->num_kv_heads, lse = group * sizeof(float);
+    const size_t out = group * g->head_dim_v * attn_dtype_bytes(g->q_dtype);
+    bool ok = true;
+    for (size_t row = 0; row < a->n_rows && ok; row++) {
+        const uint32_t *said = a->said != NULL ? a->said + row * a->n_chosen : NULL;
+        if (said != NULL)
+            ok = memcmp(said, b->said + row * a->n_chosen, a->n_chosen * sizeof *said) == 0;
+        if (check_is_missed(c, a->table, said, a->n_chosen))
+            continue;
+        ok = ok && memcmp(a->out + row * out, b->out + row * out, out) == 0;
+        if (a->lse != NULL)
+            ok = ok && memcmp(a->lse + row * lse, b->lse + row * lse, lse) == 0;
+    }
+    return ok;
+}
+
+static struct outputs outputs_of(const struct check *c, const struct backend_item *it)
+{
+    return (struct outputs){.out = it->out,
+                            .said = it->chosen,
+                            .table = it->block_table,
+                            .n_rows = (size_t)it->n_tokens * c->config.num_kv_heads,
+                            .n_chosen = it->n_chosen};
+}
+
 static bool check_front(const struct check *c, const struct backend_item *list)
 {
-    for (uint32_t i = 0; i < c->n_front; i++)
-        if ((list[i].flags & BACKEND_ATTEND) &&
-            memcmp(list[i].out, c->front[i].out, out_bytes(c, &list[i])) != 0) {
+    for (uint32_t i = 0; i < c->n_front; i++) {
+        const struct outputs was = outputs_of(c, &c->front[i]), is = outputs_of(c, &list[i]);
+        if ((list[i].flags & BACKEND_ATTEND) && !are_same(c, &was, &is)) {
             fprintf(stderr,
                     "item %" PRIu32 " has other bytes with a batch behind it (seed %" PRIu64 ")\n",
                     i, c->seed);
             return false;
         }
+    }
     return true;
 }
 
@@ -739,10 +791,14 @@ bool check_outputs(struct check *c, const struct check_item *items, uint32_t n_i
 
 static bool is_same(const struct check *c, const struct check_item *a, const struct check_item *b)
 {
-    size_t rows = (size_t)a->n_tokens * c->config.num_q_heads;
-    size_t bytes = rows * c->config.head_dim_v * attn_dtype_bytes(c->config.q_dtype);
-    if (memcmp(a->out, b->out, bytes) == 0 &&
-        (a->lse == NULL || memcmp(a->lse, b->lse, rows * sizeof(float)) == 0))
+    const struct outputs was = {.out = a->out,
+                                .lse = (const uint8_t *)a->lse,
+                                .said = a->chosen,
+                                .table = c->seqs[a->seq].own,
+                                .n_rows = (size_t)a->n_tokens * c->config.num_kv_heads,
+                                .n_chosen = a->n_chosen};
+    const struct outputs is = {.out = b->out, .lse = (const uint8_t *)b->lse, .said = b->chosen};
+    if (are_same(c, &was, &is))
         return true;
     fprintf(stderr,
             "other bytes for sequence %" PRIu32 " at %" PRIu32 "+%" PRIu32 " (seed %" PRIu64 ")\n",

@@ -112,6 +112,10 @@ void check_fork(struct check *c, uint32_t from, uint32_t to, uint32_t n_blocks);
 /* Gives the sequence's block `index` another id, by a device copy in the next batch; the old block
  * is poisoned after it. */
 void check_move_block(struct check *c, uint32_t seq, uint32_t index);
+/* Does a query that says it visits these places of its table, n at most, visit a block that is not
+ * there? Then its outputs may be anything. NULL: it has said nothing. */
+bool check_is_missed(const struct check *c, const uint32_t *table, const uint32_t *said,
+                     uint32_t n);
 /* The block becomes a summary in the next batch, and is poisoned after it. */
 void check_send_away(struct check *c, uint32_t seq, uint32_t index, uint32_t summary);
 /* It is in this block from the next batch on, of these bytes. */

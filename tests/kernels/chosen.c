@@ -71,15 +71,6 @@ static bool is_that_choice(const struct query *x, const uint32_t *said, const ui
     return true;
 }
 
-static bool is_missed(const struct query *x, const uint32_t *said)
-{
-    const uint32_t *blocks = x->check->seqs[x->it->seq].own;
-    for (uint32_t i = 0; i < x->it->n_chosen && said[i] != UINT32_MAX; i++)
-        if (blocks[said[i]] >= x->check->config.n_blocks)
-            return true;
-    return false;
-}
-
 static bool is_close(double got, double want, double atol, double rtol)
 {
     return got == want || fabs(got - want) <= atol + rtol * fabs(want);
@@ -131,7 +122,7 @@ static bool check_query(const struct query *x, struct chosen_count *count)
         return fails(x, "what it says is no choice");
     if (said != NULL && n > 0 && !is_that_choice(x, said, list, n))
         return fails(x, "what it says is another choice");
-    if (said != NULL && is_missed(x, said)) {
+    if (check_is_missed(x->check, x->check->seqs[x->it->seq].own, said, x->it->n_chosen)) {
         count->n_missed++;
         return true;
     }

