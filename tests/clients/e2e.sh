@@ -72,6 +72,7 @@ refuses '--speed.* need --trace' "$load" --speed 1
 refuses '--trace goes without --context' "$load" --trace x --context 5
 refuses '--layers' "$load" --preset bytelm --layers 5
 refuses '--heads: the preset has no latents' "$load" --preset bytelm --heads
+refuses '--pool-blocks: "0" is not a whole number from 1' "$load" --pool-blocks 0
 expect 0 "$load" --help
 has gemma3-27b
 
