@@ -151,6 +151,9 @@ class Client(_Closing):
     def counters(self) -> _sync.ClientCounters:
         return self.sync.counters()
 
+    def give_up(self) -> None:
+        self.sync.give_up()
+
     @property
     def is_closed(self) -> bool:
         return self.sync.is_closed
