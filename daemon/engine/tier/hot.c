@@ -25,13 +25,21 @@ static bool attends(const struct item *it)
     return (it->task->flags & WIRE_STEP_ATTEND) != 0;
 }
 
+/* Whether the sequence's steps choose blocks; a successor knows it of those that do not fit. */
+static bool seq_chooses(const struct engine *e, const struct item *it)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->env.kv, (kv_seq_id){it->seq}, &info);
+    return e->seqs[it->seq].chooses || info.n_blocks > it->task->pool->config.n_blocks;
+}
+
 static bool may_be_hot(const struct engine *e, const struct item *it)
 {
     const struct task *t = it->task;
     if (t->pool->config.n_summaries == 0)
         return false;
     if (!attends(it))
-        return e->seqs[it->seq].chooses;
+        return seq_chooses(e, it);
     return t->n_chosen > 0 && !(t->flags & WIRE_STEP_FULL) &&
            !t->pool->config.layers[t->layer].is_full && it->key_base == 0 && it->ahead == 0;
 }
@@ -97,7 +105,7 @@ attn_status hot_prepare(struct engine *e, struct item *it)
 {
     const bool is_hot = may_be_hot(e, it);
     struct kv_seq_info info;
-    if (attends(it))
+    if (attends(it) || is_hot)
         e->seqs[it->seq].chooses = is_hot;
     if (!is_hot) {
         it->hot = NULL;
