@@ -90,6 +90,17 @@ attn_status pool_tokens_copy(void *user, const struct kv_token_copy *list, uint3
 
 /* --- effects ---------------------------------------------------------------------------------- */
 
+uint32_t pool_block_name(const struct pool *p, uint32_t entry)
+{
+    if (!kv_is_place(entry))
+        return entry;
+    if (p->has_summary == NULL)
+        return UINT32_MAX;
+    const uint32_t nth = pool_nth_summary(p, entry & ~KV_PLACE);
+    return nth < p->config.n_summaries && p->has_summary[nth] ? p->config.n_blocks + nth
+                                                              : UINT32_MAX;
+}
+
 /* A device applies patches in any order, so all patches of one entry are given its present value.
  * Entries past the sequence's end are never read. */
 void pool_effects_export(struct engine *e, struct pool *p, struct backend_patch *patches,
@@ -103,8 +114,8 @@ void pool_effects_export(struct engine *e, struct pool *p, struct backend_patch 
         if (i == 0 || patch.row != fx->patches[i - 1].row)
             kv_seq_info(e->env.kv, (kv_seq_id){patch.row}, &info);
         bool is_live = patch.index < info.n_blocks && info.pool.index == p->id.index;
-        uint32_t block = is_live ? info.block_table[patch.index] : patch.block;
-        if (kv_is_place(block))
+        uint32_t block = pool_block_name(p, is_live ? info.block_table[patch.index] : patch.block);
+        if (block == UINT32_MAX)
             continue; /* paged out: it is patched when it comes back */
         fx->patches[n] = patch;
         patches[n++] = (struct backend_patch){patch.row, patch.index, block};
@@ -124,7 +135,7 @@ void pool_patch_again(struct engine *e, struct pool *p, const struct backend_pat
         struct kv_seq_info info;
         kv_seq_info(e->env.kv, (kv_seq_id){patch->row}, &info);
         if (patch->index < info.n_blocks && info.pool.index == p->id.index &&
-            !kv_is_place(info.block_table[patch->index]))
+            pool_block_name(p, info.block_table[patch->index]) != UINT32_MAX)
             fx->patches[fx->n_patches++] =
                 (struct kv_patch){patch->row, patch->index, info.block_table[patch->index]};
     }

@@ -36,4 +36,14 @@ void pool_patch_again(struct engine *e, struct pool *p, const struct backend_pat
 /* Cancels the item's reserved append; the patches that this takes are added to the effects. */
 void pool_cancel_append(struct engine *e, struct pool *p, const struct item *it);
 
+/* The summary that a block in these pages of idle memory has the number of, if it has one: runs of
+ * as many pages that do not overlap never begin in the same multiple of that. */
+static inline uint32_t pool_nth_summary(const struct pool *p, uint32_t page)
+{
+    return page / p->idle_pages;
+}
+/* What names the block of a table's entry for the device: itself, or its summary if it is away.
+ * UINT32_MAX: it is away without one. */
+uint32_t pool_block_name(const struct pool *p, uint32_t entry);
+
 #endif

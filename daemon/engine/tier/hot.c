@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cache/kv_owner.h"
+#include "daemon/engine/core/effects.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/tier/summaries.h"
 
@@ -142,7 +143,7 @@ void hot_launch(struct engine *e, const struct item *it, uint32_t *chosen, struc
     for (uint32_t i = 0; h->is_partial && i < n_seen; i++) {
         const uint32_t entry = info.block_table[i];
         const bool is_unused = kv_is_place(entry) && !attends(it); /* any block's name will do */
-        h->table[i] = is_unused ? 0 : summaries_name(it->task->pool, entry);
+        h->table[i] = is_unused ? 0 : pool_block_name(it->task->pool, entry);
     }
     if (h->is_partial)
         d->block_table = h->table;

@@ -375,7 +375,7 @@ static uint32_t list_needed(const struct pool *p, const struct kv_seq_info *info
             list[n++] = i;
     most = n == 0 && most > AT_LEAST ? AT_LEAST : most;
     for (uint32_t i = 0, is_rest = n == 0; is_rest && i < a->n_needs && i < info->n_blocks; i++)
-        if (n < most && summaries_name(p, info->block_table[i]) == UINT32_MAX)
+        if (n < most && pool_block_name(p, info->block_table[i]) == UINT32_MAX)
             list[n++] = i;
     return n;
 }

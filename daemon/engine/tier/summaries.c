@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "daemon/engine/core/effects.h"
 #include "daemon/keeper/idle_memory.h"
 
 bool summaries_may_be(const struct engine *e, const struct pool *p)
@@ -17,12 +18,6 @@ uint32_t summaries_of(const struct engine *e, const struct pool *p)
         return 0;
     const uint64_t n = e->env.idle->bytes / KV_PAGE_BYTES / p->idle_pages;
     return n < INT32_MAX - p->config.n_blocks ? (uint32_t)n : 0;
-}
-
-/* Runs of as many pages that do not overlap never begin in the same multiple of that. */
-static uint32_t nth_of(const struct pool *p, uint32_t page)
-{
-    return page / p->idle_pages;
 }
 
 void summaries_forget(struct pool *p)
@@ -41,16 +36,6 @@ static bool has_memory(struct pool *p)
     if (p->chosen_at == NULL)
         p->chosen_at = calloc(p->config.n_blocks, sizeof *p->chosen_at);
     return p->has_summary != NULL && p->chosen_at != NULL;
-}
-
-uint32_t summaries_name(const struct pool *p, uint32_t entry)
-{
-    if (!kv_is_place(entry))
-        return entry;
-    const uint32_t nth = nth_of(p, entry & ~KV_PLACE);
-    if (nth >= p->config.n_summaries || p->has_summary == NULL || !p->has_summary[nth])
-        return UINT32_MAX;
-    return p->config.n_blocks + nth;
 }
 
 /* --- which blocks go -------------------------------------------------------------------------- */
@@ -117,7 +102,7 @@ void summaries_copy(struct engine *e, struct pool *p, const struct kv_idle_move 
     if (!has_memory(p))
         return;
     for (uint32_t i = 0; i < m->n; i++) {
-        const uint32_t nth = nth_of(p, m->entries[i].page);
+        const uint32_t nth = pool_nth_summary(p, m->entries[i].page);
         x->has_copy[i] = m->entries[i].index < past && nth < p->config.n_summaries &&
                          fx->n_copies < fx->copies_capacity;
         if (!x->has_copy[i])
@@ -171,7 +156,11 @@ void summaries_give_up(struct engine *e)
 void summaries_went(struct engine *e, struct pool *p, uint32_t i, uint32_t page)
 {
     const struct engine_idle *x = &e->idle;
-    const uint32_t nth = nth_of(p, page);
+    const uint32_t nth = pool_nth_summary(p, page);
     if (p->has_summary != NULL && nth < p->config.n_summaries)
-        p->has_summary[nth] = x->copies == SUMMARIES_MADE && x->has_copy[i];
+        p->has_summary[nth] = x->copies == SUMMARIES_MADE && x->has_copy[i] &&
+                              p->fx.n_patches < p->fx.patches_capacity;
+    if (p->has_summary != NULL && nth < p->config.n_summaries && p->has_summary[nth])
+        p->fx.patches[p->fx.n_patches++] =
+            (struct kv_patch){x->out_move->seq, x->out_move->entries[i].index, KV_PLACE | page};
 }

@@ -18,10 +18,6 @@ bool summaries_may_be(const struct engine *e, const struct pool *p);
 uint32_t summaries_of(const struct engine *e, const struct pool *p);
 /* Forgets all of the pool's: it is resized, or closed. */
 void summaries_forget(struct pool *p);
-/* What names the block in a backend's table: itself, or its summary if it is away. UINT32_MAX: it
- * is away without one. */
-uint32_t summaries_name(const struct pool *p, uint32_t entry);
-
 /* Notes that a query has taken the block. false: no memory for that. */
 bool summaries_note(struct engine *e, struct pool *p, uint32_t block);
 /* Blocks of a sequence, from the first, that every layer has filled: these can have summaries. */
