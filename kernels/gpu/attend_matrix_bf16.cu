@@ -43,10 +43,10 @@ uint32_t gpu_attend_matrix_blocks(const struct gpu_kv *kv, uint32_t rows, uint32
 /* Where a pool's items are computed, of so many rows in a thread block. */
 enum matrix_family { BY_CODES, BY_F32, BY_ROWS, BY_MATRIX };
 
-static matrix_family family_of(const gpu_kv &kv, uint32_t rows, bool is_choosing)
+static matrix_family family_of(const gpu_kv &kv, uint32_t rows, bool is_sparse)
 {
     if constexpr (gpu::has_fragment_kernels) {
-        if (!is_choosing && gpu::codes_fit(kv, rows))
+        if (!is_sparse && gpu::codes_fit(kv, rows))
             return BY_CODES;
         if (kv.q_dtype == ATTN_F32)
             return BY_F32;
@@ -56,19 +56,18 @@ static matrix_family family_of(const gpu_kv &kv, uint32_t rows, bool is_choosing
     return BY_MATRIX;
 }
 
-const char *gpu_attend_matrix_name(const struct gpu_kv *kv, uint32_t rows_per_unit,
-                                   bool is_choosing)
+const char *gpu_attend_matrix_name(const struct gpu_kv *kv, uint32_t rows_per_unit, bool is_sparse)
 {
     static const char *const names[] = {"attend_codes", "attend_f32", "attend_rows",
                                         "attend_matrix"};
-    return names[family_of(*kv, rows_per_unit, is_choosing)];
+    return names[family_of(*kv, rows_per_unit, is_sparse)];
 }
 
 int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chained)
 {
     const bool is_bf16 = a->kv.q_dtype == ATTN_BF16;
     if constexpr (gpu::has_fragment_kernels)
-        switch (family_of(a->kv, a->rows_per_unit, a->chosen != nullptr)) {
+        switch (family_of(a->kv, a->rows_per_unit, a->chosen || a->list_tokens)) {
         case BY_CODES:
             return gpu::codes_launch(a, stream, chained != 0);
         case BY_F32:

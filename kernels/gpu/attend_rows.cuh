@@ -42,11 +42,11 @@ struct alignas(16) rows_key {
 };
 
 template <bool is_bf16_, int dim_, int row_warps_, int row_tiles_, int token_warps_, int tile_,
-          int stages_, int blocks_, bool has_branches_, bool chooses_>
+          int stages_, int blocks_, bool has_branches_, bool is_sparse_>
 struct rows_form {
     static constexpr bool is_bf16 = is_bf16_;
     static constexpr bool has_branches = has_branches_; /* else no layer is dilated: less code */
-    static constexpr bool chooses = chooses_; /* a thread block has one query, of chosen blocks */
+    static constexpr bool is_sparse = is_sparse_; /* a thread block has one query: lists, choices */
     static constexpr bool is_short =
         row_warps_ == 1; /* the code is fetched about as long as it runs */
     static constexpr int dim = dim_; /* head dim, rounded up: 64, 128, 256 */
@@ -101,7 +101,7 @@ GPU_DEVICE rows_place rows_place_of(const gpu_kv &kv, const gpu_item &it, uint32
     p.split = unit % it.n_splits;
     unit /= it.n_splits;
     p.head = unit % kv.num_kv_heads;
-    if (C::chooses) {
+    if (C::is_sparse) {
         const row_range own = row_range_at<of_list>(kv, it, unit / kv.num_kv_heads, C::rows);
         p.row0 = own.row0;
         p.n = own.n;
@@ -464,7 +464,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
     const uint32_t kv_len = it.pos + it.n_tokens;
     const gpu_layer &layer = kv.layers[it.layer];
     /* the first blocks' numbers come while the layer does; that of a window is elsewhere */
-    if (!C::has_branches && !C::chooses && threadIdx.x < C::stages * C::tile)
+    if (!C::has_branches && !C::is_sparse && threadIdx.x < C::stages * C::tile)
         prefetch(kv.table + it.table_at +
                  (min(place.split * it.split_tokens + threadIdx.x, kv_len - 1) >> kv.block_shift));
     const uint32_t is_full = layer.is_full | it.is_full;
@@ -503,10 +503,9 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
                      is_live);
     }
 
-    const uint32_t *const table = kv.table + it.table_at;
-    const uint32_t query = place.row0 / kv.group; /* of a thread block that has one */
-    const uint32_t *const blocks =
-        C::chooses ? a.chosen + chosen_at(kv, it, a.n_chosen, query, place.head) : table;
+    const query_list<C::is_sparse ? of_list : of_tokens> list(a, it, place.row0 / kv.group,
+                                                              place.head);
+    const uint32_t *const table = list.table(kv, it);
     const part k_part = part_of(kv, it.layer, false), v_part = part_of(kv, it.layer, true);
     const char *const k_from =
         kv.base + k_part.codes + place.head * k_part.head_bytes + (has_k ? my_piece * 16 : 0);
@@ -525,20 +524,25 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
             base += (keys.lowest.first - base) / C::tile * C::tile;
         return base;
     };
-    auto block_of =
-        [&](uint32_t base) { /* of this thread's key, of C::tile from base on */
-                             const uint32_t key = base + threadIdx.x;
-                             return threadIdx.x < C::tile && key < keys.end
-                                        ? blocks[rows_token<C>(from, key) >> kv.block_shift]
-                                        : 0;
-        };
+    auto token_of = [&](uint32_t key) {
+        if constexpr (C::is_sparse)
+            return list(kv, from, key, true);
+        else
+            return rows_token<C>(from, key);
+    };
+    auto block_of = [&](uint32_t base) { /* of this thread's key, of C::tile from base on */
+                                         const uint32_t key = base + threadIdx.x;
+                                         return threadIdx.x < C::tile && key < keys.end
+                                                    ? table[token_of(key) >> kv.block_shift]
+                                                    : 0;
+    };
     auto keep_key = [&](uint32_t base, uint32_t block, rows_key *to) {
         const uint32_t key = base + threadIdx.x;
         if (threadIdx.x >= C::tile)
             return;
-        const uint32_t slot = rows_token<C>(from, key) & (kv.block_tokens - 1);
-        const uint64_t at = block * kv.block_bytes;
         const bool is_live = key < keys.end;
+        const uint32_t slot = (is_live ? token_of(key) : 0) & (kv.block_tokens - 1);
+        const uint64_t at = block * kv.block_bytes;
         to[threadIdx.x].k = is_live ? at + slot * k_part.row_bytes : 0;
         to[threadIdx.x].v = is_live ? at + slot * v_part.row_bytes : 0;
     };
@@ -576,14 +580,14 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_rows(GPU_PARAM(g
     const uint32_t n_branches = C::has_branches ? n_branches_of(layer) : 1;
     for (uint32_t nth = 0; nth < n_branches; ++nth) {
         from = C::has_branches ? branch_at(kv, layer, nth, place.head) : branch_of(0, 1, 0);
-        keys =
-            C::chooses
-                ? part_of_all(it, choice_at(kv, it, a.n_chosen, query).n_keys, place.split)
-                : part_of_branch<C::has_branches, true>(kv, layer, from, it, queries, place.split);
+        if constexpr (C::is_sparse)
+            keys = part_of_all(it, list.n, place.split);
+        else
+            keys = part_of_branch<C::has_branches, true>(kv, layer, from, it, queries, place.split);
         for (int r = threadIdx.x; r < C::rows; r += C::threads) {
             const uint32_t position = rows[r].position;
             rows[r].see =
-                C::chooses ? keys.highest
+                C::is_sparse ? keys.highest
                 : from.segment_tokens
                     ? stripes_even_visible(kv.stripes, from,
                                            branch_visible(from, is_full, position, kv_len))
@@ -798,17 +802,17 @@ constexpr bool rows_has_all(int kib)
 static_assert(rows_has_all(shared_limit >> 10), "a card without a form");
 
 /* Calls use.run<form>() for the form of so many rows, or, rows 0, for every one that the card can
- * have until one gives another code than 0. is_dilated: a layer is. No form: -1. Items that choose
- * have forms of 16 rows. */
-template <bool is_bf16, bool chooses, class Use>
+ * have until one gives another code than 0. is_dilated: a layer is. No form: -1. Items with lists
+ * or choices have forms of 16 rows. */
+template <bool is_bf16, bool is_sparse, class Use>
 int rows_with_form(uint32_t dim, uint32_t rows, bool is_dilated, uint32_t shared_bytes, Use use)
 {
     int code = rows ? -1 : 0;
     bool is_found = false;
 #define ROWS_TRY(dim_, row_warps, row_tiles, token_warps, tile, stages, blocks, branches, kib)     \
-    if constexpr (!chooses || (row_warps * row_tiles == 1 && !branches)) {                         \
+    if constexpr (!is_sparse || (row_warps * row_tiles == 1 && !branches)) {                       \
         using C = rows_form<is_bf16, dim_, row_warps, row_tiles, token_warps, tile, stages,        \
-                            blocks, branches, chooses>;                                            \
+                            blocks, branches, is_sparse>;                                          \
         static_assert(C::shared_bytes <= kib << 10, "more shared memory than the card has");       \
         const bool fits = shared_bytes >= kib << 10;                                               \
         const bool is_it = rows == C::rows && dim <= dim_ && dim > (dim_ == 64 ? 0 : dim_ / 2) &&  \

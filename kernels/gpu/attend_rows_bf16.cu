@@ -9,7 +9,7 @@ int gpu::rows_init_bf16(uint32_t shared_bytes)
 
 int gpu::rows_launch_bf16(const gpu_attend *a, void *stream, bool chained)
 {
-    if (a->chosen)
+    if (a->chosen || a->list_tokens)
         return rows_with_form<true, true>(max(a->kv.dk, a->kv.dv), a->rows_per_unit, false,
                                           a->shared_bytes, rows_run{a, stream, chained});
     return rows_with_form<true, false>(max(a->kv.dk, a->kv.dv), a->rows_per_unit, a->is_dilated,

@@ -67,6 +67,7 @@ enum gpu_kernel {
     GPU_TREE, /* the same, of items that are trees */
     GPU_TREE_PREFILL, /* of them those that prefill.h's kernels take */
     GPU_LISTED, /* the same, of items that have lists */
+    GPU_LISTED_16, /* of them those that GPU_MATRIX_16's kernel for f16 and bf16 takes */
     GPU_LISTED_LATENT, /* of them those that prefill.h's kernels take */
     GPU_CHOSEN, /* the same, of items that choose */
     GPU_CHOSEN_16, /* of them those that GPU_MATRIX_16's kernel takes */

@@ -184,6 +184,12 @@ static bool is_wide(const struct backend_pool *p)
     return p->kv.dk > 128 || p->kv.dv > 128;
 }
 
+/* Of attend_rows.cuh, where there is one, but for choices of quantised blocks. */
+static bool is_sparse_16(enum gpu_kernel kernel)
+{
+    return kernel == GPU_CHOSEN_16 || kernel == GPU_LISTED_16;
+}
+
 /* Thread blocks of so many rows, of one split of an item. */
 static uint64_t units_of(const struct backend_pool *p, enum gpu_kernel kernel,
                          uint32_t rows_per_unit, const struct gpu_item *it)
@@ -219,6 +225,7 @@ static uint32_t rows_per_unit(const struct backend_pool *p, enum gpu_kernel kern
     switch (kernel) {
     case GPU_MATRIX_16:
     case GPU_CHOSEN_16:
+    case GPU_LISTED_16:
         return 16;
     case GPU_MATRIX_64:
         return is_few(p, items, n) ? 16 : 64;
@@ -274,7 +281,7 @@ static uint64_t share_of(const struct backend *b, const struct backend_pool *p,
                          uint32_t n)
 {
     const uint32_t blocks =
-        gpu_is_matrix(kernel) || kernel == GPU_CHOSEN_16 ? gpu_rows_blocks(p, rows) : 0;
+        gpu_is_matrix(kernel) || is_sparse_16(kernel) ? gpu_rows_blocks(p, rows) : 0;
     uint64_t work = 0, units = 0, longest = 0, most_rows = 0;
     for (uint32_t i = 0; i < n; i++) {
         const uint64_t n_units = units_of(p, kernel, rows, &items[i]);
@@ -358,8 +365,9 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
     const bool is_split = choice->is_split && (kernel == GPU_VECTOR || kernel == GPU_TREE ||
                                                gpu_is_sparse(kernel) || gpu_is_matrix(kernel));
     const uint32_t rows_of_unit = rows_per_unit(p, kernel, items, n);
-    const bool may_join = (gpu_is_matrix(kernel) || kernel == GPU_CHOSEN_16) &&
-                          rows_of_unit == 16 && gpu_rows_blocks(p, 16) > 0;
+    const bool has_lists = kernel == GPU_LISTED || kernel == GPU_LISTED_16;
+    const bool may_join = (gpu_is_matrix(kernel) || is_sparse_16(kernel)) && rows_of_unit == 16 &&
+                          gpu_rows_blocks(p, 16) > 0;
     uint64_t share = is_split ? share_of(b, p, kernel, rows_of_unit, items, n) : 0;
     struct gpu_range *r = NULL;
     uint64_t slots = 0;
@@ -389,8 +397,8 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
                 .rows_per_unit = rows_of_unit,
                 .shared_bytes = b->device.shared_bytes,
                 .nodes = kernel == GPU_TREE ? j->nodes : NULL,
-                .list_starts = kernel == GPU_LISTED ? j->list_starts : NULL,
-                .list_tokens = kernel == GPU_LISTED ? j->list_tokens : NULL,
+                .list_starts = has_lists ? j->list_starts : NULL,
+                .list_tokens = has_lists ? j->list_tokens : NULL,
                 .n_chosen = n_chosen,
             };
             slots = 0;

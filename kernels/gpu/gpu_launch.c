@@ -60,6 +60,7 @@ static int launch_range(const struct gpu_range *r, runtime_stream *s, bool is_ch
     case GPU_MATRIX_64:
     case GPU_MATRIX_128:
     case GPU_CHOSEN_16:
+    case GPU_LISTED_16:
         return runtime_check("matrix attention kernel", gpu_attend_matrix_launch(a, s, is_chained));
     case GPU_VECTOR:
     case GPU_TREE:

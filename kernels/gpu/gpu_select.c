@@ -27,7 +27,7 @@ bool gpu_is_choosing(enum gpu_kernel kernel)
 
 bool gpu_is_sparse(enum gpu_kernel kernel)
 {
-    return kernel == GPU_LISTED || gpu_is_choosing(kernel);
+    return kernel == GPU_LISTED || kernel == GPU_LISTED_16 || gpu_is_choosing(kernel);
 }
 
 /* Why no matrix kernel takes this pool; NULL: one does. */
@@ -83,11 +83,16 @@ static enum gpu_kernel choosing_kernel(const struct backend_pool *p)
     return why_no_matrix(p) || p->config.q_dtype == ATTN_F32 ? GPU_CHOSEN : GPU_CHOSEN_16;
 }
 
-/* Do the tuned kernels take lists, which have no distances there? */
-static bool takes_lists(const struct backend_pool *p, const struct backend_item *it)
+/* Of items with lists: those of latents are the tuned kernels', of 16-bit pools a thread block has
+ * the rows of one query. Both know no distances. */
+static enum gpu_kernel listed_kernel(const struct backend_pool *p, const struct backend_item *it)
 {
-    return p->prefill && p->config.is_v_in_k && !p->has_alibi &&
-           prefill_takes(p->prefill, it->layer, it->n_tokens, it->pos + it->n_tokens);
+    if (p->has_alibi || p->specs[it->layer].n_branches > 0)
+        return GPU_LISTED;
+    if (p->prefill && p->config.is_v_in_k &&
+        prefill_takes(p->prefill, it->layer, it->n_tokens, it->pos + it->n_tokens))
+        return GPU_LISTED_LATENT;
+    return why_no_matrix(p) || gpu_rows_blocks(p, 16) == 0 ? GPU_LISTED : GPU_LISTED_16;
 }
 
 /* And trees, whose nodes' depths they do not know? */
@@ -104,7 +109,7 @@ enum gpu_kernel gpu_kernel_of(const struct backend_pool *p, const struct gpu_cho
     if (it->nodes != NULL)
         return takes_trees(p, it) ? GPU_TREE_PREFILL : GPU_TREE;
     if (it->lists.starts != NULL)
-        return takes_lists(p, it) ? GPU_LISTED_LATENT : GPU_LISTED;
+        return listed_kernel(p, it);
     if (gpu_item_chooses(p, it))
         return choosing_kernel(p);
     if (choice->is_forced)
@@ -146,8 +151,9 @@ static void write_family(const struct backend_pool *p, const struct backend_item
     case GPU_MATRIX_64:
     case GPU_MATRIX_128:
     case GPU_CHOSEN_16:
+    case GPU_LISTED_16:
         name = gpu_attend_matrix_name(&p->kv, kernel == GPU_MATRIX_64 ? 64 : 16,
-                                      kernel == GPU_CHOSEN_16);
+                                      gpu_is_sparse(kernel));
         break;
     case GPU_VECTOR:
         why = why_vector(p, it);

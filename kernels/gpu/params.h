@@ -308,8 +308,7 @@ uint32_t gpu_attend_matrix_blocks(const struct gpu_kv *kv, uint32_t rows, uint32
 bool gpu_attend_matrix_takes(const struct gpu_kv *kv, uint64_t rows);
 int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chained);
 /* The source file, without its ending, of the kernel that it launches. */
-const char *gpu_attend_matrix_name(const struct gpu_kv *kv, uint32_t rows_per_unit,
-                                   bool is_choosing);
+const char *gpu_attend_matrix_name(const struct gpu_kv *kv, uint32_t rows_per_unit, bool is_sparse);
 
 /* The steps of the ladder before the kernels above: 0 naive, 1 online, 2 shared tiles. No splits.
  * rows_per_unit 1, 1, GPU_SHARED_ROWS. */

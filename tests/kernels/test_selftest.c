@@ -78,8 +78,8 @@ static void a_good_backends_report_says_which_kernels_it_checked(void **state)
         assert_computed_by("all work: tiles in ");
     if (strcmp(backend_name, "simt32") != 0)
         return;
-    assert_computed_by("steps, prompts, chosen blocks: attend_rows (forms of 99 KiB of shared "
-                       "memory); trees, lists: attend_vector; none tuned: ");
+    assert_computed_by("steps, prompts, lists, chosen blocks: attend_rows (forms of 99 KiB of "
+                       "shared memory); trees: attend_vector; none tuned: ");
     assert_computed_by("steps: attend_codes; prompts, chosen blocks: attend_matrix; ");
     assert_computed_by("steps: attend_vector (f32); prompts: attend_f32; ");
     assert_computed_by("steps, prompts: attend_vector (V is in K); ");

@@ -301,6 +301,10 @@ plant(152 device.cuh "        return token;\n    if (kind != of_tree)"
   "        return simt::planted == 152 ? key : token;\n    if (kind != of_tree)")
 plant(153 device.cuh "keys.end = min(keys.begin + it.split_tokens, n);"
   "keys.end = min(keys.begin + it.split_tokens - (simt::planted == 153 ? 1 : 0), n);")
+# of lists on matrix units: keys are the first ones; a key's place in its block is that of its place
+# in the list
+plant(263 attend_rows.cuh "return list(kv, from, key, true);" "return simt::planted == 263 ? key : list(kv, from, key, true);")
+plant(264 attend_rows.cuh "(is_live ? token_of(key) : 0) &" "(is_live ? (simt::planted == 264 ? key : token_of(key)) : 0) &")
 
 # of choices: codes count without their scales; all of q takes maxima; the last heads of a group
 # have their way alone; counts are read before they are there, or of other lanes not added; lists
@@ -349,7 +353,8 @@ plant(224 device.cuh "return choice_of(n_chosen, kv.block_shift, kv.stripes,"
   "return choice_of(n_chosen, kv.block_shift, simt::planted == 224 ? stripes{0, 0, 0} : kv.stripes,")
 plant(225 choose.cu "a.bytes + given_at(kv, nth, head)\n                       : extremes_at"
   "a.bytes + given_at(kv, nth - (simt::planted == 225 && nth > 0), head)\n                       : extremes_at")
-plant(211 attend_rows.cuh "chosen_at(kv, it, a.n_chosen, query, place.head)" "chosen_at(kv, it, a.n_chosen, simt::planted == 211 ? 0 : query, place.head)")
+plant(211 attend_rows.cuh "list(a, it, place.row0 / kv.group,"
+  "list(a, it, simt::planted == 211 ? 0 : place.row0 / kv.group,")
 plant(168 gpu_queue.c "        gpu_extremes_forget(p, list[i].to_block);" "        if (!simt_has_bug(168))\n            gpu_extremes_forget(p, list[i].to_block);")
 
 # of what items have in common: they keep their beginning, or begin where their groups do; later
