@@ -6,9 +6,10 @@
  * (default 97; 1 is all of it; choose one prime to the tables' sizes). TESTS: a pattern of the
  * tests to run, after ! of those to leave out. Exit code 77: the backend cannot be opened here.
  * With ATTND_TEST_TUNED=1 the product is only what the tuned decode kernels of sm_90 compute, with
- * ATTND_TEST_TUNED=prompts what those for prompts compute, with ATTND_TEST_TUNED=f32 prompts of f32
- * over f32, with ATTND_TEST_TUNED=rows bf16 or f16 that is not quantised, with
- * ATTND_TEST_TUNED=latent pools whose V is in K, with ATTND_TEST_TUNED=fp4 those of FP4; with
+ * ATTND_TEST_TUNED=prompts what those for prompts compute, with ATTND_TEST_TUNED=few what may have
+ * units of few rows there, with ATTND_TEST_TUNED=f32 prompts of f32 over f32, with
+ * ATTND_TEST_TUNED=rows bf16 or f16 that is not quantised, with ATTND_TEST_TUNED=latent pools whose
+ * V is in K, with ATTND_TEST_TUNED=fp4 those of FP4; with
  * ATTND_TEST_PAIRS=N no case of more than N pairs of a query and a key, and of some other tests a
  * part; ATTND_TEST_FAIL_FAST=1 ends it at the first failure, not the tenth.
  */
