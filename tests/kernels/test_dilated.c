@@ -168,6 +168,31 @@ static void every_option_of_a_dilated_layer_agrees_with_the_reference(void **sta
     check.has_plain_layer = false;
 }
 
+/* Branches whose keys are apart have few tiles in the product; here they have four, and tuned
+ * kernels find the blocks of one while they bring another. */
+static void branches_of_several_tiles_agree_with_the_reference(void **state)
+{
+    (void)state;
+    static const struct case_shape shape = {"long prompts", {{600, 400}, {0, 300}}};
+    static const uint32_t dims[] = {64, 128};
+    const bool was_tuned_only = is_tuned_only;
+    is_tuned_only = false; /* branches of the table */
+    for (uint32_t i = 0; i < 4; i++) {
+        const struct case_geometry g = {.num_q_heads = 4,
+                                        .num_kv_heads = 2,
+                                        .head_dim_k = dims[i / 2],
+                                        .head_dim_v = dims[i / 2],
+                                        .block_tokens = 16};
+        const struct product_case x = {.geometry = &g,
+                                       .dtype = case_dtypes[CASE_BF16],
+                                       .options = &options[i % 2],
+                                       .shape = &shape};
+        assert_int_equal(begin(&g, x.dtype, x.options, 4, CASE_MAX_ITEMS), ATTN_OK);
+        assert_true(run(&x));
+    }
+    is_tuned_only = was_tuned_only;
+}
+
 /* NaN in K or V of a token reaches the heads and queries that see the token, nobody else. */
 static void nan_reaches_who_sees_its_token(void **state)
 {
@@ -450,6 +475,7 @@ int main(int argc, char **argv)
         return rc;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_of_a_dilated_layer_agrees_with_the_reference),
+        cmocka_unit_test(branches_of_several_tiles_agree_with_the_reference),
         cmocka_unit_test(nan_reaches_who_sees_its_token),
         cmocka_unit_test(shards_agree_with_the_reference),
         cmocka_unit_test(a_layer_around_attention_agrees_with_the_reference),

@@ -206,34 +206,49 @@ struct branch_source {
     uint32_t n_keys, row_bytes; /* keys that are cached; of a token */
 };
 
-/* Asks for a tile of a branch whose tokens are apart, row by row: lanes find the rows' addresses,
- * 32 at a time, and bring 16 bytes each. Rows that are not cached become zero. */
+/* Of a tile from `key` on, the blocks of its rows: lane l has those of rows l, 32 + l, ... They are
+ * asked for one tile ahead, because a warp that waits for them brings nothing meanwhile. */
+template <class S> struct row_blocks {
+    uint32_t ids[S::N / 32];
+
+    GPU_DEVICE void load(const prefill_params &p, const branch_source &from, uint32_t key)
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < S::N / 32; ++i) {
+            const uint32_t mine = key + i * 32 + gpu::lane_id();
+            const uint32_t block = branch_token(from.of, mine) >> p.block_shift;
+            ids[i] = mine < from.n_keys ? __ldg(from.table + block) : 0;
+        }
+    }
+};
+
+/* Asks for a tile of a branch whose tokens are apart, row by row: a lane knows where its rows lie,
+ * and eight bring 16 bytes each of one. Rows that are not cached become zero. */
 template <class S>
-GPU_DEVICE void gather_tile(const prefill_params &p, const branch_source &from, uint32_t key,
-                            uint32_t to)
+GPU_DEVICE void gather_tile(const prefill_params &p, const branch_source &from,
+                            const row_blocks<S> &blocks, uint32_t key, uint32_t to)
 {
     constexpr uint32_t pieces = 8, rows = 32 / pieces; /* of a slab, at a time */
-    const uint32_t lane = gpu::lane_id(), piece = lane % pieces;
-#pragma unroll 1
-    for (uint32_t first = 0; first < S::N; first += 32) {
-        const uint32_t mine = key + first + lane, token = branch_token(from.of, mine);
-        const bool is_there = mine < from.n_keys;
-        const uint32_t id = is_there ? __ldg(from.table + (token >> p.block_shift)) : 0;
-        const char *const row = from.base + id * from.block_bytes +
-                                (is_there ? token & (p.block_tokens - 1) : 0) * from.row_bytes;
+    const uint32_t lane = gpu::lane_id(), piece = lane % pieces, nth = lane / pieces;
+    const int n_left = (int)(from.n_keys - key - nth);
+#pragma unroll
+    for (uint32_t i = 0; i < S::N / 32; ++i) {
+        const uint32_t token = branch_token(from.of, key + i * 32 + lane);
+        const char *const row = from.base + blocks.ids[i] * from.block_bytes +
+                                (token & (p.block_tokens - 1)) * from.row_bytes;
         const uint32_t low = (uint32_t)(uint64_t)row, high = (uint32_t)((uint64_t)row >> 32);
 #pragma unroll
         for (uint32_t k = 0; k < 32; k += rows) {
-            const uint32_t r = k + lane / pieces;
             const uint64_t at =
-                (uint64_t)__shfl_sync(~0u, high, r) << 32 | __shfl_sync(~0u, low, r);
-            const uint32_t dst = to + (first + r) * 128 + (piece ^ r % 8) * 16;
-            const bool has_row = key + first + r < from.n_keys;
+                (uint64_t)__shfl_sync(~0u, high, k + nth) << 32 | __shfl_sync(~0u, low, k + nth);
+            const uint32_t r = i * 32 + k;
+            const uint32_t dst = to + (r + nth) * 128 + (piece ^ (r + nth) % 8) * 16;
+            const bool has_row = n_left > (int)r;
 #pragma unroll
-            for (uint32_t s = 0; s < S::slabs; ++s) {
-                const bool has = has_row && (s * 8 + piece) * 16 < from.row_bytes;
-                const char *const src = (const char *)at + piece * 16;
-                gpu::copy16_async(dst + s * S::slab_bytes, has ? src + s * 128 : from.base, has);
+            for (uint32_t s = 0; s < S::slabs; ++s) { /* head dims are 64 and more */
+                const bool has = has_row && (s == 0 || (s * 8 + piece) * 16 < from.row_bytes);
+                gpu::copy16_async(dst + s * S::slab_bytes, (const char *)at + piece * 16 + s * 128,
+                                  has);
             }
         }
     }
@@ -268,13 +283,19 @@ GPU_DEVICE void load_dilated(const prefill_params &p, const CUtensorMap *map, co
             from.of = keys.at().of;
             const uint32_t shift = 31 - __clz(from.of.rate), n_tiles = keys.tiles().n;
             from.n_keys = (u.total - from.of.offset + from.of.rate - 1) >> shift;
+            row_blocks<S> blocks;
+            if (from.of.rate > 1)
+                blocks.load(p, from, tile_key(keys.tiles(), 0, N));
 #pragma unroll 1
             for (uint32_t i = 0; i < n_tiles; ++i, ++n_asked) {
                 const uint32_t x = n_asked, key = tile_key(keys.tiles(), i, N);
                 const uint32_t to = stages + x % S::stages * S::tile_bytes, full = tiles.full(x);
                 if (from.of.rate > 1) {
+                    const row_blocks<S> now = blocks;
+                    if (i + 1 < n_tiles)
+                        blocks.load(p, from, tile_key(keys.tiles(), i + 1, N));
                     tiles.wait_empty(x);
-                    gather_tile<S>(p, from, key, to);
+                    gather_tile<S>(p, from, now, key, to);
                     gpu::copy_commit();
                     if (i > 0) {
                         gpu::copy_wait<1>();

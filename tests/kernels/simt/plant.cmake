@@ -211,8 +211,10 @@ plant(82 sm90/prefill_load.cuh "        p.counters[0] = p.counters[1] = 0;" "   
 # the tiles that a window hides are computed in place of those that it shows
 plant(83 sm90/prefill_unit.cuh "i, tiles.sinks, tiles.skip)" "i, tiles.sinks, simt::planted == 83 ? 0 : tiles.skip)")
 # of dilated layers: tokens of another remainder; a branch in which the rows take no part; masks of
-# the branch before; V of the last tile of a branch is never given back; rows without a stride
-plant(89 sm90/prefill_load.cuh "token = branch_token(from.of, mine);" "token = simt::planted == 89 ? mine : branch_token(from.of, mine);")
+# the branch before; V of the last tile of a branch is never given back; rows without a stride;
+# blocks of the next tile
+plant(89 sm90/prefill_load.cuh "const uint32_t token = branch_token(from.of, key + i * 32 + lane);" "const uint32_t token = simt::planted == 89 ? key + i * 32 + lane : branch_token(from.of, key + i * 32 + lane);")
+plant(253 sm90/prefill_load.cuh "gather_tile<S>(p, from, now, key, to);" "gather_tile<S>(p, from, simt::planted == 253 ? blocks : now, key, to);")
 plant(90 sm90/prefill_unit.cuh "if ((e.residue & (b.rate - 1)) != 0)" "if ((e.residue & (b.rate - 1)) != 0 && simt::planted != 90)")
 plant(91 sm90/prefill_body.cuh "                    x.go_on_with(keys);" "                    if (simt::planted != 91) x.go_on_with(keys);")
 plant(92 sm90/prefill_body.cuh "(i > 0 || !is_first_part)" "(i > 0 || (!is_first_part && simt::planted != 92))")

@@ -48,6 +48,7 @@ found() { # BUG: in which order
     105 | 106 | 107 | 108) numbers='5 12' tests='few*' ;; # idle processors: keys are cut
     99 | 185 | 186 | 267) tests='nan*' ;;
     129) tests='tokens*' numbers=4 ;;
+    253) tests='branches*' numbers=4 ;;
     168) tests='a_choice*' numbers=4 ;;
     223 | 224 | 225) tests='choices*' numbers=4 orders=1 ;;
     285) tests='projected*' numbers=4 orders=1 ;;
