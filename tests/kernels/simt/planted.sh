@@ -60,6 +60,7 @@ found() { # BUG: in which order
     190 | 191 | 193 | 194 | 195 | 196) tests='sequences_that_begin*' orders=1 ;;
     143 | 251 | 252) numbers=60 ;; # keys are cut, units have few rows
     111) every='merges*' orders='0 1 2' ;; # the one that has words
+    116 | 221) orders='2 1 0' tests='every_option_of_dilated_layers_by_tokens' ;;
     234) every='bytes*' ;; # which has items of two layers in a batch
     212) numbers=4 orders='2 0' ;; # where copies come late
     213 | 214 | 215) numbers=4 orders='1 2' ;;
