@@ -64,7 +64,8 @@ found() { # BUG: in which order
     234) every='bytes*' ;; # which has items of two layers in a batch
     212) numbers=4 orders='2 0' ;; # where copies come late
     213 | 214 | 215) numbers=4 orders='1 2' ;;
-    121 | 122 | 123 | 124 | 125) tests='blocks*' numbers=4 ;;
+    121 | 122 | 123 | 125) tests='blocks_move_out*' numbers=4 ;;
+    124) tests='blocks_of_every_size*' numbers=4 ;;
     40 | 41) numbers=132 orders='1 0' ;; # clusters of 8, and more than one, take many processors
     58 | 59 | 60 | 69 | 70 | 73) numbers=132 orders='0 1' ;;
     # the others are looked for first where they were found
@@ -85,7 +86,7 @@ found() { # BUG: in which order
     for order in $orders; do
       local run=("$test" "$backend" "$every" ${tests:+"$order" "$tests"})
       [ "$n" != 132 ] || run=("$(dirname "$test")/test_gpu_values" "$backend" 'nan_and_inf*')
-      [ "$tests" != 'blocks*' ] || run[0]=$(dirname "$test")/test_pools
+      [ "${tests#blocks_}" = "$tests" ] || run[0]=$(dirname "$test")/test_pools
       if fails "$1" "$order" "$n" "${run[@]}"; then
         echo "order $order on $n processors$(grep -aoE -m 1 ', at [0-9]+' "$said" || true)"
         return
