@@ -424,11 +424,15 @@ struct backend_ops {
     uint32_t (*pool_room)(const struct backend_pool *p);
     /* Its range becomes that of n_blocks, where it is, and its rows have room for max_row_blocks;
      * what the table's entries and the blocks say stays, of blocks below both counts. What is new
-     * has been zeroed when this returns. Summaries have other numbers then, and are of nothing.
-     * Waits for batches in flight, of which none may be of this pool, nor any move. Errors, nothing
-     * changed: ATTN_ENOMEM more than its room, or no memory for what else it needs; ATTN_EDEVICE.
-     * Fewer blocks, and no longer rows, always succeed. */
+     * has been zeroed when this returns. Summaries have other numbers then, and are of nothing, as
+     * after an error. Waits for batches in flight, of which none may be of this pool, nor any move.
+     * Errors, nothing else changed: ATTN_ENOMEM more than its room, or no memory for what else it
+     * needs; ATTN_EDEVICE. Fewer blocks, and no longer rows, always succeed. */
     attn_status (*pool_resize)(struct backend_pool *p, uint32_t n_blocks, uint32_t max_row_blocks);
+    /* Of pools with n_summaries, else NULL is fine: takes the KV memory for what choices go by, of
+     * blocks and summaries, which the first batch with either of them takes else. ATTN_ENOMEM,
+     * whose message names wanted and free bytes: the pool has no summaries from now on. */
+    attn_status (*summaries_open)(struct backend_pool *p);
     /* Gives the range back. Waits for batches in flight, of which none may be of this pool. */
     void (*pool_close)(struct backend_pool *p);
     /* What computes which work of the pool, and why that, in one line for people: "steps, prompts:

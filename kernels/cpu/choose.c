@@ -143,6 +143,14 @@ static attn_status extremes_open(struct backend_pool *p)
     return ATTN_OK;
 }
 
+attn_status cpu_summaries_open(struct backend_pool *p)
+{
+    attn_status st = extremes_open(p);
+    if (st != ATTN_OK)
+        p->config.n_summaries = 0;
+    return st;
+}
+
 /* --- a batch's choices ------------------------------------------------------------------------ */
 
 struct choose_job {

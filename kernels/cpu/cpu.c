@@ -361,6 +361,7 @@ static const struct backend_ops cpu_ops = {
     .pool_place = cpu_pool_place,
     .pool_room = cpu_pool_room,
     .pool_resize = cpu_pool_resize,
+    .summaries_open = cpu_summaries_open,
     .pool_close = cpu_pool_close,
     .pool_kernels = cpu_pool_kernels,
     .weights_write = cpu_weights_write,

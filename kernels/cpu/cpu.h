@@ -231,6 +231,7 @@ void cpu_extremes_forget(struct backend_pool *p, uint32_t block);
 void cpu_extremes_forget_item(struct backend_pool *p, const struct backend_item *item);
 /* Gives back what they take of the KV memory; a choice takes it again. */
 void cpu_extremes_free(struct backend_pool *p);
+attn_status cpu_summaries_open(struct backend_pool *p);
 /* Can they be made again? Not in a pool of stripes, which knows its own keys alone, nor where there
  * are summaries. */
 bool cpu_extremes_can_go(const struct backend_pool *p);

@@ -264,6 +264,7 @@ static const struct backend_ops ops = {
     .pool_place = gpu_pool_place,
     .pool_room = gpu_pool_room,
     .pool_resize = gpu_pool_resize,
+    .summaries_open = gpu_summaries_open,
     .pool_close = gpu_pool_close,
     .pool_kernels = gpu_pool_kernels,
     .weights_write = gpu_weights_write,

@@ -331,6 +331,7 @@ uint64_t gpu_chosen_bytes(const struct backend_pool *p, const struct backend_ite
 /* A block is written, and no batch does it. */
 void gpu_extremes_forget(struct backend_pool *p, uint32_t block);
 void gpu_extremes_free(struct backend_pool *p);
+attn_status gpu_summaries_open(struct backend_pool *p);
 /* Those of all pools leave their room. false: there were none. */
 bool gpu_extremes_make_way(struct backend *b);
 /* Forgets what the batch writes to, and lists what its choices lack, as made. The last thing before

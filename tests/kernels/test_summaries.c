@@ -519,6 +519,43 @@ static void summaries_leave_no_room_to_others(void **state)
     end();
 }
 
+/* Without memory for them a pool goes on as one that has none, and stays so. */
+static void a_pool_without_room_has_no_summaries(void **state)
+{
+    (void)state;
+    struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
+    struct backend_pool *other = NULL;
+    assert_int_equal(begin_case(CASE_GROUPED, CASE_BF16, 0), ATTN_OK);
+    uint32_t n_history, n = check_shape(&shapes[2], history, &n_history, step);
+    struct backend_pool_config large = check.config; /* all that is behind the two pools */
+    large.n_summaries = 0;
+    large.n_blocks = check.ops->pool_room(neighbour);
+    while (check.ops->pool_open(check.b, &large, &other) == ATTN_ENOMEM)
+        large.n_blocks--;
+    assert_ptr_not_equal(other, NULL);
+    assert_true(check_submit(&check, history, n_history));
+    assert_int_equal(check.ops->summaries_open(check.pool), ATTN_ENOMEM);
+    assert_non_null(strstr(check.ops->last_error(check.b), "choosing blocks takes "));
+    check.ops->pool_close(other);
+    step[0].n_chosen = 6;
+    assert_true(submit(step, n));
+    struct backend_item item = {.flags = BACKEND_ATTEND,
+                                .layer = check.seqs[0].layer,
+                                .pos = 899,
+                                .n_tokens = 1,
+                                .block_table = check.seqs[0].table,
+                                .q = check.arena,
+                                .out = check.arena + (1 << 20),
+                                .n_chosen = 4,
+                                .chosen = (uint32_t *)(check.arena + (2 << 20))};
+    check_refused(&item, NULL, "in a pool without n_summaries");
+    item.chosen = NULL;
+    item.block_table = check.seqs[0].table;
+    const struct backend_copy copy = {0, check.config.n_blocks};
+    check_refused(NULL, &copy, "copy 0");
+    end();
+}
+
 int main(int argc, char **argv)
 {
     struct backend_info info;
@@ -538,6 +575,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
         cmocka_unit_test(a_resized_pool_has_new_summaries),
         cmocka_unit_test(summaries_leave_no_room_to_others),
+        cmocka_unit_test(a_pool_without_room_has_no_summaries),
     };
     return cmocka_run_group_tests(tests, NULL, check_close);
 }

@@ -40,6 +40,7 @@ struct pool {
     struct pace_cost cost;
     uint32_t idle_pages; /* of a block in idle memory */
     /* engine/tier/summaries.h; NULL before a step chose */
+    bool has_summaries_open; /* memory for them has been taken */
     bool *has_summary; /* [config.n_summaries] */
     uint64_t *chosen_at; /* [config.n_blocks] when a choice last took the block */
 };

@@ -156,6 +156,7 @@ static attn_status grow(struct engine *e, struct pool *p, uint32_t n_blocks, uin
         return st;
     st = p->ops->pool_resize(p->device, n_blocks, row_blocks);
     if (st != ATTN_OK) {
+        summaries_forget(p);
         tenant_give(who, TENANT_BLOCKS, more);
         return FAIL(st, "%s", p->ops->last_error(p->backend));
     }

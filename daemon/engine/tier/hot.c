@@ -37,8 +37,6 @@ static bool seq_chooses(const struct engine *e, const struct item *it)
 static bool may_be_hot(const struct engine *e, const struct item *it)
 {
     const struct task *t = it->task;
-    if (t->pool->config.n_summaries == 0)
-        return false;
     if (!attends(it))
         return seq_chooses(e, it);
     return t->n_chosen > 0 && !(t->flags & WIRE_STEP_FULL) &&
@@ -104,7 +102,7 @@ static attn_status look(const struct engine *e, struct item *it)
 
 attn_status hot_prepare(struct engine *e, struct item *it)
 {
-    const bool is_hot = may_be_hot(e, it);
+    const bool is_hot = may_be_hot(e, it) && summaries_open(it->task->pool);
     struct kv_seq_info info;
     if (attends(it) || is_hot)
         e->seqs[it->seq].chooses = is_hot;

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "daemon/base/log.h"
 #include "daemon/engine/core/effects.h"
 #include "daemon/keeper/idle_memory.h"
 
@@ -20,8 +21,23 @@ uint32_t summaries_of(const struct engine *e, const struct pool *p)
     return n < INT32_MAX - p->config.n_blocks ? (uint32_t)n : 0;
 }
 
+bool summaries_open(struct pool *p)
+{
+    if (p->config.n_summaries == 0 || p->has_summaries_open)
+        return p->config.n_summaries > 0;
+    p->has_summaries_open = p->ops->summaries_open(p->device) == ATTN_OK;
+    if (p->has_summaries_open)
+        return true;
+    log_warn("pool \"%s\": steps that choose blocks need all of their sequence on the device: %s",
+             p->spec.wire->name, p->ops->last_error(p->backend));
+    summaries_forget(p);
+    p->config.n_summaries = 0;
+    return false;
+}
+
 void summaries_forget(struct pool *p)
 {
+    p->has_summaries_open = false;
     free(p->has_summary);
     free(p->chosen_at);
     p->has_summary = NULL;

@@ -16,6 +16,10 @@
 bool summaries_may_be(const struct engine *e, const struct pool *p);
 /* How many the pool has: one for each block of it that idle memory has room for. */
 uint32_t summaries_of(const struct engine *e, const struct pool *p);
+/* Whether the pool has any, as its steps choose. The first time this takes the memory of what
+ * choices go by; where there is none for summaries the pool has none from now on, which is logged.
+ */
+bool summaries_open(struct pool *p);
 /* Forgets all of the pool's: it is resized, or closed. */
 void summaries_forget(struct pool *p);
 /* Notes that a query has taken the block. false: no memory for that. */
