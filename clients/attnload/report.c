@@ -54,13 +54,13 @@ static double per_second(double n, double s)
     return s > 0 ? n / s : 0;
 }
 
-/* Tokens made: a token is an item in every layer. */
 /* What share of the chosen blocks was on the device. */
 static double hit_ratio(const struct report *r)
 {
     return r->n_chosen_here / (r->n_chosen_here + r->n_chosen_away);
 }
 
+/* Tokens made: a token is an item in every layer. */
 static double n_tokens_of(const struct report *r)
 {
     return (double)r->tally.n_items / r->o->n_layers;

@@ -48,7 +48,7 @@ struct config {
     uint64_t table_memory_bytes; /* of each card, for tables that fill; 0: config_table_bytes */
     uint64_t io_memory_bytes; /* message buffers */
     uint64_t host_memory_bytes; /* of each card, for evicted blocks; 0: none */
-    uint64_t idle_memory_bytes; /* of each card, for blocks of idle sequences; 0: none */
+    uint64_t idle_memory_bytes; /* of each card, for blocks that make way and are kept; 0: none */
     char *disk_path; /* folder, "" none */
     uint64_t disk_bytes; /* of each card's file there; 0: none */
     /* [engine] */

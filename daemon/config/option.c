@@ -148,9 +148,10 @@ const struct config_option config_options[] = {
         "Host memory, for each device, for blocks of known tokens that make way for others; 0: they\n"
         "are computed anew. Page-locked with a GPU. Taken when it is needed, gone with the process."),
     BYTES("cache", "idle_memory", idle_memory_bytes, RESTART, "0", 0, 4 * TIB,
-        "Host memory, for each device, for blocks of idle sequences that make way when blocks run\n"
-        "out; 0: such requests are answered \"out of blocks\". Page-locked with a GPU. Kept as the\n"
-        "cache is: with another size, sequences that have blocks there are dropped at a restart."),
+        "Host memory, for each device, for blocks that make way when blocks run out: of idle\n"
+        "sequences, and those that steps do not choose; 0: such requests are answered \"out of blocks\".\n"
+        "Page-locked with a GPU. Kept as the cache is: with another size, sequences that have blocks\n"
+        "there are dropped at a restart."),
     FILE_NAME("cache", "disk_path", disk_path,
         "Folder for a file, for each device, of what makes way in host memory. It has no name there\n"
         "and is gone with the process. off: none; with disk_size."),

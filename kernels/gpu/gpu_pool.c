@@ -371,6 +371,7 @@ attn_status gpu_pool_open(struct backend *b, const struct backend_pool_config *c
     *out_pool = p;
     return ATTN_OK;
 fail:
+    runtime_stream_wait(b->stream); /* which may still fill the table */
     kv_range_give(&b->kv_ranges, &p->range);
     gpu_pool_free(p);
     return st;

@@ -1,5 +1,5 @@
-/* weights.c: pieces of the weights of a pool's layers, which every card gets, the primary last:
- * where it computes with the others, what it has is there. Engine thread of the primary. */
+/* weights.c: pieces of the weights of a pool's layers, which every card gets, the primary last,
+ * so that what it has all have. Engine thread of the primary. */
 #include <inttypes.h>
 #include <stdio.h>
 

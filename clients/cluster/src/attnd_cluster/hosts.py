@@ -92,7 +92,9 @@ class Host:
         return [(s.pool.spec.name, Seq(s.id, s.epoch)) for s in held if not s.is_closed]
 
     def end(self) -> None:
-        """It is gone. Returns at once; what waits for it ends."""
+        """It is gone. Returns at once; what waits for it ends. Nothing where that is known."""
+        if self.is_gone:
+            return
         held = self._take_held()  # before those who wait drop them
         if self._say_gone():
             if (client := self._client) is not None:
@@ -102,7 +104,10 @@ class Host:
 
     def _end(self, held: list[tuple[str, Seq]]) -> None:
         client = self._client
-        session = 0 if client is None else client.info.session
+        try:
+            session = 0 if client is None else client.info.session
+        except attnd.InvalidArgumentError:  # closed meanwhile, and its session with it
+            session = 0
         self.close()
         held += self._take_held()  # of opens that were on their way
         if session and held:
@@ -114,10 +119,9 @@ class Host:
         options = {**self._options, "timeout": _FREEING_SECONDS}
         try:
             with attnd.connect(self.member.url, session=session, **options) as client:
-                pools = {name: client.pool(name) for name in {name for name, _ in held}}
                 for name, seq in held:
                     try:
-                        attnd.Sequence(pools[name], seq).close()
+                        attnd.Sequence(client.pool(name), seq).close()
                     except (attnd.NotFoundError, attnd.StaleEpochError):
                         pass
         except attnd.AttndError as e:

@@ -36,6 +36,7 @@ from .shards import LongSequence
 
 __all__ = ["Attention"]
 
+
 class Attention(Closing, NotPicklable):
     """Appends k and v and attends, layer after layer of a plan. One thread at a time.
 
@@ -267,7 +268,8 @@ class Attention(Closing, NotPicklable):
         *,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """q [T, num_q_heads, head_dim_k or spec.q_row], k and v [T, num_kv_heads, head_dim] of the plan's next layer.
+        """q [T, num_q_heads, head_dim_k or spec.q_row], k and v [T, num_kv_heads, head_dim] of the plan's
+        next layer.
 
         v    None in a pool whose V is in K
         out  [T, num_q_heads, head_dim_v or out_dim]: written, and returned; None: a new one

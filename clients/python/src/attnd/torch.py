@@ -162,17 +162,17 @@ class Attention:
         out: torch.Tensor | None = None,
         layer: int | None = None,
     ) -> torch.Tensor:
-        """q [T, num_q_heads, head_dim_k], k and v [T, num_kv_heads, head_dim] of the next layer.
+        """q [T, num_q_heads, head_dim_k or spec.q_row], k and v [T, num_kv_heads, head_dim] of the next layer.
 
         v      None in a pool whose V is in K
-        out    [T, num_q_heads, head_dim_v], contiguous: written, and returned; None: a new one
+        out    [T, num_q_heads, head_dim_v or out_dim], contiguous: written, and returned; None: a new one
         layer  which layer of the pool this is; None: whatever is next
 
         Raises ValueError for other shapes, dtypes or devices, and for a layer that is not the next
         one of the plan; what Lane.enqueue() does.
         """
         if out is None:
-            out = q.new_empty((q.shape[0], q.shape[1], self.pool.spec.head_dim_v))
+            out = q.new_empty((q.shape[0], q.shape[1], self.pool.spec.out_row))
         torch.ops.attnd.attend(q, k, v, out, _NEXT if layer is None else layer, self._number)
         return out
 
@@ -190,10 +190,10 @@ class Attention:
         if (v is None) != spec.is_v_in_k:
             raise ValueError(f"v is {'missing' if v is None else 'given, the pool has it in k'}")
         expected = [
-            ("q", q, (n, spec.num_q_heads, spec.head_dim_k)),
+            ("q", q, (n, spec.num_q_heads, spec.q_row)),
             ("k", k, (n, kv_heads, spec.head_dim_k)),
             ("v", v, (n, kv_heads, spec.head_dim_v)),
-            ("out", out, (n, spec.num_q_heads, spec.head_dim_v)),
+            ("out", out, (n, spec.num_q_heads, spec.out_row)),
         ]
         if v is None:
             del expected[2]
