@@ -429,9 +429,10 @@ struct backend_ops {
      * Errors, nothing else changed: ATTN_ENOMEM more than its room, or no memory for what else it
      * needs; ATTN_EDEVICE. Fewer blocks, and no longer rows, always succeed. */
     attn_status (*pool_resize)(struct backend_pool *p, uint32_t n_blocks, uint32_t max_row_blocks);
-    /* Of pools with n_summaries, else NULL is fine: takes the KV memory for what choices go by, of
-     * blocks and summaries, which the first batch with either of them takes else. ATTN_ENOMEM,
-     * whose message names wanted and free bytes: the pool has no summaries from now on. */
+    /* Takes the KV memory for what choices go by, of blocks and of the pool's n_summaries, which
+     * the first batch with either of them takes else. Batches may be in flight. ATTN_ENOMEM, whose
+     * message names wanted and free bytes: the pool has no summaries from now on. NULL: the backend
+     * has none. */
     attn_status (*summaries_open)(struct backend_pool *p);
     /* Gives the range back. Waits for batches in flight, of which none may be of this pool. */
     void (*pool_close)(struct backend_pool *p);

@@ -39,9 +39,9 @@ struct pool {
     uint32_t n_holders; /* live sessions that created or found it */
     struct pace_cost cost;
     uint32_t idle_pages; /* of a block in idle memory */
-    /* engine/tier/summaries.h; NULL before a step chose */
+    /* engine/tier/summaries.h */
     bool has_summaries_open; /* memory for them has been taken */
-    bool *has_summary; /* [config.n_summaries] */
+    bool *has_summary; /* [config.n_summaries] NULL before a step chose, as chosen_at */
     uint64_t *chosen_at; /* [config.n_blocks] when a choice last took the block */
 };
 

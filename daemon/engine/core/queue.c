@@ -172,9 +172,16 @@ void item_release(struct engine *e, struct item *it)
 
 void item_again(struct engine *e, struct item *it)
 {
+    struct item_list *waiting = &e->seqs[it->seq].waiting;
+    struct item *younger = TAILQ_FIRST(waiting);
     item_release(e, it);
     it->state = ITEM_WAITING;
-    TAILQ_INSERT_HEAD(&e->seqs[it->seq].waiting, it, link);
+    while (younger != NULL && younger->task->stamp < it->task->stamp)
+        younger = TAILQ_NEXT(younger, link);
+    if (younger != NULL)
+        TAILQ_INSERT_BEFORE(younger, it, link);
+    else
+        TAILQ_INSERT_TAIL(waiting, it, link);
     seq_wake_later(e, it->seq);
 }
 
@@ -263,6 +270,7 @@ void seq_closed(struct engine *e, uint32_t seq)
 {
     struct item_list old = TAILQ_HEAD_INITIALIZER(old);
     struct item *it;
+    e->seqs[seq].chooses = false;
     TAILQ_CONCAT(&old, &e->seqs[seq].waiting, link);
     while ((it = TAILQ_FIRST(&old)) != NULL) {
         TAILQ_REMOVE(&old, it, link);

@@ -38,8 +38,8 @@ void item_unready(struct item *it);
 void item_defer(struct engine *e, struct item *it);
 /* Gives back the item's claim and puts its sequence on the wake list. */
 void item_release(struct engine *e, struct item *it);
-/* An item whose batch is back gives its claim back, and waits at the head of its sequence's queue
- * for another. */
+/* An item whose batch is back gives its claim back, and waits for another in its sequence's queue,
+ * in front of younger items. */
 void item_again(struct engine *e, struct item *it);
 /* item_release for an item with CLAIM_ALL. */
 void item_unclaim(struct engine *e, struct item *it);

@@ -185,7 +185,10 @@ void pool_note_size(struct engine *e, struct pool *p, uint32_t n_blocks, uint32_
     p->device_bytes = p->ops->pool_bytes(p->backend, &p->config);
     e->device_bytes += p->device_bytes;
     tier_resized_pool(e, p->id);
+    const bool had_summaries = p->has_summaries_open;
     summaries_forget(p);
+    if (had_summaries) /* while their room is there */
+        summaries_open(p);
     e->is_dirty = true;
     log_info("pool \"%s\" has %" PRIu32 " blocks, %" PRIu64 " MiB; it had %" PRIu32 ", and %" PRIu32
              " were moved",

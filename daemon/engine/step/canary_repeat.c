@@ -7,6 +7,7 @@
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/step/batch.h"
 #include "daemon/engine/step/canary_watch.h"
+#include "daemon/engine/tier/idle.h"
 
 static bool take_memory(struct canary_watch *w, struct pool *p)
 {
@@ -34,7 +35,7 @@ bool canary_repeat(struct engine *e)
     struct canary *c = &w->item;
     struct pool *p;
     const uint32_t *table = canary_table(e, w, &p);
-    if (table == NULL || w->is_written) {
+    if (table == NULL || w->is_written || idle_has(e, w->seq)) {
         canary_leave(w, "the sequence has changed");
         return true;
     }

@@ -112,7 +112,7 @@ static bool gains(const struct engine *e, uint32_t seq, const struct idle_ask *a
 static uint32_t list_of(const struct engine *e, const struct pool *p, uint32_t seq,
                         const struct idle_ask *a, uint32_t n, uint32_t *list)
 {
-    if (p->config.n_summaries == 0 || !e->seqs[seq].chooses)
+    if (!p->has_summaries_open || !e->seqs[seq].chooses)
         return UINT32_MAX;
     const uint8_t *needs = seq == a->seq ? a->needs : NULL;
     return summaries_coldest(e, p, seq, needs, needs != NULL ? a->n_needs : 0, n, list);
@@ -329,10 +329,12 @@ static void in_came(struct engine *e, struct mover_group *g)
         entry->is_good = is_right(e, p, seq, entry->index, entry->page, x->in_list[i].sum);
         is_damaged |= !entry->is_good;
         entry->is_good &= has_room;
+        if (p->has_summaries_open && entry->is_good)
+            summaries_note(e, p, entry->block);
     }
     x->in_bytes += kv_idle_in_end(e->env.kv, m, &p->fx) * pool_block_bytes(p);
     x->in_move = NULL;
-    if (is_damaged)
+    if (is_damaged && e->seqs[seq].n_active == 0) /* else whoever asks next finds it again */
         drop_damaged(e, seq);
     else if (seq != SEQ_NONE)
         seq_note_use(e, seq, p->id.index);

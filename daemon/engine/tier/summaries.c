@@ -143,7 +143,8 @@ bool summaries_came(struct engine *e, const struct batch *b, attn_status st)
     struct engine_idle *x = &e->idle;
     const bool is_it = x->copies == SUMMARIES_SENT
                            ? x->copies_in == b
-                           : x->copies == SUMMARIES_WAIT && x->out.pool == b->pool && st != ATTN_OK;
+                           : x->copies == SUMMARIES_WAIT && x->out.pool == b->pool &&
+                                 b->pool->fx.n_copies == 0; /* it was refused with them */
     if (is_it)
         x->copies = st == ATTN_OK ? SUMMARIES_MADE : SUMMARIES_NONE;
     return is_it;
