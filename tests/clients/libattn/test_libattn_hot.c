@@ -362,6 +362,31 @@ static void what_does_not_fit_is_out_of_blocks_and_nothing_is_lost(void **state)
     end();
 }
 
+/* KV memory for the pool, but not for as many summaries as idle memory has room for: sequences that
+ * choose are idle as others are, as a whole. */
+static void without_memory_for_summaries_sequences_stay_whole(void **state)
+{
+    static const char *const flags[] = {"--device.kv_memory", "4M", "--cache.idle_memory", "256M",
+                                        NULL};
+    static struct result r;
+    (void)state;
+    begin(flags);
+    for (uint32_t k = 0; k < 2; k++)
+        while (len[k] + CHUNK <= 30 * BLOCK)
+            grow(k, CHUNK);
+    for (uint32_t i = 0; i < 6; i++) {
+        again(i % 2);
+        grow(i % 2, 1);
+    }
+    while (len[0] + CHUNK <= SMALL * BLOCK)
+        grow(0, CHUNK);
+    put(&sides[0], 0, 0, len[0], CHUNK, true, 4, &r);
+    assert_int_equal(r.status, ATTN_ENOBLOCKS);
+    again(1);
+    assert_int_equal(count("chosen_here") + count("chosen_away"), 0);
+    end();
+}
+
 /* Without idle memory it is as ever: all of a sequence is on the device, or it does not grow. */
 static void without_idle_memory_blocks_run_out(void **state)
 {
@@ -385,6 +410,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_successor_goes_on_with_what_is_away),
         cmocka_unit_test(workers_beside_each_other_and_kills),
         cmocka_unit_test(what_does_not_fit_is_out_of_blocks_and_nothing_is_lost),
+        cmocka_unit_test(without_memory_for_summaries_sequences_stay_whole),
         cmocka_unit_test(without_idle_memory_blocks_run_out),
     };
     if (argc > 1)
