@@ -321,13 +321,12 @@ static bool drop_idle(struct engine *e, const struct tenant *who)
 }
 
 /* How to split a pool that does not fit one card, if its spec allows: by heads, or by tokens if
- * there are fewer heads than cards, or projections. */
+ * there are fewer heads than cards. */
 static attn_split other_split(const struct engine *e, const Attnd__PoolSpec *asked)
 {
     if (asked->split != ATTND__SPLIT__SPLIT_AUTO || asked->n_blocks == 0 || !has_others(e))
         return ATTN_SPLIT_WHOLE;
-    return asked->num_kv_heads >= e->peers->n && asked->q_nope_dim == 0 ? ATTN_SPLIT_HEADS
-                                                                        : ATTN_SPLIT_TOKENS;
+    return asked->num_kv_heads >= e->peers->n ? ATTN_SPLIT_HEADS : ATTN_SPLIT_TOKENS;
 }
 
 /* The default block size: that of an existing pool split by tokens; else the usual size, for each
