@@ -29,6 +29,7 @@ ceilings() { # KERNEL: vector registers, spilled scalar registers, bytes of LDS 
   *attend*) echo "168 48 0" ;;
   *summed_boundsILi32ELi3E*) echo "256 192 0" ;; # head dims above 256
   *summed_bounds*) echo "112 48 0" ;; # the loads of several blocks are in flight together
+  *multiplied_bounds*) echo "96 0 0" ;; # likewise, of four chunks
   *make_extremes*) echo "112 0 0" ;; # likewise, of a block's tokens
   *prep*) echo "112 16 0" ;; # what quantises new rows is in it
   *project_f32*gpu_heads*) echo "104 0 0" ;;
