@@ -442,14 +442,23 @@ static void what_cannot_be_is_refused_by_name(void **state)
     check.ops->pool_close(check.pool);
 }
 
+/* One sequence of many keys, and its next step; returns that step's items. */
+static uint32_t begin_long(struct check_item *step)
+{
+    struct check_item history[CASE_MAX_ITEMS];
+    uint32_t n_history;
+    assert_int_equal(begin_case(CASE_GROUPED, CASE_BF16, 0), ATTN_OK);
+    const uint32_t n = check_shape(&shapes[2], history, &n_history, step);
+    assert_true(check_submit(&check, history, n_history));
+    return n;
+}
+
 /* They are numbers behind the blocks, and nothing was copied to any. */
 static void a_resized_pool_has_new_summaries(void **state)
 {
     (void)state;
-    struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
-    assert_int_equal(begin_case(CASE_GROUPED, CASE_BF16, 0), ATTN_OK);
-    uint32_t n_history, n = check_shape(&shapes[2], history, &n_history, step);
-    assert_true(check_submit(&check, history, n_history));
+    struct check_item step[CASE_MAX_ITEMS];
+    const uint32_t n = begin_long(step);
     step[0].n_chosen = 6;
     step[0].wants_chosen = true;
     assert_true(submit(step, n));
@@ -496,14 +505,12 @@ static void a_resized_pool_has_new_summaries(void **state)
 static void summaries_leave_no_room_to_others(void **state)
 {
     (void)state;
-    struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
+    struct check_item step[CASE_MAX_ITEMS];
     struct backend_pool *other;
-    assert_int_equal(begin_case(CASE_GROUPED, CASE_BF16, 0), ATTN_OK);
-    uint32_t n_history, n = check_shape(&shapes[2], history, &n_history, step);
+    const uint32_t n = begin_long(step);
     struct backend_pool_config large = check.config; /* all that is behind the two pools */
     large.n_summaries = 0;
     large.n_blocks = check.ops->pool_room(neighbour) - N_SUMMARIES - 2;
-    assert_true(check_submit(&check, history, n_history));
     step[0].n_chosen = 6;
     step[0].wants_chosen = true;
     assert_true(submit(step, n));
@@ -523,17 +530,15 @@ static void summaries_leave_no_room_to_others(void **state)
 static void a_pool_without_room_has_no_summaries(void **state)
 {
     (void)state;
-    struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS];
+    struct check_item step[CASE_MAX_ITEMS];
     struct backend_pool *other = NULL;
-    assert_int_equal(begin_case(CASE_GROUPED, CASE_BF16, 0), ATTN_OK);
-    uint32_t n_history, n = check_shape(&shapes[2], history, &n_history, step);
+    const uint32_t n = begin_long(step);
     struct backend_pool_config large = check.config; /* all that is behind the two pools */
     large.n_summaries = 0;
     large.n_blocks = check.ops->pool_room(neighbour);
     while (check.ops->pool_open(check.b, &large, &other) == ATTN_ENOMEM)
         large.n_blocks--;
     assert_ptr_not_equal(other, NULL);
-    assert_true(check_submit(&check, history, n_history));
     assert_int_equal(check.ops->summaries_open(check.pool), ATTN_ENOMEM);
     assert_non_null(strstr(check.ops->last_error(check.b), "choosing blocks takes "));
     check.ops->pool_close(other);
@@ -549,8 +554,6 @@ static void a_pool_without_room_has_no_summaries(void **state)
                                 .n_chosen = 4,
                                 .chosen = (uint32_t *)(check.arena + (2 << 20))};
     check_refused(&item, NULL, "in a pool without n_summaries");
-    item.chosen = NULL;
-    item.block_table = check.seqs[0].table;
     const struct backend_copy copy = {0, check.config.n_blocks};
     check_refused(NULL, &copy, "copy 0");
     end();

@@ -107,7 +107,7 @@ attn_status hot_prepare(struct engine *e, struct item *it)
     if (attends(it) || is_hot)
         e->seqs[it->seq].chooses = is_hot;
     if (!is_hot) {
-        if (it->hot != NULL && it->hot->is_appended) /* which was answered by half */
+        if (it->hot != NULL && it->hot->is_appended) /* as a whole it would append again */
             return ATTN_ENOMEM;
         it->hot = NULL;
         return ATTN_OK;

@@ -56,12 +56,10 @@ static bool has_memory(struct pool *p)
 
 /* --- which blocks go -------------------------------------------------------------------------- */
 
-bool summaries_note(struct engine *e, struct pool *p, uint32_t block)
+void summaries_note(struct engine *e, struct pool *p, uint32_t block)
 {
-    if (!has_memory(p))
-        return false;
-    p->chosen_at[block] = e->idle.n_choices;
-    return true;
+    if (has_memory(p))
+        p->chosen_at[block] = e->idle.n_choices;
 }
 
 uint32_t summaries_n_full(const struct pool *p, const struct kv_seq_info *info)
@@ -144,7 +142,7 @@ bool summaries_came(struct engine *e, const struct batch *b, attn_status st)
     const bool is_it = x->copies == SUMMARIES_SENT
                            ? x->copies_in == b
                            : x->copies == SUMMARIES_WAIT && x->out.pool == b->pool &&
-                                 b->pool->fx.n_copies == 0; /* it was refused with them */
+                                 st != ATTN_OK && b->pool->fx.n_copies == 0; /* refused with them */
     if (is_it)
         x->copies = st == ATTN_OK ? SUMMARIES_MADE : SUMMARIES_NONE;
     return is_it;

@@ -22,8 +22,8 @@ uint32_t summaries_of(const struct engine *e, const struct pool *p);
 bool summaries_open(struct pool *p);
 /* Forgets all of the pool's: it is resized, or closed. */
 void summaries_forget(struct pool *p);
-/* Notes that a query has taken the block. false: no memory for that. */
-bool summaries_note(struct engine *e, struct pool *p, uint32_t block);
+/* Notes that a query has taken the block, or that it has come back for one. */
+void summaries_note(struct engine *e, struct pool *p, uint32_t block);
 /* Blocks of a sequence, from the first, that every layer has filled: these can have summaries. */
 uint32_t summaries_n_full(const struct pool *p, const struct kv_seq_info *info);
 /* Lists up to `most` entries of a sequence that may go, those that choices took longest ago first.
